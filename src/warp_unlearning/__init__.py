@@ -1,0 +1,53 @@
+"""Remove training examples from a PyTorch model, hide the trace of the removal, and measure what an attacker still
+sees.
+
+Public names are imported when first used, so that importing the package, and `warp --help`, stay fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from .conformance import check_method as check_method
+    from .errors import WarpError as WarpError
+    from .evaluation import compare as compare
+    from .stats.langevin import langevin_epsilon as langevin_epsilon
+    from .stats.langevin import langevin_noise as langevin_noise
+    from .unlearning import Unlearned as Unlearned
+    from .unlearning import unlearn as unlearn
+
+_HOMES = {
+    "Unlearned": "unlearning",
+    "WarpError": "errors",
+    "check_method": "conformance",
+    "compare": "evaluation",
+    "langevin_epsilon": "stats.langevin",
+    "langevin_noise": "stats.langevin",
+    "unlearn": "unlearning",
+}
+
+__all__ = [
+    "Unlearned",
+    "WarpError",
+    "check_method",
+    "compare",
+    "langevin_epsilon",
+    "langevin_noise",
+    "unlearn",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

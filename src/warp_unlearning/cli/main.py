@@ -1,0 +1,70 @@
+"""`warp`: the commands, and how errors become exit codes.
+
+0 holds, 1 does not hold, 2 bad usage or input, 3 inconclusive, 70 a defect of ours. Nothing heavy is imported until a
+command runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from ..errors import WarpError
+from ..version import __version__
+from .demo import demo
+from .evaluate import evaluate
+from .methods import methods
+from .train import train
+from .unlearn import unlearn
+
+app = typer.Typer(
+    name="warp",
+    help="Remove training examples from a model, hide the trace, and measure what an attacker still sees.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (demo, methods, train, unlearn, evaluate):
+    app.command()(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"warp-unlearning {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    return
+
+
+def main() -> None:
+    """Run a command; expected errors become one line and an exit code."""
+    from ..runs.cores import be_patient
+
+    be_patient()
+    try:
+        app()
+    except WarpError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        typer.echo(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": "), err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        sys.exit(130)
+    except Exception as error:
+        if os.environ.get("WARP_DEBUG"):
+            raise
+        typer.echo(f"defect: {type(error).__name__}: {error} (WARP_DEBUG=1 shows where; please report it)", err=True)
+        sys.exit(70)

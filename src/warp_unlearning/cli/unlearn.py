@@ -1,0 +1,58 @@
+"""`warp unlearn`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import ConfigFile, Json, Overrides, Threads, UserModel, assign, prepare
+
+
+def unlearn(
+    source: Annotated[Path, typer.Argument(help="A run of `warp train` or `warp unlearn`, or a weight file.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the result.")],
+    forget: Annotated[Path | None, typer.Option(help="An .npy file of positions in the training part.")] = None,
+    forget_class: Annotated[int | None, typer.Option(help="Forget every training example of this class.")] = None,
+    forget_fraction: Annotated[float | None, typer.Option(help="Forget a random fraction of each class.")] = None,
+    method: Annotated[str | None, typer.Option(help="See `warp methods`.")] = None,
+    config: ConfigFile = None,
+    override: Overrides = None,
+    seed: Annotated[int | None, typer.Option(help="Decides every random draw.")] = None,
+    model: UserModel = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Remove training examples from a model, and leave a deletion record."""
+    from ..workflows.unlearn import UnlearnRequest, unlearn_run
+    from .progress import Progress
+
+    builder = prepare(threads, model)
+    settings = assign(
+        override,
+        forget__indices=forget,
+        forget__label=forget_class,
+        forget__fraction=forget_fraction,
+        method__name=method,
+        seed=seed,
+        device=device,
+    )
+    with Progress(f"unlearn ({method})" if method else "unlearn") as progress:
+        outcome = unlearn_run(UnlearnRequest(source, out, config, settings), builder=builder, watch=progress)
+    for note in outcome.notes:
+        typer.echo(f"note: {note}", err=True)
+    summary = outcome.summary
+    if as_json:
+        typer.echo(json.dumps(summary, indent=2))
+        return
+    typer.echo(
+        f"{summary['method']['name']} forgot {summary['forgotten']} examples and kept {summary['retained']} "
+        f"in {summary['updates']} updates ({summary['seconds']:.1f} s)"
+    )
+    for what in ("forget", "retain", "test"):
+        before, after = (summary["accuracy"][name][what] for name in ("original", "unlearned"))
+        typer.echo(f"  accuracy on {what:<7}{before:.4f} -> {after:.4f}")
+    typer.echo(f"written to {out}; the deletion record is {out / 'record.json'}")

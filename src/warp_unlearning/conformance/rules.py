@@ -1,0 +1,258 @@
+"""The rules every method keeps, each a function that says how a method broke it, or returns None."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..data.examples import Batch, TensorExamples
+from ..methods.protocol import Method, Task
+from ..models.digest import model_digest
+from ..models.normalisation import batch_norms
+from ..models.small_resnet import SmallResNet
+from ..randomness import Streams
+from ..symmetry.move import Move
+from ..training.update import Update
+from ..unlearning.driver import Unlearned, unlearn
+from ..unlearning.guard import training_modes
+from .moves import permutation, rescaling
+from .problem import Problem
+from .spy import Glance, Look, Spy
+
+TOLERANCE = 1e-7  # relative, in float64, after many updates that each add rounding
+
+
+def original_untouched(method: Method, problem: Problem) -> str | None:
+    """The model that is given comes back bit-identical, in the same modes."""
+    before = _condition(problem.original)
+    _run(method, problem)
+    changed = [what for what, value in _condition(problem.original).items() if value != before[what]]
+    return f"{', '.join(changed)} of the given model changed" if changed else None
+
+
+def teacher_frozen(method: Method, problem: Problem) -> str | None:
+    """`task.original` stays bit-identical and in eval mode, and gathers no gradient, at every update."""
+    before = model_digest(problem.original)
+    found: list[str] = []
+
+    def look(model: nn.Module, task: Task, update: Update) -> None:
+        if any(module.training for module in task.original.modules()):
+            found.append(f"update {update.step}: task.original was put into train mode")
+        if model_digest(task.original) != before:
+            found.append(f"update {update.step}: the weights or statistics of task.original changed")
+        if any(p.grad is not None for p in task.original.parameters()):
+            found.append(f"update {update.step}: task.original holds a gradient")
+
+    _run(method, problem, look)
+    return found[0] if found else None
+
+
+def frozen_weights_stay(method: Method, problem: Problem) -> str | None:
+    """What an update declares frozen is bit-identical before and after it, also where channels are permuted in
+    between.
+    """
+    previous: dict[str, Tensor] = {}
+    found: list[str] = []
+    network = _network(problem)
+    draws = Streams(0, "frozen").generator("moves")
+
+    def remember(model: nn.Module, task: Task | None = None) -> None:
+        previous.update({n: p.detach().clone() for n, p in model.named_parameters()})
+
+    def look(model: nn.Module, task: Task, update: Update) -> Move | None:
+        for name, value in model.named_parameters():
+            mask = update.frozen.get(name)
+            if mask is not None and not torch.equal(value[mask], previous[name][mask]):
+                moved = int((value[mask] != previous[name][mask]).sum())
+                found.append(f"update {update.step} moved {moved} frozen entries of {name}")
+        move = permutation(network, generator=draws) if update.step % 3 == 0 else None
+        previous.update({n: (move.point(n, p) if move else p).detach().clone() for n, p in model.named_parameters()})
+        return move
+
+    _run(method, problem, look, at_start=remember)
+    return found[0] if found else None
+
+
+def norm_mode_kept(method: Method, problem: Problem) -> str | None:
+    """Batch norm is in the declared mode at every update; running statistics change in train mode only."""
+    found: list[str] = []
+    training = method.norm_mode == "train"
+    start = _statistics(problem.original)
+    last: dict[str, Tensor] = {}
+
+    def look(model: nn.Module, task: Task, update: Update) -> None:
+        if any(norm.training != training for norm in batch_norms(model)):
+            found.append(f"update {update.step}: batch norm is not in {method.norm_mode} mode")
+        last.update(_statistics(model))
+
+    result = _run(method, problem, look)
+    changed = any(not torch.equal(last[n], start[n]) for n in start)
+    if found:
+        return found[0]
+    if training and not changed:
+        return "norm_mode is train, but the running statistics never changed"
+    if not training and (changed or any(not torch.equal(t, start[n]) for n, t in _statistics(result.model).items())):
+        return "norm_mode is eval, but the running statistics changed"
+    return None
+
+
+def seed_decides(method: Method, problem: Problem) -> str | None:
+    """The same seed gives the same weights, whatever state torch's global generator is in, which is left as it was."""
+    digests = []
+    for other in (1, 2):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(other)
+            state = torch.get_rng_state()
+            digests.append(model_digest(_run(method, problem).model))
+            if not torch.equal(state, torch.get_rng_state()):
+                return "torch's global random generator was used"
+    return None if digests[0] == digests[1] else "two runs with the same seed gave different weights"
+
+
+def permutations_followed(method: Method, problem: Problem) -> str | None:
+    """Hidden channels permuted after every single update leave every later loss, and the final function, as they were.
+
+    Gradient steps do not care in which order channels stand. So whatever differs is state that did not follow the
+    weights.
+    """
+    network = _network(problem)
+    draws = Streams(0, "permutations").generator("moves")
+
+    def look(model: nn.Module, task: Task, update: Update) -> Move:
+        return permutation(network, generator=draws)
+
+    plain, moved = _run(method, problem), _run(method, problem, look)
+    different = _first_difference(plain.history, moved.history)
+    if different is not None:
+        return f"after channels were permuted between updates, {different}"
+    outputs = [_outputs(result.model, problem) for result in (plain, moved)]
+    if not _close(*outputs):
+        return "permuting channels between updates changed the function of the final model"
+    return None
+
+
+def rescaling_unseen(method: Method, problem: Problem, *, positions: int = 6) -> str | None:
+    """A change of basis after update k leaves every loss that update k + 1 sees as it was, for k spread over the run.
+
+    Steps after that may differ, since a gradient step depends on the scales; what the method *sees* may not.
+    """
+    network = _network(problem)
+    plain = _run(method, problem).history
+    count = len(plain)
+    for k in sorted({1 + (count - 2) * i // max(positions - 1, 1) for i in range(positions)} if count > 1 else set()):
+        move = rescaling(network, generator=Streams(k, "rescaling").generator("moves"))
+
+        def look(model: nn.Module, task: Task, update: Update, k: int = k, move: Move = move) -> Move | None:
+            return move if update.step == k else None
+
+        moved = _run(method, problem, look).history
+        different = _first_difference(plain[: k + 1], moved[: k + 1])
+        if different is not None:
+            return f"after a change of basis following update {k}, {different}"
+    return None
+
+
+def forget_unread(method: Method, problem: Problem) -> str | None:
+    """From the first update to the last, no forget example or label is fetched."""
+    trap = Tripwire(problem.forget)
+    reads: list[int] = []
+    spy = Spy(
+        lambda model, task, update: None,
+        at_start=lambda model, task: trap.reset(),
+        at_end=lambda model, task: reads.append(trap.reads),
+    )
+    unlearn(
+        problem.original,
+        forget=trap,
+        retain=problem.retain,
+        validation=problem.validation,
+        method=method,
+        defense=spy,
+    )
+    return f"the forget set was read {reads[0]} times" if reads[0] else None
+
+
+class Tripwire:
+    """Examples that count how often they are read."""
+
+    def __init__(self, examples: TensorExamples) -> None:
+        self._examples = examples
+        self.reads = 0
+
+    @property
+    def y(self) -> Tensor:
+        """The labels, counted as one read."""
+        self.reads += 1
+        return self._examples.y
+
+    def take(self, index: Tensor) -> Batch:
+        """The examples at `index`, counted as one read."""
+        self.reads += 1
+        return self._examples.take(index)
+
+    def to(self, device: torch.device | str) -> Tripwire:
+        """The same tripwire: the kit runs where its problem lies."""
+        return self
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+
+def _run(
+    method: Method,
+    problem: Problem,
+    look: Look = lambda model, task, update: None,
+    *,
+    at_start: Glance = lambda model, task: None,
+) -> Unlearned:
+    return unlearn(
+        problem.original,
+        forget=problem.forget,
+        retain=problem.retain,
+        validation=problem.validation,
+        method=method,
+        defense=Spy(look, at_start=at_start),
+        seed=5,
+    )
+
+
+def _condition(model: nn.Module) -> dict[str, object]:
+    return {
+        "the weights": model_digest(model),
+        "the modes": training_modes(model),
+        "requires_grad": [p.requires_grad for p in model.parameters()],
+        "the gradients": [p.grad is None for p in model.parameters()],
+    }
+
+
+def _network(problem: Problem) -> SmallResNet:
+    assert isinstance(problem.original, SmallResNet)
+    return problem.original
+
+
+def _statistics(model: nn.Module) -> dict[str, Tensor]:
+    return {n: b.clone() for n, b in model.named_buffers() if "running" in n}
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, problem: Problem) -> Tensor:
+    model.eval()
+    return torch.cat([model(part.x) for part in (problem.forget, problem.retain, problem.validation)])
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= TOLERANCE * a.abs().max())
+
+
+def _first_difference(plain: list[dict[str, float]], moved: list[dict[str, float]]) -> str | None:
+    if len(plain) != len(moved):
+        return f"there were {len(moved)} updates instead of {len(plain)}"
+    for expected, got in zip(plain, moved, strict=True):
+        for key, value in expected.items():
+            if abs(got.get(key, float("nan")) - value) > TOLERANCE * max(1.0, abs(value)) or key not in got:
+                return f"update {int(expected['update'])} saw {key} = {got.get(key)} instead of {value}"
+    return None

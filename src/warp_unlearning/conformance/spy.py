@@ -1,0 +1,57 @@
+"""A defence that only looks, or forces a given move, to see what a method does between its updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from ..methods.protocol import Task
+from ..symmetry.move import Move, apply_move
+from ..training.update import Update
+
+Look = Callable[[nn.Module, Task, Update], Move | None]
+Glance = Callable[[nn.Module, Task], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Spy:
+    """Calls `look` after every update; a move it returns is applied to the weights and handed to the method.
+
+    `at_start` is called before the first update, `at_end` after the last.
+    """
+
+    name: ClassVar[str] = "spy"
+    look: Look
+    at_start: Glance = lambda model, task: None
+    at_end: Glance = lambda model, task: None
+
+    def start(self, model: nn.Module, task: Task, *, generator: torch.Generator) -> SpySession:
+        """Begin to watch."""
+        self.at_start(model, task)
+        return SpySession(self.look, self.at_end, model, task)
+
+
+@dataclass(frozen=True, eq=False)
+class SpySession:
+    """The spy at work."""
+
+    look: Look
+    at_end: Glance
+    model: nn.Module
+    task: Task
+    certificates: Sequence[object] = ()
+
+    def between(self, update: Update) -> Move | None:
+        """Look, and move where told to."""
+        move = self.look(self.model, self.task, update)
+        if move is not None:
+            apply_move(self.model, move)
+        return move
+
+    def finish(self) -> None:
+        """Look a last time."""
+        self.at_end(self.model, self.task)

@@ -1,0 +1,1 @@
+"""Data sets as tensors, batches drawn from them, and splits."""

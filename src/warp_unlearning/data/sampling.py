@@ -1,0 +1,37 @@
+"""Random index batches for training and unlearning, drawn from an explicit generator.
+
+All batches of a collection have one shape, which BatchNorm (never a last batch of one) and captured CUDA graphs want: n
+examples at batch size b make ⌈n/b⌉ batches of ⌊n/⌈n/b⌉⌋. At most ⌈n/b⌉ − 1 examples wait for the next epoch, others
+each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+def batch_shape(count: int, batch_size: int) -> tuple[int, int]:
+    """How many batches an epoch has, and how many examples each.
+
+    >>> batch_shape(300, 256)
+    (2, 150)
+    """
+    batches = -(-count // batch_size)
+    return batches, count // batches
+
+
+def epoch(count: int, batch_size: int, *, generator: torch.Generator) -> Iterator[Tensor]:
+    """One shuffled pass over `count` examples as index batches (int64, CPU) of one shape."""
+    batches, size = batch_shape(count, batch_size)
+    order = torch.randperm(count, generator=generator)
+    for i in range(batches):
+        yield order[i * size : (i + 1) * size]
+
+
+def endless(count: int, batch_size: int, *, generator: torch.Generator) -> Iterator[Tensor]:
+    """Shuffled passes one after another, each newly shuffled, to run beside a longer collection."""
+    while True:
+        yield from epoch(count, batch_size, generator=generator)

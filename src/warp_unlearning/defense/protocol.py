@@ -1,0 +1,41 @@
+"""What a defence is: something that may move the weights between the updates of any method.
+
+A defence draws from a generator of its own, seeded by the operating system unless an experiment says otherwise: whoever
+can draw the same moves can undo them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from ..methods.protocol import Task
+from ..symmetry.move import Move
+from ..training.update import Update
+
+
+class Session(Protocol):
+    """A defence at work during one unlearning, on the model it was started with."""
+
+    @property
+    def certificates(self) -> Sequence[object]:
+        """What each teleport so far did."""
+
+    def between(self, update: Update) -> Move | None:
+        """Called after every update: move the weights in place and return the move, or leave them and return None."""
+
+    def finish(self) -> None:
+        """Called after the last update; may move the weights in place once more."""
+
+
+@runtime_checkable
+class Defense(Protocol):
+    """Settings of a defence."""
+
+    name: ClassVar[str]
+
+    def start(self, model: nn.Module, task: Task, *, generator: torch.Generator) -> Session:
+        """Called before the first update; may move the weights of `model` in place."""

@@ -1,0 +1,57 @@
+"""The errors a user may meet. Each message says what is wrong, the value, and the way out.
+
+Each class carries the exit code of the command line: 1 for a result that does not hold, 2 for bad usage or input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+
+class WarpError(Exception):
+    """Root of every error raised on purpose."""
+
+    exit_code = 2
+
+
+class InputError(WarpError):
+    """An argument, option or configuration that cannot be used."""
+
+
+class DataError(WarpError):
+    """Examples, labels, indices or data files that are damaged, empty or do not fit together."""
+
+
+class WeightsError(WarpError):
+    """A weight file that is damaged, unsafe, or of another model."""
+
+
+class DivergedError(WarpError):
+    """A loss or weight stopped being finite. `state` holds the last weights whose loss was finite."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, state: Mapping[str, Any], update: int) -> None:
+        super().__init__(message)
+        self.state = state
+        self.update = update
+
+
+class ConformanceError(WarpError):
+    """A method broke one of the rules of the conformance kit."""
+
+    exit_code = 1
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """A sentence naming what may have been meant, for the end of an error about an unknown name.
+
+    >>> nearest("salum", ["ngp", "salun"])
+    "did you mean 'salun'? Known: ngp, salun"
+    """
+    known = sorted(choices)
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Known: {', '.join(known)}"

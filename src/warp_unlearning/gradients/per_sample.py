@@ -1,0 +1,48 @@
+"""Gradients of single examples, and their clipped mean."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+
+def per_sample_gradients(model: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """The cross-entropy gradient of every example, shape (batch, *parameter), for each trainable parameter, and the
+    losses, shape (batch,).
+
+    The model is used in the mode it is in; batch norm must be in eval mode, where an example does not depend on the
+    others.
+    """
+    trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    fixed = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
+    fixed |= dict(model.named_buffers())
+
+    def loss(parameters: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
+        logits = functional_call(model, (parameters, fixed), (one_x.unsqueeze(0),))
+        return F.cross_entropy(logits, one_y.unsqueeze(0))
+
+    each = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
+    gradients, losses = each(trained, x, y)
+    return gradients, losses
+
+
+def clipped_mean_gradient(
+    model: nn.Module, x: Tensor, y: Tensor, *, clip: float, chunk: int = 32
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The mean over the batch of g_i · min(1, clip / ‖g_i‖), the norm taken over all parameters, and the mean loss.
+
+    At most `chunk` examples' gradients are held at once.
+    """
+    total: dict[str, Tensor] = {}
+    losses = []
+    for some_x, some_y in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
+        gradients, loss = per_sample_gradients(model, some_x, some_y)
+        losses.append(loss)
+        energy = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)
+        factor = (clip / energy.sqrt().clamp(min=1e-30)).clamp(max=1.0)
+        for name, g in gradients.items():
+            part = torch.tensordot(factor, g, dims=1)
+            total[name] = total[name] + part if name in total else part
+    return {name: g / len(y) for name, g in total.items()}, torch.cat(losses).mean()

@@ -1,0 +1,137 @@
+"""Noisy gradient descent on what is kept, after Langevin unlearning (Chien et al., 2024): a noise level, not a
+guarantee.
+
+The accounting behind `epsilon` assumes a strongly convex loss and a training that was noisy from the start. A deep
+network has neither, so ε names how much noise is added, and nothing more.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from math import sqrt
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from ..data.sampling import batch_shape, endless, epoch
+from ..gradients.per_sample import clipped_mean_gradient
+from ..stats.langevin import langevin_noise
+from ..symmetry.move import Move
+from ..training.stepper import Stepper
+from ..training.update import Update, Updates
+from .protocol import NormMode, Task, option, require
+
+
+class NoiseWarning(UserWarning):
+    """The noise asked for will drown the weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Langevin:
+    """θ ← θ − η [α clip(∇ℓ_retain) − (1 − α) clip(∇ℓ_forget) + decay · θ] + √(2ησ²) N(0, I), each example's gradient
+    clipped to norm `clip`.
+
+    σ is `noise`, or, where `epsilon` is given, the closed form of the accounting with K = all steps, S = the forget
+    set, n = forget and retain, m = `strong_convexity`. At small ε and large forget sets that noise destroys a deep
+    network; a warning says so beforehand.
+    """
+
+    name: ClassVar[str] = "langevin"
+    norm_mode: ClassVar[NormMode] = "eval"
+
+    noise: float = option(1e-3, "σ: standard deviation of the noise before the factor √(2 lr)")
+    epsilon: float | None = option(
+        None, "noise by the closed form for this ε instead of `noise`; a label, not a guarantee"
+    )
+    delta: float | None = option(None, "δ of the closed form; 1/n unless given")
+    strong_convexity: float = option(1.0, "m of the closed form")
+    alpha: float = option(1.0, "weight of the retain gradient; below 1 the forget gradient is ascended with 1 - alpha")
+    clip: float = option(1.0, "norm to which each example's gradient is clipped")
+    decay: float = option(0.0, "pull of the weights towards 0")
+    lr: float = option(0.01, "step size η")
+    epochs: int = option(3, "passes over the retain set")
+    batch_size: int = option(128, "examples a batch")
+
+    def __post_init__(self) -> None:
+        require(self, positive=("epsilon", "delta", "strong_convexity", "clip", "lr"), shares=("alpha",))
+        require(self, counts=("epochs", "batch_size"))
+
+    def updates(self, model: nn.Module, task: Task) -> Updates:
+        """One noisy step a retain batch."""
+        batches, _ = batch_shape(len(task.retain), self.batch_size)
+        of = self.epochs * batches
+        scale = sqrt(2 * self.lr) * self.noise_level(forget=len(task.forget), retain=len(task.retain), steps=of)
+        _warn_if_drowned(model, scale * sqrt(of), self.epsilon)
+        stepper = Stepper(model, momentum=0.0, weight_decay=self.decay)
+        device = stepper.parameters[0].device
+        noise = Noise(task.streams.generator("noise", device=device))
+        forget_order = endless(len(task.forget), self.batch_size, generator=task.streams.generator("forget"))
+        for e in range(self.epochs):
+            order = epoch(len(task.retain), self.batch_size, generator=task.streams.generator("retain", e))
+            for i, index in enumerate(order, e * batches + 1):
+                gradient, loss = clipped_mean_gradient(model, *task.retain.take(index), clip=self.clip)
+                terms = {"retain": loss}
+                if self.alpha < 1:
+                    forget = task.forget.take(next(forget_order))
+                    ascent, terms["forget"] = clipped_mean_gradient(model, *forget, clip=self.clip)
+                    gradient = {n: self.alpha * g - (1 - self.alpha) * ascent[n] for n, g in gradient.items()}
+                for name, parameter in zip(stepper.names, stepper.parameters, strict=True):
+                    parameter.grad = gradient[name]
+                stepper.apply_gradients(lr=self.lr)
+                noise.add_to(stepper.names, stepper.parameters, scale)
+                moved = yield Update(i, of, e, i == (e + 1) * batches, terms)
+                noise.carry(moved)
+
+    def noise_level(self, *, forget: int, retain: int, steps: int) -> float:
+        """σ: as given, or by the closed form for `epsilon`."""
+        if self.epsilon is None:
+            return self.noise
+        return langevin_noise(
+            self.epsilon,
+            steps=steps,
+            strong_convexity=self.strong_convexity,
+            step_size=self.lr,
+            clip=self.clip,
+            removed=forget,
+            total=forget + retain,
+            delta=self.delta,
+        )
+
+
+class Noise:
+    """Gaussian noise for each weight, the same for a weight wherever a move has put it."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+        self._moves: list[Move] = []
+
+    @torch.no_grad()
+    def add_to(self, names: list[str], parameters: list[nn.Parameter], scale: float) -> None:
+        """Add `scale` times standard normal noise."""
+        for name, p in zip(names, parameters, strict=True):
+            drawn = torch.randn(p.shape, generator=self._generator, device=p.device, dtype=p.dtype)
+            for move in self._moves:
+                drawn = move.selection(name, drawn)
+            p.add_(drawn, alpha=scale)
+
+    def carry(self, move: Move | None) -> None:
+        """Follow the weights to where a move put them."""
+        if move is not None:
+            self._moves.append(move)
+
+
+def _warn_if_drowned(model: nn.Module, spread: float, epsilon: float | None) -> None:
+    """Compare the noise of all steps together with the size of a typical weight of a linear map."""
+    sizes = [float(p.detach().square().mean().sqrt()) for p in model.parameters() if p.dim() > 1]
+    typical = sorted(sizes)[len(sizes) // 2] if sizes else 1.0
+    if spread > 0.5 * typical:
+        cause = f"epsilon={epsilon} asks for" if epsilon is not None else "`noise` amounts to"
+        warnings.warn(
+            f"langevin: {cause} noise of standard deviation {spread:.3g} over all steps, where a typical weight is "
+            f"{typical:.3g}; the model will not stay usable. Raise epsilon, "
+            "forget fewer examples, or set a smaller noise",
+            NoiseWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,79 @@
+"""NegGrad+ (Kurmanji et al., 2023): descend on what is kept, ascend on what is forgotten, in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data.examples import Batch
+from ..data.sampling import batch_shape, endless, epoch
+from ..training.schedule import cosine
+from ..training.scoring import losses
+from ..training.stepper import Stepper
+from ..training.update import Update, Updates
+from .anchor import Anchor
+from .protocol import NormMode, Task, option, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class NegGradPlus:
+    """Minimises α [CE(retain) + (anchor/2) ‖θ − θ₀‖²] − (1 − α) CE(forget); an epoch is one pass over the retain set.
+
+    CE(forget) has no upper bound, and with batch norm in eval mode its ascent can ruin the model; `saturate` bounds it.
+    """
+
+    name: ClassVar[str] = "ngp"
+
+    alpha: float = option(0.95, "weight of the retain loss; 1 - alpha weighs the forget loss")
+    lr: float = option(0.01, "learning rate at the start")
+    epochs: int = option(5, "passes over the retain set")
+    batch_size: int = option(256, "examples a batch, of the retain and of the forget set each")
+    momentum: float = option(0.9, "momentum of SGD")
+    weight_decay: float = option(0.0, "weight decay of SGD")
+    anchor: float = option(0.0, "weight of the squared distance to the original weights")
+    saturate: bool = option(False, "stop pushing a forget example once its loss has reached the validation loss")
+    max_norm: float | None = option(None, "clip the gradient to this norm")
+    norm_mode: NormMode = option("train", "batch norm while updating: train or eval")
+
+    def __post_init__(self) -> None:
+        require(self, positive=("lr", "max_norm"), shares=("alpha", "momentum"), counts=("epochs", "batch_size"))
+        require(self, choices={"norm_mode": get_args(NormMode)})
+
+    def updates(self, model: nn.Module, task: Task) -> Updates:
+        """One step a retain batch, each beside a forget batch."""
+        stepper = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay, max_norm=self.max_norm)
+        anchor = Anchor(model) if self.anchor else None
+        ceiling = self._ceiling(task)
+        forget_order = endless(len(task.forget), self.batch_size, generator=task.streams.generator("forget"))
+        batches, _ = batch_shape(len(task.retain), self.batch_size)
+        of = self.epochs * batches
+        for e in range(self.epochs):
+            order = epoch(len(task.retain), self.batch_size, generator=task.streams.generator("retain", e))
+            for i, index in enumerate(order, e * batches + 1):
+                retain, forget = task.retain.take(index), task.forget.take(next(forget_order))
+                terms = self._losses(model, retain, forget, ceiling)
+                loss = self.alpha * terms["retain"] - (1 - self.alpha) * terms["forget"]
+                if anchor is not None:
+                    terms["anchor"] = 0.5 * anchor.distance_squared(model)
+                    loss = loss + self.alpha * self.anchor * terms["anchor"]
+                stepper.step(loss, lr=self.lr * cosine((i - 1) / of))
+                terms = {name: value.detach() for name, value in terms.items()}
+                moved = yield Update(i, of, e, i == (e + 1) * batches, terms)
+                stepper.carry(moved)
+                if anchor is not None:
+                    anchor.carry(moved)
+
+    def _losses(self, model: nn.Module, retain: Batch, forget: Batch, ceiling: Tensor | None) -> dict[str, Tensor]:
+        each = F.cross_entropy(model(forget.x), forget.y, reduction="none")
+        if ceiling is not None:
+            each = torch.minimum(each, ceiling)
+        return {"retain": F.cross_entropy(model(retain.x), retain.y), "forget": each.mean()}
+
+    def _ceiling(self, task: Task) -> Tensor | None:
+        if not self.saturate:
+            return None
+        return losses(task.original, task.require_validation("ngp with saturate=True")).mean()

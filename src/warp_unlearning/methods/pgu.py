@@ -1,0 +1,132 @@
+"""Projected gradient unlearning (Hoang et al., 2024): forget only along directions that retained inputs do not use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data.examples import Examples
+from ..data.sampling import batch_shape, epoch
+from ..errors import InputError
+from ..linalg.subspace import Rule, principal_subspace
+from ..models.normalisation import norm_mode
+from ..symmetry.layer_inputs import input_second_moments
+from ..symmetry.move import Move
+from ..training.constraints import InputComplement
+from ..training.schedule import geometric
+from ..training.scoring import accuracy
+from ..training.stepper import Stepper
+from ..training.update import Update, Updates
+from .protocol import NormMode, Task, option, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectedGradient:
+    """Descends mean −log(1 − (p_y − offset)) − entropy_weight · H(p) on forget batches, every step projected, layer by
+    layer, onto the complement of the span of the retained inputs. That loss is bounded. Parameters that are not the
+    weight of a linear map (batch norm, biases) do not move, nor do running statistics.
+
+    With a validation set it stops once accuracy on the forget set has fallen below that on the validation set, and
+    keeps, of the last two epochs, the one with the smaller difference.
+    """
+
+    name: ClassVar[str] = "pgu"
+    norm_mode: ClassVar[NormMode] = "eval"
+
+    energy: float = option(0.95, "share of the retained inputs' spectrum to protect, by `rule`")
+    rule: Rule = option(
+        "singular_values", "what the share is of: singular_values (as published) or energy (their squares)"
+    )
+    samples: int = option(2048, "retain examples from which the input spans are computed")
+    offset: float = option(0.05, "keeps the loss finite where a forget example has probability 1")
+    entropy_weight: float = option(0.2, "weight of the entropy, which is maximised")
+    lr: float = option(0.05, "learning rate at the start")
+    last_lr: float = option(0.01, "learning rate at the end, reached by equal ratios")
+    epochs: int = option(100, "passes over the forget set, at most")
+    batch_size: int = option(128, "forget examples a batch")
+    momentum: float = option(0.0, "momentum of SGD")
+    weight_decay: float = option(0.0, "weight decay of SGD")
+    stop: bool = option(True, "stop by the validation set, where there is one")
+
+    def __post_init__(self) -> None:
+        require(self, positive=("energy", "lr", "last_lr", "offset"), shares=("energy", "momentum", "offset"))
+        require(self, counts=("samples", "epochs", "batch_size"), choices={"rule": get_args(Rule)})
+
+    def updates(self, model: nn.Module, task: Task) -> Updates:
+        """One step a forget batch."""
+        projection = retained_complement(model, task, samples=self.samples, energy=self.energy, rule=self.rule)
+        stepper = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay, constraint=projection)
+        still = {
+            n: torch.ones_like(p, dtype=torch.bool) for n, p in model.named_parameters() if n not in projection.bases
+        }
+        stop = Stop(model, task.forget, task.validation) if self.stop and task.validation is not None else None
+        batches, _ = batch_shape(len(task.forget), self.batch_size)
+        of = self.epochs * batches
+        for e in range(self.epochs):
+            lr = geometric(self.lr, self.last_lr, e / max(self.epochs - 1, 1))
+            order = epoch(len(task.forget), self.batch_size, generator=task.streams.generator("forget", e))
+            for i, index in enumerate(order, e * batches + 1):
+                x, y = task.forget.take(index)
+                loss = self._loss(model(x), y)
+                stepper.step(loss, lr=lr)
+                moved = yield Update(i, of, e, i == (e + 1) * batches, {"forget": loss.detach()}, still)
+                stepper.carry(moved)
+                if moved is not None:
+                    still = {n: moved.selection(n, chosen) for n, chosen in still.items()}
+                    if stop is not None:
+                        stop.carry(moved)
+            if stop is not None and stop.reached(model):
+                return
+
+    def _loss(self, output: Tensor, y: Tensor) -> Tensor:
+        log_p = F.log_softmax(output, dim=1)
+        p = log_p.exp()
+        p_label = p.gather(1, y.unsqueeze(1)).squeeze(1)
+        entropy = -(p * log_p).sum(1)
+        return (-torch.log1p(self.offset - p_label) - self.entropy_weight * entropy).mean()
+
+
+def retained_complement(model: nn.Module, task: Task, *, samples: int, energy: float, rule: Rule) -> InputComplement:
+    """The projection that leaves each layer's response to `samples` retain examples as it is."""
+    order = torch.randperm(len(task.retain), generator=task.streams.generator("samples"))[:samples]
+    with norm_mode(model, "eval"):
+        moments = input_second_moments(model, (task.retain.take(index).x for index in torch.split(order, 256)))
+    if not moments:
+        raise InputError("pgu found no Linear or Conv layer to project; it cannot change this model")
+    parameters = dict(model.named_parameters())
+    return InputComplement(
+        {n: principal_subspace(m, energy, rule=rule).basis.to(parameters[n].dtype) for n, m in moments.items()}
+    )
+
+
+class Stop:
+    """Stops once the forget set is answered no better than the validation set, one epoch late if the last was
+    closer.
+    """
+
+    def __init__(self, model: nn.Module, forget: Examples, validation: Examples) -> None:
+        self._forget, self._validation = forget, validation
+        self._last_state = {n: t.clone() for n, t in model.state_dict().items()}
+        self._last_gap = self._gap(model)
+
+    def _gap(self, model: nn.Module) -> float:
+        return accuracy(model, self._forget) - accuracy(model, self._validation)
+
+    def reached(self, model: nn.Module) -> bool:
+        """Whether to stop now; puts the previous epoch's weights back where those were closer."""
+        gap = self._gap(model)
+        if gap > 0:
+            self._last_gap = gap
+            self._last_state = {n: t.clone() for n, t in model.state_dict().items()}
+            return False
+        if abs(self._last_gap) < abs(gap):
+            model.load_state_dict(self._last_state)
+        return True
+
+    def carry(self, move: Move) -> None:
+        """Move the kept weights with the model's."""
+        self._last_state = {n: move.point(n, t) for n, t in self._last_state.items()}

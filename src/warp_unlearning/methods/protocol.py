@@ -1,0 +1,112 @@
+"""What an unlearning method is: a generator of updates over a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
+
+from torch import nn
+
+from ..data.examples import Examples
+from ..errors import InputError, nearest
+from ..randomness import Streams
+from ..training.update import Updates
+
+NormMode = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What there is to forget and to keep.
+
+    `original` is a frozen copy of the model as it was asked to forget, in eval mode: a teacher, to be read for its
+    *outputs*. Whatever a method keeps in weight coordinates it takes from the model it updates, which a defence may
+    have moved before the first update. Every random draw comes from `streams`.
+    """
+
+    forget: Examples
+    retain: Examples
+    validation: Examples | None
+    original: nn.Module
+    classes: int
+    streams: Streams
+
+    def require_validation(self, why: str) -> Examples:
+        """The validation set, or an error that says what needs it."""
+        if self.validation is None:
+            raise InputError(f"{why} needs a validation set; give validation=... or switch it off")
+        return self.validation
+
+
+@runtime_checkable
+class Method(Protocol):
+    """A way to forget, with its settings.
+
+    `moved = yield update`: where a defence moved the weights after that update, the method is sent the move and carries
+    across whatever it keeps in weight coordinates (momentum, anchors, masks, bases, snapshots); a method that keeps
+    nothing ignores it.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    def norm_mode(self) -> NormMode:
+        """Whether batch norm uses the statistics of the batch ("train") or the running ones ("eval") while this method
+        updates.
+        """
+
+    def updates(self, model: nn.Module, task: Task) -> Updates:
+        """Update `model` in place, yielding after every optimizer step."""
+
+
+def option(default: Any, help_text: str) -> Any:
+    """A setting of a method, with the sentence `warp methods` prints for it."""
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting as `warp methods` shows it."""
+
+    name: str
+    type: str
+    default: object
+    help: str
+
+
+def options(method: type[Method]) -> list[Option]:
+    """The settings of a method class, in the order they are declared."""
+    return [
+        Option(f.name, str(f.type), None if f.default is MISSING else f.default, f.metadata.get("help", ""))
+        for f in fields(cast(Any, method))
+    ]
+
+
+def require(
+    method: object,
+    *,
+    positive: Sequence[str] = (),
+    shares: Sequence[str] = (),
+    counts: Sequence[str] = (),
+    choices: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Check settings: `positive` above 0, `shares` in [0, 1], `counts` whole numbers of at least 1 (None passes), and
+    `choices` one of those given.
+    """
+    name = getattr(method, "name", type(method).__name__)
+    for key, known in (choices or {}).items():
+        if getattr(method, key) not in known:
+            raise InputError(f"{name}: {key} is {getattr(method, key)!r}; {nearest(str(getattr(method, key)), known)}")
+    for key in (*positive, *shares, *counts):
+        value = getattr(method, key)
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise InputError(f"{name}: {key} is {value!r}; it must be a number")
+        if key in positive and not value > 0:
+            raise InputError(f"{name}: {key} is {value}; it must be above 0")
+        if key in shares and not 0 <= value <= 1:
+            raise InputError(f"{name}: {key} is {value}; it must lie between 0 and 1")
+        if key in counts and (not isinstance(value, int) or value < 1):
+            raise InputError(f"{name}: {key} is {value}; it must be a whole number of at least 1")

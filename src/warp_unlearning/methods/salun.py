@@ -1,0 +1,95 @@
+"""SalUn (Fan et al., 2024): random labels on what is forgotten, moving only the weights that matter most for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data.examples import Examples, in_order
+from ..data.sampling import batch_shape, epoch
+from ..models.normalisation import norm_mode
+from ..training.constraints import Mask
+from ..training.stepper import Stepper
+from ..training.update import Update, Updates
+from .protocol import NormMode, Task, option, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class SalUn:
+    """Each epoch: a pass over the forget set with fresh uniform labels, then a pass over the retain set with true ones.
+
+    Only the share `keep` of all weights with the largest |∇ CE(forget)| at the start may move; the others stay
+    bit-identical, whatever weight decay and momentum would do to them.
+    """
+
+    name: ClassVar[str] = "salun"
+    norm_mode: ClassVar[NormMode] = "train"
+
+    keep: float = option(0.5, "share of the weights that may move")
+    exclude_true_label: bool = option(False, "draw random labels among the other classes only")
+    lr: float = option(0.013, "learning rate")
+    epochs: int = option(10, "epochs")
+    batch_size: int = option(256, "examples a batch")
+    momentum: float = option(0.9, "momentum of SGD")
+    weight_decay: float = option(5e-4, "weight decay of SGD")
+
+    def __post_init__(self) -> None:
+        require(self, positive=("lr", "keep"), shares=("keep", "momentum"), counts=("epochs", "batch_size"))
+
+    def updates(self, model: nn.Module, task: Task) -> Updates:
+        """One step a batch, forget batches first in each epoch."""
+        mask = saliency_mask(model, task.forget, keep=self.keep)
+        stepper = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay, constraint=mask)
+        labels = task.streams.generator("labels")
+        batches = [batch_shape(len(s), self.batch_size)[0] for s in (task.forget, task.retain)]
+        step, of = 0, self.epochs * sum(batches)
+        for e in range(self.epochs):
+            for position, (phase, index) in enumerate(self._schedule(task, e), 1):
+                examples: Examples = getattr(task, phase)
+                x, y = examples.take(index)
+                if phase == "forget":
+                    y = self._random_labels(y, task.classes, labels)
+                loss = F.cross_entropy(model(x), y)
+                stepper.step(loss, lr=self.lr)
+                step += 1
+                terms = {"relabelled" if phase == "forget" else "retain": loss.detach()}
+                moved = yield Update(step, of, e, position == sum(batches), terms, mask.frozen)
+                stepper.carry(moved)
+
+    def _schedule(self, task: Task, e: int) -> Iterator[tuple[str, Tensor]]:
+        for phase, examples in (("forget", task.forget), ("retain", task.retain)):
+            order = epoch(len(examples), self.batch_size, generator=task.streams.generator(phase, e))
+            yield from ((phase, index) for index in order)
+
+    def _random_labels(self, y: Tensor, classes: int, generator: torch.Generator) -> Tensor:
+        if self.exclude_true_label:
+            shift = torch.randint(1, classes, (len(y),), generator=generator)
+            return (y + shift.to(y.device)) % classes
+        return torch.randint(0, classes, (len(y),), generator=generator).to(y.device)
+
+
+def saliency_mask(model: nn.Module, forget: Examples, *, keep: float) -> Mask:
+    """The share `keep` of all trainable weights, ranked over the whole network, with the largest |∇ CE(forget)| in eval
+    mode.
+
+    A weight with the threshold's own saliency does not move, so weights that no forget example reaches (zero) never do.
+    """
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    saliency = [torch.zeros_like(p) for p in parameters]
+    with norm_mode(model, "eval"):
+        for index in in_order(len(forget), 256):
+            x, y = forget.take(index)
+            loss = F.cross_entropy(model(x), y, reduction="sum")
+            parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            for total, part in zip(saliency, parts, strict=True):
+                total += part
+    flat = torch.cat([s.abs().flatten() for s in saliency])
+    kept = round(keep * flat.numel())
+    threshold = flat.kthvalue(flat.numel() - kept).values if kept < flat.numel() else flat.new_tensor(-1.0)
+    return Mask({n: s.abs() > threshold for n, s in zip(names, saliency, strict=True)})

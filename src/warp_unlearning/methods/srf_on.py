@@ -1,0 +1,156 @@
+"""SRF-ON (SFRon; Huang et al., 2024): masked, reweighted ascent on what is forgotten between steps of repair on what is
+kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import ClassVar, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data.examples import Examples, in_order
+from ..data.sampling import batch_shape, endless
+from ..gradients.per_sample import per_sample_gradients
+from ..models.normalisation import norm_mode
+from ..symmetry.move import Move
+from ..training.constraints import Mask
+from ..training.schedule import cosine
+from ..training.stepper import Stepper
+from ..training.update import Update, Updates
+from .protocol import NormMode, Task, option, require
+
+FisherKind = Literal["batch", "sample"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SrfOn:
+    """Every iteration t of n takes a retain step; each `forget_every`-th takes before it a forget step, which ascends
+    c_t · mean_i w_i ℓ_i with w_i ∝ ℓ_i^−λ (mean 1, not differentiated) and c_t = strength · ½(1 + cos πt/n), on the
+    weights whose Fisher information is at least `ratio` times larger for the forget set than for the retain set,
+    clipped to norm `max_norm`. Forget and retain steps have momentum of their own. After each iteration the weights are
+    drawn back to where it started by 1 − slow.
+    """
+
+    name: ClassVar[str] = "srf_on"
+    norm_mode: ClassVar[NormMode] = "train"
+
+    iterations: int = option(1500, "retain steps")
+    forget_every: int = option(5, "a forget step in each of so many iterations")
+    strength: float = option(25.0, "weight of the forget loss at the start")
+    reweighting: float = option(0.5, "λ: how much less an example counts whose loss is already high")
+    ratio: float = option(1.0, "Fisher ratio, forget to retain, from which on a weight may move in forget steps")
+    fisher: FisherKind = option(
+        "batch", "squares of batch-mean gradients (as published), or of single examples' (sample)"
+    )
+    max_norm: float = option(7.0, "norm to which the forget gradient is clipped")
+    slow: float = option(1.0, "share of each iteration's move that is kept")
+    lr: float = option(0.01, "learning rate at the start, of both kinds of step")
+    momentum: float = option(0.9, "momentum of SGD")
+    weight_decay: float = option(5e-4, "weight decay of SGD")
+    batch_size: int = option(128, "examples a batch")
+
+    def __post_init__(self) -> None:
+        require(self, positive=("strength", "ratio", "max_norm", "lr", "slow"), shares=("slow", "momentum"))
+        require(self, counts=("iterations", "forget_every", "batch_size"), choices={"fisher": get_args(FisherKind)})
+
+    def updates(self, model: nn.Module, task: Task) -> Updates:
+        """Iterations of one retain step, some with a forget step before it."""
+        mask = self._mask(model, task)
+        forgetting = Stepper(
+            model,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            constraint=mask,
+            max_norm=self.max_norm,
+        )
+        repairing = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay)
+        slow = SlowWeights(model, share=self.slow)
+        orders = {name: self._order(task, name) for name in ("forget", "retain")}
+        an_epoch, _ = batch_shape(len(task.retain), self.batch_size)
+        step, of = 0, self.iterations + ceil(self.iterations / self.forget_every)
+        for t in range(self.iterations):
+            fade = cosine(t / self.iterations)
+            slow.start(model)
+            for phase in ("forget", "retain") if t % self.forget_every == 0 else ("retain",):
+                examples: Examples = getattr(task, phase)
+                x, y = examples.take(next(orders[phase]))
+                each = F.cross_entropy(model(x), y, reduction="none")
+                if phase == "forget":
+                    forgetting.step(-self.strength * fade * (self._weights(each) * each).mean(), lr=self.lr * fade)
+                else:
+                    repairing.step(each.mean(), lr=self.lr * fade)
+                    slow.finish(model)
+                step += 1
+                ends = phase == "retain" and ((t + 1) % an_epoch == 0 or t + 1 == self.iterations)
+                frozen = mask.frozen if phase == "forget" else {}
+                moved = yield Update(step, of, t // an_epoch, ends, {phase: each.detach().mean()}, frozen)
+                # Both steppers hold momentum; the mask belongs to one of them.
+                forgetting.carry(moved)
+                repairing.carry(moved)
+                slow.carry(moved)
+
+    def _weights(self, each: Tensor) -> Tensor:
+        weights = 1 / (each.detach().clamp(min=0) ** self.reweighting + 1e-15)
+        return weights / weights.mean()
+
+    def _order(self, task: Task, name: str) -> Iterator[Tensor]:
+        return endless(len(getattr(task, name)), self.batch_size, generator=task.streams.generator(name))
+
+    def _mask(self, model: nn.Module, task: Task) -> Mask:
+        forget = fisher_diagonal(model, task.forget, batch_size=self.batch_size, kind=self.fisher)
+        retain = fisher_diagonal(model, task.retain, batch_size=self.batch_size, kind=self.fisher)
+        return Mask({n: (forget[n] + 1e-15) / (retain[n] + 1e-15) >= self.ratio for n in forget})
+
+
+class SlowWeights:
+    """Draws the weights back, after an iteration, to (1 − share) · θ_start + share · θ."""
+
+    def __init__(self, model: nn.Module, *, share: float) -> None:
+        self._share = share
+        self._names = [n for n, _ in model.named_parameters()]
+        self._start: list[Tensor] = []
+
+    def start(self, model: nn.Module) -> None:
+        """Remember where the iteration starts."""
+        if self._share < 1:
+            self._start = [p.detach().clone() for p in model.parameters()]
+
+    @torch.no_grad()
+    def finish(self, model: nn.Module) -> None:
+        """Keep only `share` of what the iteration moved."""
+        for parameter, start in zip(model.parameters(), self._start or [], strict=False):
+            parameter.copy_(torch.lerp(start, parameter, self._share))
+
+    def carry(self, move: Move | None) -> None:
+        """Follow a move inside the iteration."""
+        if move is not None and self._start:
+            self._start = [move.point(n, t) for n, t in zip(self._names, self._start, strict=True)]
+
+
+def fisher_diagonal(model: nn.Module, examples: Examples, *, batch_size: int, kind: FisherKind) -> dict[str, Tensor]:
+    """The mean of squared gradients of the cross-entropy in eval mode, a tensor a trainable parameter.
+
+    Kind "batch" squares the mean gradient of each batch, so its size depends on `batch_size`; kind "sample" squares
+    each example's.
+    """
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    total = {n: torch.zeros_like(p) for n, p in parameters.items()}
+    size = batch_size if kind == "batch" else min(batch_size, 32)
+    with norm_mode(model, "eval"):
+        for index in in_order(len(examples), size):
+            x, y = examples.take(index)
+            if kind == "sample":
+                squares = {n: g.square().sum(0) for n, g in per_sample_gradients(model, x, y)[0].items()}
+            else:
+                loss = F.cross_entropy(model(x), y)
+                gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+                squares = {n: g.square() for n, g in zip(parameters, gradients, strict=True)}
+            for name, square in squares.items():
+                total[name] += square
+    count = len(examples) if kind == "sample" else -(-len(examples) // size)
+    return {name: value / count for name, value in total.items()}

@@ -1,0 +1,1 @@
+"""Networks, and their weights in and out of files."""

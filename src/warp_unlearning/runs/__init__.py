@@ -1,0 +1,1 @@
+"""Run directories on disk, and work spread over the cores of this machine."""

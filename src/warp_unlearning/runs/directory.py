@@ -1,0 +1,141 @@
+"""A run directory: configuration first, then files, each written in one step, then the manifest that makes it complete.
+
+A directory without a manifest is a run that was stopped; one whose configuration differs is another run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..data.atomic import write_atomically
+from ..errors import DataError, InputError
+from ..version import __version__
+from .yaml_text import dump_yaml, load_yaml
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+CONFIG = "config.yaml"
+
+_WAY_OUT = "the folder is not a run of ours or is damaged: give another, or make the run again"
+# What write_atomically and save_weights name a file while they write it.
+_UNFINISHED = re.compile(r"\..+\.(yaml|json|npy|safetensors)\.[a-z0-9_]{8}")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A folder that holds one run of one `kind` ("train" or "unlearn")."""
+
+    path: Path
+    kind: str
+
+    @property
+    def complete(self) -> bool:
+        """Whether the manifest is there."""
+        return (self.path / MANIFEST).is_file()
+
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration that the run was started with."""
+        try:
+            data = load_yaml((self.path / CONFIG).read_text())
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise DataError(
+                f"{self.path / CONFIG} is missing or damaged ({type(error).__name__}); {_WAY_OUT}"
+            ) from error
+        if not isinstance(data, dict):
+            raise DataError(f"{self.path / CONFIG} holds a {type(data).__name__}, no configuration; {_WAY_OUT}")
+        return data
+
+    def write_json(self, name: str, data: Mapping[str, Any]) -> None:
+        """One JSON file."""
+        write_atomically(self.path / name, (json.dumps(data, indent=2) + "\n").encode())
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """One JSON file, or an error that says which is missing or damaged."""
+        try:
+            data = json.loads((self.path / name).read_text())
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.path / name} is missing or damaged ({error}); run the command again") from error
+        if not isinstance(data, dict):
+            raise DataError(f"{self.path / name} holds a {type(data).__name__} where an object was written")
+        return data
+
+    def finish(self) -> None:
+        """Write the manifest: every file with its size and digest."""
+        files = {
+            str(p.relative_to(self.path)): {"bytes": p.stat().st_size, "sha256": sha256(p.read_bytes()).hexdigest()}
+            for p in sorted(self.path.rglob("*"))
+            if p.is_file() and p.name != MANIFEST and not p.name.startswith(".")
+        }
+        about = {"schema_version": SCHEMA_VERSION, "kind": self.kind, "version": __version__, "files": files}
+        self.write_json(MANIFEST, about)
+
+
+def start_run(path: Path, *, kind: str, config: Mapping[str, Any]) -> RunDirectory:
+    """The directory for a run with this configuration: new, stopped before, or already complete.
+
+    A folder that holds anything else, or a run with another configuration, is an error that says what differs. Files
+    that a killed process was writing are removed.
+    """
+    run = RunDirectory(path, kind)
+    text = dump_yaml(dict(config))
+    if (path / CONFIG).is_file():
+        different = _differences(run.config(), load_yaml(text))
+        if different:
+            raise InputError(
+                f"{path} holds a run with another configuration ({'; '.join(different[:4])}); choose another --out, "
+                "or delete it"
+            )
+        _sweep(path)
+        return run
+    if path.exists() and (not path.is_dir() or not all(_UNFINISHED.fullmatch(p.name) for p in path.iterdir())):
+        raise InputError(f"{path} exists and is not a run of ours; choose another --out")
+    path.mkdir(parents=True, exist_ok=True)
+    _sweep(path)
+    write_atomically(path / CONFIG, text.encode())
+    return run
+
+
+def open_run(path: Path) -> RunDirectory:
+    """A complete run, its files verified against the manifest."""
+    run = RunDirectory(path, "")
+    if not path.is_dir():
+        raise InputError(
+            f"there is no run directory {path}; give the --out of a finished `warp train` or `warp unlearn`"
+        )
+    if not run.complete:
+        raise InputError(f"{path} has no {MANIFEST}: the run was stopped or is not ours; start it again to finish it")
+    manifest = run.read_json(MANIFEST)
+    if manifest.get("schema_version") != SCHEMA_VERSION:
+        raise DataError(
+            f"{path / MANIFEST} has schema version {manifest.get('schema_version')}; "
+            f"this program reads {SCHEMA_VERSION}: use the version of this package that wrote it"
+        )
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(isinstance(about, dict) for about in files.values()):
+        raise DataError(f"{path / MANIFEST} lists no files; the run is damaged: make it again")
+    for name, about in files.items():
+        file = path / name
+        if not file.is_file() or sha256(file.read_bytes()).hexdigest() != about.get("sha256"):
+            raise DataError(f"{file} is missing or not what the manifest says; the run is damaged: make it again")
+    return RunDirectory(path, str(manifest.get("kind")))
+
+
+def _sweep(path: Path) -> None:
+    for file in path.rglob(".*"):
+        if _UNFINISHED.fullmatch(file.name):
+            file.unlink(missing_ok=True)
+
+
+def _differences(old: Any, new: Any, where: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted({*old, *new}, key=str)
+        return [d for k in keys for d in _differences(old.get(k), new.get(k), f"{where}.{k}" if where else str(k))]
+    return [] if old == new else [f"{where}: {old!r} there, {new!r} now"]

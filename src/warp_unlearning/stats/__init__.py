@@ -1,0 +1,1 @@
+"""Statistics on plain numbers and arrays; knows nothing of torch."""

@@ -1,0 +1,106 @@
+"""How much noise Langevin unlearning asks for, by the Rényi accounting of Langevin unlearning (Chien et al., 2024).
+
+For projected noisy gradient descent on an m-strongly convex loss with per-sample gradients clipped to norm M, step size
+η, n examples of which S are removed, and K unlearning steps,
+
+    ε(K) = min over α > 1 of  exp(−K m η / α) · 4 α S² M² / (m σ² n²) + log(1/δ) / (α − 1).
+
+A deep network is not strongly convex, so for it the result is a *noise level* and nothing more.
+"""
+
+from __future__ import annotations
+
+from math import exp, inf, log, sqrt
+
+from scipy.optimize import brentq, minimize_scalar
+
+from ..errors import InputError
+
+
+def langevin_noise(
+    epsilon: float,
+    *,
+    steps: int,
+    strong_convexity: float,
+    step_size: float,
+    clip: float,
+    removed: int,
+    total: int,
+    delta: float | None = None,
+) -> float:
+    """The smallest σ for which the accounting gives `epsilon`; `delta` is 1/total unless given.
+
+    Solved for σ² the bound is exp(−Kmη/α)·4αS²M² / (m n² (ε − L/(α−1))), L = log(1/δ), on α > 1 + L/ε. The sign of its
+    derivative is that of c + α − L α² / ((α−1)(ε(α−1) − L)), c = Kmη, which only grows, so its one root is the minimum.
+
+    >>> options = dict(steps=2, strong_convexity=0.011982, step_size=1 / 0.261982, clip=1, removed=1, total=11982)
+    >>> round(langevin_noise(1.0, **options), 6)
+    0.009567
+    """
+    share, decay = _accounting(steps, strong_convexity, step_size, clip, removed, total)
+    confidence = _log_inverse(delta, total)
+    if epsilon <= 0:
+        raise InputError(f"epsilon is {epsilon}; it must be positive")
+
+    def slope(log_excess: float) -> float:
+        # α − 1 = (L/ε)(1 + e^t) keeps the search on the side where the denominator is positive.
+        beyond = confidence / epsilon * (1 + exp(log_excess))
+        order = 1 + beyond
+        return decay + order - confidence * order**2 / (beyond * confidence * exp(log_excess))
+
+    log_excess = float(brentq(slope, -60.0, 60.0, xtol=1e-13))
+    beyond = confidence / epsilon * (1 + exp(log_excess))
+    order = 1 + beyond
+    return sqrt(exp(-decay / order) * order * share / (epsilon - confidence / beyond))
+
+
+def langevin_epsilon(
+    noise: float,
+    *,
+    steps: int,
+    strong_convexity: float,
+    step_size: float,
+    clip: float,
+    removed: int,
+    total: int,
+    delta: float | None = None,
+) -> float:
+    """The ε of the accounting for noise level σ = `noise`: the inverse of `langevin_noise`.
+
+    >>> options = dict(steps=2, strong_convexity=0.01, step_size=3.0, clip=1, removed=1, total=1000)
+    >>> round(langevin_epsilon(langevin_noise(2.0, **options), **options), 6)
+    2.0
+    """
+    share, decay = _accounting(steps, strong_convexity, step_size, clip, removed, total)
+    confidence = _log_inverse(delta, total)
+    if noise <= 0:
+        return inf
+
+    def bound(log_beyond: float) -> float:
+        order = 1 + exp(log_beyond)
+        return exp(-decay / order) * order * share / noise**2 + confidence / exp(log_beyond)
+
+    return float(minimize_scalar(bound, bounds=(-40.0, 40.0), method="bounded", options={"xatol": 1e-12}).fun)
+
+
+def _accounting(
+    steps: int, strong_convexity: float, step_size: float, clip: float, removed: int, total: int
+) -> tuple[float, float]:
+    """4S²M²/(m n²) and K m η."""
+    if steps < 1 or not 1 <= removed <= total:
+        raise InputError(
+            f"steps={steps}, removed={removed}, total={total}; at least one step and 1 to {total} removals are needed"
+        )
+    if min(strong_convexity, step_size, clip) <= 0:
+        raise InputError(
+            f"strong_convexity={strong_convexity}, step_size={step_size}, clip={clip}; each must be positive"
+        )
+    share = 4 * removed**2 * clip**2 / (strong_convexity * total**2)
+    return share, steps * strong_convexity * step_size
+
+
+def _log_inverse(delta: float | None, total: int) -> float:
+    value = 1 / total if delta is None else delta
+    if not 0 < value < 1:
+        raise InputError(f"delta is {value}; it must lie between 0 and 1 (the default is 1/total)")
+    return log(1 / value)

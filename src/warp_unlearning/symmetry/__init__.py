@@ -1,0 +1,1 @@
+"""Moves of the weights that keep a network's function."""

@@ -1,0 +1,137 @@
+"""A move: an invertible map of a network's weights that keeps its function, and how everything else follows it.
+
+Under θ′ = T(θ), with T affine and acting on each tensor by itself:
+
+- a *point* (weights, an anchor, a snapshot) becomes T(point);
+- a *covector* (a gradient, a momentum buffer that sums gradients) becomes T⁻ᵀ(covector), so that the loss changes along
+a
+  step by the same amount in either coordinates;
+- the *inputs* of a layer whose weight W became A W B become B⁻¹ inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Move(Protocol):
+    """What a method that keeps state in weight coordinates needs to carry it across a teleport. Names are `state_dict`
+    keys.
+    """
+
+    def point(self, name: str, value: Tensor) -> Tensor:
+        """Where the weights `value` of tensor `name` lie after the move."""
+
+    def covector(self, name: str, value: Tensor) -> Tensor:
+        """A gradient with respect to tensor `name`, seen after the move."""
+
+    def selection(self, name: str, value: Tensor) -> Tensor:
+        """A label on each entry of tensor `name` (a mask, say), following the entries wherever they go."""
+
+    def inputs(self, name: str, value: Tensor) -> Tensor:
+        """Columns of layer inputs, shape (d, k), of the layer whose weight is `name`; directions only, not
+        orthonormal.
+        """
+
+    def inverse(self) -> Move:
+        """The move back."""
+
+
+@dataclass(frozen=True, eq=False)
+class AxisMap:
+    """One axis of a tensor reordered, then rescaled: new entry i is `scale[i]` times old entry `order[i]`."""
+
+    axis: int
+    order: Tensor | None = None
+    scale: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Entries along the axis."""
+        given = self.order if self.order is not None else self.scale
+        return 0 if given is None else len(given)
+
+    def apply(self, value: Tensor) -> Tensor:
+        """The tensor with this axis reordered and rescaled."""
+        value = self.reorder(value)
+        return value if self.scale is None else value * self._shaped(value)
+
+    def apply_inverse_transpose(self, value: Tensor) -> Tensor:
+        """The map that gradients follow: the same order, divided by the scale."""
+        value = self.reorder(value)
+        return value if self.scale is None else value / self._shaped(value)
+
+    def reorder(self, value: Tensor) -> Tensor:
+        """The tensor with this axis reordered alone."""
+        return value if self.order is None else value.index_select(self.axis, self.order.to(value.device))
+
+    def inverse(self) -> AxisMap:
+        """The map back."""
+        back = None if self.order is None else torch.argsort(self.order)
+        if self.scale is None:
+            return AxisMap(self.axis, back, None)
+        return AxisMap(self.axis, back, 1 / (self.scale if back is None else self.scale[back]))
+
+    def _shaped(self, value: Tensor) -> Tensor:
+        assert self.scale is not None
+        shape = [1] * value.dim()
+        shape[self.axis] = -1
+        return self.scale.to(device=value.device, dtype=value.dtype).reshape(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelMove:
+    """Hidden channels permuted and rescaled: each named tensor through its axes; tensors not named stay.
+
+    `offsets` holds the ε of running variances: they become τ²(v + ε) − ε, exact including ε.
+    """
+
+    axes: Mapping[str, tuple[AxisMap, ...]]
+    offsets: Mapping[str, float] = field(default_factory=dict)
+
+    def point(self, name: str, value: Tensor) -> Tensor:
+        """Weights after the move."""
+        offset = self.offsets.get(name, 0.0)
+        if offset == 0.0:
+            return self._each(name, value, AxisMap.apply)
+        return self._each(name, value + offset, AxisMap.apply) - offset
+
+    def covector(self, name: str, value: Tensor) -> Tensor:
+        """Gradients after the move."""
+        return self._each(name, value, AxisMap.apply_inverse_transpose)
+
+    def selection(self, name: str, value: Tensor) -> Tensor:
+        """Labels of entries after the move."""
+        return self._each(name, value, AxisMap.reorder)
+
+    def inputs(self, name: str, value: Tensor) -> Tensor:
+        """Layer inputs after the move: axis 1 of the weight, whose taps are laid out (in, taps) along d."""
+        for axis_map in self.axes.get(name, ()):
+            if axis_map.axis == 1 and axis_map.length:
+                channels = axis_map.length
+                rows = value.reshape(1, channels, value.numel() // channels)
+                value = axis_map.apply_inverse_transpose(rows).reshape(value.shape)
+        return value
+
+    def inverse(self) -> ChannelMove:
+        """The move back."""
+        return ChannelMove(
+            {n: tuple(a.inverse() for a in reversed(maps)) for n, maps in self.axes.items()}, self.offsets
+        )
+
+    def _each(self, name: str, value: Tensor, how: Callable[[AxisMap, Tensor], Tensor]) -> Tensor:
+        for axis_map in self.axes.get(name, ()):
+            value = how(axis_map, value)
+        return value
+
+
+def apply_move(model: nn.Module, move: Move) -> None:
+    """Move every parameter and buffer of `model` in place."""
+    with torch.no_grad():
+        for name, value in model.state_dict(keep_vars=True).items():
+            value.copy_(move.point(name, value))

@@ -1,0 +1,79 @@
+"""Hard limits on what an optimizer step may move: the whole step, weight decay and momentum included.
+
+A constraint acts on the step already taken, by comparing the weights with those before it. It limits the *step*, never
+the value: a teleport may move a weight that the method may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..linalg.subspace import project_out
+from ..symmetry.move import Move
+
+
+class Constraint(Protocol):
+    """Takes back the part of a step that is not allowed."""
+
+    def limit(self, name: str, after: Tensor, before: Tensor) -> Tensor:
+        """The weights `after` the step, with the part of after − before that is not allowed taken back."""
+
+    def limit_gradient(self, name: str, gradient: Tensor) -> Tensor:
+        """The part of a gradient that the step may use."""
+
+    def carry(self, move: Move) -> None:
+        """Follow the weights across a move."""
+
+
+class Mask:
+    """Only the entries marked True may move; the others stay bit-identical."""
+
+    def __init__(self, movable: Mapping[str, Tensor]) -> None:
+        self.movable = dict(movable)
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """The entries that may not move."""
+        return {name: ~mask for name, mask in self.movable.items()}
+
+    def limit(self, name: str, after: Tensor, before: Tensor) -> Tensor:
+        """`after` where movable, `before` elsewhere."""
+        return torch.where(self.movable[name], after, before)
+
+    def limit_gradient(self, name: str, gradient: Tensor) -> Tensor:
+        """Zero where the weight may not move."""
+        return gradient * self.movable[name]
+
+    def carry(self, move: Move) -> None:
+        """Each entry keeps its permission wherever the move puts it."""
+        self.movable = {name: move.selection(name, mask) for name, mask in self.movable.items()}
+
+
+class InputComplement:
+    """Each weight moves only in directions orthogonal to its layer's input basis; parameters without a basis stay.
+
+    A step ΔW, flattened to (out, d), becomes ΔW − (ΔW B) Bᵀ with B the (d, k) basis of the inputs to protect.
+    """
+
+    def __init__(self, bases: Mapping[str, Tensor]) -> None:
+        self.bases = dict(bases)
+
+    def limit(self, name: str, after: Tensor, before: Tensor) -> Tensor:
+        """`before` plus the projected step."""
+        if name not in self.bases:
+            return before
+        return before + self.limit_gradient(name, after - before)
+
+    def limit_gradient(self, name: str, gradient: Tensor) -> Tensor:
+        """The projected gradient, zero for parameters without a basis."""
+        if name not in self.bases:
+            return torch.zeros_like(gradient)
+        return project_out(gradient.flatten(1), self.bases[name]).reshape(gradient.shape)
+
+    def carry(self, move: Move) -> None:
+        """Bases of the moved inputs, made orthonormal again."""
+        self.bases = {n: torch.linalg.qr(move.inputs(n, basis))[0] for n, basis in self.bases.items()}

@@ -1,0 +1,109 @@
+"""One optimizer step after another, under an optional constraint, with state that can follow a move of the weights."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..symmetry.move import Move
+from .constraints import Constraint
+
+OptimizerName = Literal["sgd", "adam"]
+
+
+class Stepper:
+    """Backward pass, optional clipping, optimizer step and constraint, for the trainable parameters of one model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        optimizer: OptimizerName = "sgd",
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        constraint: Constraint | None = None,
+        max_norm: float | None = None,
+    ) -> None:
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        if not trained:
+            raise InputError("the model has no trainable parameter; set requires_grad on those that may change")
+        self.names, self.parameters = [n for n, _ in trained], [p for _, p in trained]
+        self.optimizer = _optimizer(self.parameters, optimizer, momentum, weight_decay)
+        self.constraint = constraint
+        self.max_norm = max_norm
+        self._before = [torch.empty_like(p) for p in self.parameters] if constraint else []
+
+    def step(self, loss: Tensor, *, lr: float) -> None:
+        """Descend `loss` once."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.apply_gradients(lr=lr)
+
+    @torch.no_grad()
+    def apply_gradients(self, *, lr: float) -> None:
+        """Take the step for the gradients that the parameters hold."""
+        if self.max_norm is not None:
+            self._clip(self.max_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if self.constraint is None:
+            self.optimizer.step()
+            return
+        torch._foreach_copy_(self._before, list[Tensor](self.parameters))
+        self.optimizer.step()
+        for name, after, before in zip(self.names, self.parameters, self._before, strict=True):
+            after.copy_(self.constraint.limit(name, after, before))
+
+    def _clip(self, max_norm: float) -> None:
+        if self.constraint is not None:
+            for name, parameter in zip(self.names, self.parameters, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad = self.constraint.limit_gradient(name, parameter.grad)
+        nn.utils.clip_grad_norm_(self.parameters, max_norm)
+
+    @torch.no_grad()
+    def carry(self, move: Move | None) -> None:
+        """Follow the weights across a move: momentum sums gradients, so it is a covector; second moments go by their
+        root.
+        """
+        if move is None:
+            return
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            state = self.optimizer.state.get(parameter, {})
+            for key in ("momentum_buffer", "exp_avg"):
+                if state.get(key) is not None:
+                    state[key].copy_(move.covector(name, state[key]))
+            if "exp_avg_sq" in state:
+                state["exp_avg_sq"].copy_(move.covector(name, state["exp_avg_sq"].sqrt()).square())
+        if self.constraint is not None:
+            self.constraint.carry(move)
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer's tensors under names of their own, to be saved beside the weights."""
+        return {
+            f"{key}.{name}": value
+            for name, parameter in zip(self.names, self.parameters, strict=True)
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Put back what `state` returned."""
+        places = dict(zip(self.names, self.parameters, strict=True))
+        for full_name, value in state.items():
+            key, name = full_name.split(".", 1)
+            self.optimizer.state[places[name]][key] = value.to(places[name].device).clone()
+
+
+def _optimizer(
+    parameters: list[nn.Parameter], name: str, momentum: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    fused = parameters[0].device.type in ("cpu", "cuda")
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=0.0, momentum=momentum, weight_decay=weight_decay, fused=fused)
+    if name == "adam":
+        return torch.optim.Adam(parameters, lr=0.0, weight_decay=weight_decay, fused=fused)
+    raise InputError(f"unknown optimizer {name!r}; known: sgd, adam")

@@ -1,0 +1,155 @@
+"""`unlearn()`: drives a method update by update, and lets a defence move the weights in between."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import nn
+
+from ..data.examples import Examples, as_examples
+from ..defense.protocol import Defense, Session
+from ..errors import InputError
+from ..methods.protocol import Method, Task
+from ..methods.registry import as_method
+from ..models.digest import model_digest
+from ..randomness import Streams
+from ..training.update import Update
+from .checks import check_disjoint, check_examples
+from .guard import Guard, restore_modes, training_modes
+from .record import Deletion, DeletionRecord, describe, examples_digest, now, versions
+
+
+@dataclass(frozen=True, eq=False)
+class Unlearned:
+    """What an unlearning leaves: the new model, a row of losses an update, what each teleport did, the time, and the
+    record.
+    """
+
+    model: nn.Module
+    history: list[dict[str, float]]
+    teleports: list[object]
+    seconds: float
+    record: DeletionRecord
+
+
+def unlearn(
+    model: nn.Module,
+    *,
+    forget: object,
+    retain: object,
+    method: str | Method,
+    defense: Defense | None = None,
+    validation: object | None = None,
+    seed: int = 0,
+    defense_seed: int | None = None,
+    device: torch.device | str | None = None,
+    on_update: Callable[[Update], None] | None = None,
+) -> Unlearned:
+    """Remove the influence of `forget` from a copy of `model`, which itself comes back bit-identical.
+
+    `forget`, `retain` and `validation` are each a pair of tensors (x, y), a `Dataset` of such pairs, or a `DataLoader`.
+    `method` is a name ("ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on", "retrain", "finetune", "langevin") or
+    an object of `warp_unlearning.methods`. The same `seed` gives the same weights on the same machine. A defence draws
+    from the operating system's entropy; `defense_seed` fixes it for experiments, and the record then says so.
+
+    >>> from torch.nn import Linear
+    >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+    >>> result = unlearn(Linear(4, 2), forget=(x[:1], y[:1]), retain=(x[1:], y[1:]), method="ngp")
+    >>> len(result.history)
+    5
+    """
+    chosen = as_method(method)
+    if defense is not None and not isinstance(defense, Defense):
+        raise InputError(
+            f"the defence is a {type(defense).__name__}; give an object of warp_unlearning.defense, or None"
+        )
+    place = torch.device(device) if device is not None else _device_of(model)
+    working = working_copy(model, place)
+    task = make_task(working, forget=forget, retain=retain, validation=validation, seed=seed)
+    entropy = torch.Generator().manual_seed(secrets.randbits(63) if defense_seed is None else defense_seed)
+    modes = training_modes(working)
+    began = perf_counter()
+    history, session = _drive(working, task, chosen, defense, entropy, on_update)
+    seconds = perf_counter() - began
+    restore_modes(working, modes)
+    deletion = Deletion(
+        requested=len(task.forget),
+        retained=len(task.retain),
+        forget_digest=examples_digest(task.forget),
+        retain_digest=examples_digest(task.retain),
+        original=model_digest(task.original),
+        unlearned=model_digest(working),
+        method=describe(chosen),
+        defense=None if defense is None else defense.name,
+        experiment_only=defense is not None and defense_seed is not None,
+        seed=seed,
+        seconds=seconds,
+        date=now(),
+        versions=versions(),
+    )
+    teleports = [] if session is None else list(session.certificates)
+    return Unlearned(working, history, teleports, seconds, DeletionRecord((deletion,)))
+
+
+def working_copy(model: nn.Module, device: torch.device) -> nn.Module:
+    """A copy on `device`, without gradients, that shares nothing with `model`."""
+    copy = deepcopy(model).to(device)
+    copy.zero_grad(set_to_none=True)
+    return copy
+
+
+def make_task(model: nn.Module, *, forget: object, retain: object, validation: object | None, seed: int) -> Task:
+    """The checked task, on the device of `model`, with a frozen copy of it as `original`."""
+    device = _device_of(model)
+    given = {"forget": forget, "retain": retain, "validation": validation}
+    sets: dict[str, Examples] = {
+        what: as_examples(source, what=what).to(device) for what, source in given.items() if source is not None
+    }
+    classes = check_examples(model, sets)
+    check_disjoint(sets["forget"], sets["retain"])
+    original = working_copy(model, device).requires_grad_(False).eval()
+    return Task(sets["forget"], sets["retain"], sets.get("validation"), original, classes, Streams(seed, "unlearn"))
+
+
+def _drive(
+    model: nn.Module,
+    task: Task,
+    method: Method,
+    defense: Defense | None,
+    entropy: torch.Generator,
+    on_update: Callable[[Update], None] | None,
+) -> tuple[list[dict[str, float]], Session | None]:
+    session = None if defense is None else defense.start(model, task, generator=entropy)
+    training = method.norm_mode == "train"
+    model.train(training)
+    guard = Guard(model)
+    updates = method.updates(model, task)
+    move = None
+    while True:
+        try:
+            update = updates.send(move)
+        except StopIteration:
+            break
+        guard.watch(update)
+        if on_update is not None:
+            on_update(update)
+        move = None if session is None else session.between(update)
+        if move is not None:
+            model.train(training)
+    guard.flush()
+    if session is not None:
+        session.finish()
+    model.zero_grad(set_to_none=True)
+    return guard.history, session
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    first = next(model.parameters(), None)
+    if first is None:
+        raise InputError("the model has no parameters; there is nothing to unlearn")
+    return first.device

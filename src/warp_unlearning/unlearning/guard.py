@@ -1,0 +1,80 @@
+"""Watches an unlearning: turns losses into history rows, and stops it when a loss or a weight is no longer finite."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import DivergedError
+from ..training.update import Update
+
+
+class Guard:
+    """Reads losses and checks weights every `interval` updates, so that a GPU is waited for that often only.
+
+    Keeps a copy of the weights as they were when last found finite.
+    """
+
+    def __init__(self, model: nn.Module, *, interval: int = 10) -> None:
+        self._model = model
+        self._interval = interval
+        self._waiting: list[Update] = []
+        self._values = [t for t in model.state_dict(keep_vars=True).values() if t.is_floating_point()]
+        self._kept = {n: t.detach().clone() for n, t in model.state_dict().items()}
+        self.history: list[dict[str, float]] = []
+
+    def watch(self, update: Update) -> None:
+        """Take note of an update."""
+        self._waiting.append(update)
+        if len(self._waiting) >= self._interval:
+            self.flush()
+
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Read all losses noted since the last time, in one transfer, and check them and the weights."""
+        losses = [loss for update in self._waiting for loss in update.losses.values()]
+        norms = torch._foreach_norm([value.detach() for value in self._values])
+        numbers = torch.stack([n.double() for n in (*losses, *norms)]).tolist()
+        self._check(numbers[: len(losses)], numbers[len(losses) :])
+        values = iter(numbers)
+        for update in self._waiting:
+            row = {"update": update.step, "epoch": update.epoch}
+            self.history.append(row | {name: next(values) for name in update.losses})
+        self._waiting.clear()
+        state = self._model.state_dict()
+        torch._foreach_copy_([self._kept[n] for n in state], list(state.values()))
+
+    def _check(self, losses: list[float], norms: list[float]) -> None:
+        step = self._waiting[-1].step if self._waiting else 0
+        if not all(isfinite(v) for v in losses):
+            value = next(v for v in losses if not isfinite(v))
+            raise self._diverged(f"a loss became {value}", step)
+        if not all(isfinite(v) for v in norms):
+            raise self._diverged("a weight is no longer finite", step)
+
+    def _diverged(self, what: str, step: int) -> DivergedError:
+        last = int(self.history[-1]["update"]) if self.history else 0
+        return DivergedError(
+            f"{what} by update {step}; the weights after update {last} are the last finite ones and are kept. "
+            "Lower the learning rate or the weight of the forget loss, or bound it (ngp: saturate=true)",
+            state=dict(self._kept),
+            update=step,
+        )
+
+
+def training_modes(model: nn.Module) -> list[bool]:
+    """Which modules are in train mode, in the order of `modules()`."""
+    return [m.training for m in model.modules()]
+
+
+def restore_modes(model: nn.Module, modes: list[bool]) -> None:
+    """Put modules back into the modes that `training_modes` found."""
+    for module, training in zip(model.modules(), modes, strict=True):
+        module.training = training
+
+
+def same_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Whether two states hold the same names and the same bits."""
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)

@@ -1,0 +1,109 @@
+"""The deletion record: what was asked to be forgotten, from which model, how, when, and what came of it.
+
+Data are named by digests only; the record holds no example. Of a defence it holds the name, never its random draws.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from ..data.digest import array_digest
+from ..data.examples import Examples, TensorExamples
+from ..errors import DataError
+from ..methods.protocol import Method
+from ..version import __version__
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """One request to forget and how it was carried out."""
+
+    requested: int
+    retained: int
+    forget_digest: str
+    retain_digest: str
+    original: str
+    unlearned: str
+    method: Mapping[str, Any]
+    defense: str | None
+    experiment_only: bool
+    seed: int
+    seconds: float
+    date: str
+    versions: Mapping[str, str]
+    verdicts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DeletionRecord:
+    """Deletions in the order they were carried out, each starting from the model the last one left."""
+
+    deletions: tuple[Deletion, ...] = ()
+
+    def then(self, deletion: Deletion) -> DeletionRecord:
+        """The record with one more deletion, which must start from the last result."""
+        if self.deletions and self.deletions[-1].unlearned != deletion.original:
+            raise DataError(
+                f"this deletion starts from the model {deletion.original[:12]}, but the record ends with "
+                f"{self.deletions[-1].unlearned[:12]}; start from the last result, or begin a new record"
+            )
+        return DeletionRecord((*self.deletions, deletion))
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, with the version of its form."""
+        return {"schema_version": SCHEMA_VERSION, "deletions": [asdict(d) for d in self.deletions]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> DeletionRecord:
+        """The record that `as_json` wrote."""
+        version = data.get("schema_version") if isinstance(data, Mapping) else None
+        if version != SCHEMA_VERSION:
+            raise DataError(
+                f"the deletion record has schema version {version}; this program reads version {SCHEMA_VERSION}"
+            )
+        names = {f.name for f in fields(Deletion)}
+        for row in data.get("deletions", []):
+            if set(row) != names:
+                odd = sorted(set(row) ^ names)
+                raise DataError(f"a deletion of the record has missing or unknown fields: {', '.join(odd)}")
+        return cls(tuple(Deletion(**row) for row in data.get("deletions", [])))
+
+
+def examples_digest(examples: Examples) -> str:
+    """A digest of inputs and labels; of the labels alone, and marked so, where a `Dataset` may give other inputs each
+    time.
+    """
+    labels = examples.y.cpu().numpy()
+    if isinstance(examples, TensorExamples):
+        return array_digest(examples.x.detach().cpu().float().numpy(), labels)
+    return "labels:" + array_digest(labels)
+
+
+def describe(method: Method) -> dict[str, Any]:
+    """A method's name and settings as plain data."""
+    settings: dict[str, Any] = asdict(cast(Any, method)) if is_dataclass(method) else {}
+    return {"name": method.name, "options": settings}
+
+
+def versions() -> dict[str, str]:
+    """The versions that decide a result."""
+    return {
+        "warp_unlearning": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

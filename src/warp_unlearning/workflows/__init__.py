@@ -1,0 +1,1 @@
+"""The work of each command: from a configuration to a complete run directory."""

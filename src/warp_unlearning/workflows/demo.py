@@ -1,0 +1,94 @@
+"""The demo: one network on digits, one class to forget, every method, and the retrained model to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..config.resolve import resolve
+from ..data.split_folder import load_split
+from ..evaluation.compare import compare
+from ..methods.recipes import SMALL_DATA
+from ..runs.cores import available_cores, use_threads
+from ..runs.workers import run_all
+from ..stats.intervals import Estimate
+from .source import load_source
+from .train import TrainRequest, train_run
+from .unlearn import UnlearnRequest, unlearn_run
+
+# Two models retrained from different seeds differ too; no method need come closer than that.
+AGAIN = "retrained again"
+
+
+@dataclass(frozen=True)
+class DemoRow:
+    """One model: accuracy on each set, output distance to the retrained model, and the seconds its unlearning took."""
+
+    accuracy: Mapping[str, Estimate]
+    gap: Estimate | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """The forgotten class, the sizes of the sets, and a row a model."""
+
+    label: int
+    counts: Mapping[str, int]
+    rows: Mapping[str, DemoRow]
+
+    @property
+    def floor(self) -> str:
+        """The row of a second retrained model, whose gap is what chance alone makes."""
+        return AGAIN
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, with the version of its form."""
+        return {"schema_version": 1, **asdict(self)}
+
+
+def run_demo(folder: Path, *, seed: int, say: Callable[[str], None], label: int = 3) -> DemoResult:
+    """Train, unlearn by every method and retrain, on all cores, into run directories below `folder`; then compare."""
+    use_threads(available_cores())
+    say("training a small residual network on scikit-learn's digits ...")
+    metrics = train_run(TrainRequest(resolve(overrides=[f"seed={seed}", "device=cpu"]), folder / "original"))
+    say(
+        f"test accuracy {metrics['accuracy']['test']:.3f}; forgetting the digit {label} by {', '.join(SMALL_DATA)}, "
+        "and retraining without it, twice ..."
+    )
+    requests = {name: _request(folder, name, name, seed, label) for name in ("retrain", *SMALL_DATA)}
+    requests[AGAIN] = _request(folder, AGAIN, "retrain", seed + 1, label)
+    seconds = dict(zip(requests, run_all(_seconds, list(requests.values())), strict=True))
+    return _compared(folder, seconds, label)
+
+
+def _request(folder: Path, name: str, method: str, seed: int, label: int) -> UnlearnRequest:
+    settings = (f"seed={seed}", f"forget.label={label}", f"method.name={method}")
+    return UnlearnRequest(folder / "original", folder / name, overrides=settings)
+
+
+def _seconds(request: UnlearnRequest) -> float:
+    return float(unlearn_run(request).summary["seconds"])
+
+
+def _compared(folder: Path, seconds: Mapping[str, float], label: int) -> DemoResult:
+    original = load_source(folder / "original")
+    retrained = load_source(folder / "retrain").model
+    split = load_split(folder / "retrain" / "split")
+    forget, retain = (original.data.train.select(torch.from_numpy(i)) for i in (split.forget, split.retain))
+    others = original.data.test.select((original.data.test.y != label).nonzero().flatten())
+    rows: dict[str, DemoRow] = {}
+    counts: Mapping[str, int] = {}
+    for name in (AGAIN, *SMALL_DATA):
+        model = load_source(folder / name).model
+        result = compare(original.model, model, retrained=retrained, forget=forget, retain=retain, test=others)
+        counts = result.counts
+        if not rows:
+            rows["original"] = DemoRow(result.models["original"].accuracy, result.gaps["original"].forget_output, None)
+            rows["retrained"] = DemoRow(result.models["retrained"].accuracy, None, seconds["retrain"])
+        rows[name] = DemoRow(result.models["unlearned"].accuracy, result.gaps["unlearned"].forget_output, seconds[name])
+    return DemoResult(label, counts, rows)

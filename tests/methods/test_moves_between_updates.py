@@ -1,0 +1,65 @@
+"""A method whose weights are permuted between its updates must end as the permuted result of the run left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from warp_unlearning.methods.registry import make_method
+from warp_unlearning.symmetry.move import apply_move
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("ngp", {"epochs": 3, "batch_size": 8, "anchor": 1.0, "weight_decay": 0.05, "max_norm": 1.0, "lr": 0.1}),
+    ("scrub", {"epochs": 2, "retain_batch_size": 8, "forget_batch_size": 8, "lr": 0.05}),
+    ("scrub", {"epochs": 2, "retain_batch_size": 8, "forget_batch_size": 8, "lr": 0.01, "optimizer": "adam"}),
+    ("salun", {"epochs": 2, "batch_size": 8, "lr": 0.1, "keep": 0.3, "weight_decay": 0.1}),
+    ("pgu", {"epochs": 6, "batch_size": 6, "energy": 0.6, "lr": 1.0, "momentum": 0.9, "stop": False}),
+    ("bad_teacher", {"epochs": 3, "batch_size": 5, "lr": 0.01}),
+    ("srf_on", {"iterations": 9, "forget_every": 2, "slow": 0.5, "batch_size": 8, "weight_decay": 0.1}),
+    ("retrain", {"epochs": 3, "batch_size": 8}),
+    ("finetune", {"epochs": 3, "batch_size": 8}),
+    ("langevin", {"epochs": 3, "batch_size": 8, "noise": 0.1, "alpha": 0.9}),
+]
+ORDERS = {1: [1, 2, 3, 4, 5, 0], 2: [3, 1, 0, 2, 5, 4], 5: [5, 3, 1, 0, 2, 4], 7: [2, 0, 1, 5, 4, 3]}
+
+
+@pytest.mark.filterwarnings("ignore:langevin")
+@pytest.mark.parametrize(("name", "settings"), CASES, ids=[f"{n}-{i}" for i, (n, _) in enumerate(CASES)])
+def test_permutations_between_updates_change_nothing_but_the_places(
+    kit: Any, name: str, settings: dict[str, Any]
+) -> None:
+    still, moved = kit.trained(), kit.trained()
+    task = kit.task(still)
+    moves = {step: kit.permutation(order) for step, order in ORDERS.items()}
+    updates = kit.run(make_method(name, **settings), still, task)
+    again = kit.run(make_method(name, **settings), moved, task, move_after=moves)
+    assert len(updates) >= 7
+    assert [{n: float(v) for n, v in u.losses.items()} for u in again] == [
+        pytest.approx({n: float(v) for n, v in u.losses.items()}, rel=1e-7) for u in updates
+    ]
+    assert not torch.allclose(moved[0].weight, still[0].weight)
+    for move in moves.values():
+        apply_move(still, move)
+    kit.assert_close(moved, still, tolerance=1e-7)
+
+
+@pytest.mark.parametrize("name", ["salun", "srf_on", "pgu"])
+def test_the_frozen_entries_reported_follow_as_well(kit: Any, name: str) -> None:
+    """What an update says it could not move is what it did not move, in the coordinates of that update."""
+    model = kit.trained()
+    task = kit.task(model)
+    settings = {"iterations": 6, "forget_every": 1} if name == "srf_on" else {"epochs": 6}
+    method = make_method(name, weight_decay=0.1, **settings)
+    model.train(method.norm_mode == "train")
+    updates, moved, frozen = method.updates(model, task), None, 0
+    for turn in range(6):
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        update = updates.send(moved)
+        for entry, mask in update.frozen.items():
+            assert torch.equal(model.get_parameter(entry)[mask], before[entry][mask])
+            frozen += int(mask.sum())
+        moved = kit.permutation([1, 2, 3, 4, 5, 0] if turn % 2 else [3, 1, 0, 2, 5, 4])
+        apply_move(model, moved)
+    assert frozen > 0

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+from copy import deepcopy
+from math import log
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.errors import InputError
+from warp_unlearning.methods.pgu import ProjectedGradient
+from warp_unlearning.methods.protocol import Task
+from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.randomness import Streams
+
+
+def loss_by_loop(output: Tensor, y: Tensor, offset: float, entropy_weight: float) -> float:
+    total = 0.0
+    for row, label in zip(output.tolist(), y.tolist(), strict=True):
+        odds = np.exp(np.array(row) - max(row))
+        p = odds / odds.sum()
+        total += -log(1 - (p[label] - offset)) - entropy_weight * -sum(q * log(q) for q in p)
+    return total / len(y)
+
+
+def differentiable_loss(output: Tensor, y: Tensor, offset: float, entropy_weight: float) -> Tensor:
+    p = torch.softmax(output, 1)
+    return (-torch.log(1 - p[torch.arange(len(y)), y] + offset) + entropy_weight * (p * p.log()).sum(1)).mean()
+
+
+@pytest.mark.parametrize(("offset", "entropy_weight"), [(0.05, 0.2), (0.3, 0.0), (1.0, 2.0)])
+def test_the_loss_is_that_of_single_examples(kit: Any, offset: float, entropy_weight: float) -> None:
+    output, y = kit.network()(kit.points(9, 4).x).detach() * 3, kit.points(9, 4).y
+    method = ProjectedGradient(offset=offset, entropy_weight=entropy_weight)
+    assert float(method._loss(output, y)) == pytest.approx(loss_by_loop(output, y, offset, entropy_weight), rel=1e-12)
+
+
+def test_the_loss_stays_finite_where_a_label_is_certain() -> None:
+    output = torch.tensor([[800.0, 0.0], [0.0, 800.0]])
+    found = ProjectedGradient(offset=0.05)._loss(output, torch.tensor([0, 0]))
+    assert float(found) == pytest.approx((-log(0.05) - log(1.05)) / 2, rel=1e-5)
+
+
+def leading_directions(rows: np.ndarray, share: float, rule: str) -> np.ndarray:
+    """Right singular vectors of the inputs themselves."""
+    singular, right = np.linalg.svd(rows, full_matrices=False)[1:]
+    weights = singular if rule == "singular_values" else singular**2
+    k = int(np.searchsorted(np.cumsum(weights) / weights.sum(), share)) + 1
+    return right[:k].T
+
+
+def by_hand(kit: Any, model: nn.Sequential, task: Task, s: ProjectedGradient) -> list[float]:
+    """W ← W − step (1 − P), P the explicit projector onto what the retained examples put into each linear layer."""
+    chosen = torch.randperm(len(task.retain), generator=task.streams.generator("samples"))[: s.samples]
+    with torch.no_grad():
+        x = task.retain.x[chosen]
+        inputs = {"0.weight": x, "3.weight": model[:3](x)}
+    projectors = {}
+    for name, rows in inputs.items():
+        basis = torch.from_numpy(leading_directions(rows.numpy(), s.energy, s.rule))
+        assert 0 < basis.shape[1] < rows.shape[1]
+        projectors[name] = basis @ basis.T
+    buffers: dict[str, Any] = {}
+    losses = []
+    for e in range(s.epochs):
+        rate = s.lr * (s.last_lr / s.lr) ** (e / (s.epochs - 1))
+        for index in kit.batches(len(task.forget), s.batch_size, task.streams.generator("forget", e)):
+            x, y = task.forget.take(index)
+            loss = differentiable_loss(model(x), y, s.offset, s.entropy_weight)
+            losses.append(float(loss.detach()))
+            weights = {n: model.get_parameter(n) for n in projectors}
+            gradients = torch.autograd.grad(loss, list(weights.values()))
+            with torch.no_grad():
+                for (name, w), g in zip(weights.items(), gradients, strict=True):
+                    buffers[name] = s.momentum * buffers.get(name, 0.0) + g + s.weight_decay * w
+                    w.sub_(rate * (buffers[name] - buffers[name] @ projectors[name]))
+    return losses
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"momentum": 0.9, "weight_decay": 0.1},
+        {"rule": "energy", "energy": 0.9, "entropy_weight": 1.0},
+        {"samples": 5, "energy": 0.8},
+    ],
+    ids=str,
+)
+def test_the_run_is_the_one_written_out(kit: Any, settings: dict[str, Any]) -> None:
+    method = ProjectedGradient(
+        **({"epochs": 4, "batch_size": 8, "energy": 0.7, "lr": 0.5, "last_lr": 0.1, "stop": False} | settings)
+    )
+    model = kit.trained()
+    task, expected = kit.task(model), deepcopy(model).eval()
+    updates = kit.run(method, model, task)
+    losses = by_hand(kit, expected, task, method)
+    kit.assert_close(model, expected)
+    assert [float(u.losses["forget"]) for u in updates] == pytest.approx(losses, rel=1e-9)
+    assert [(u.step, u.of, u.epoch, u.ends_epoch) for u in updates] == [
+        (i + 1, 8, i // 2, i % 2 == 1) for i in range(8)
+    ]
+    assert set(updates[0].frozen) == {"1.weight", "1.bias", "3.bias"}
+    assert all(bool(mask.all()) for u in updates for mask in u.frozen.values())
+
+
+def test_with_all_energy_no_layer_answers_retained_inputs_otherwise() -> None:
+    """More weights per unit than retained inputs, so there is room to forget in."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).double()
+        x, y = torch.randn(15, 20).double(), torch.arange(15) % 3
+        model(x)
+    retain, forget = TensorExamples(x[:8], y[:8]), TensorExamples(x[8:], y[8:])
+    model.eval()
+    original = deepcopy(model).requires_grad_(False)
+    task = Task(forget, retain, None, original, 3, Streams(0))
+    updates = list(
+        ProjectedGradient(energy=1.0, epochs=40, lr=1.0, momentum=0.5, weight_decay=0.01).updates(model, task)
+    )
+    with torch.no_grad():
+        for depth in range(1, 5):
+            torch.testing.assert_close(model[:depth](retain.x), original[:depth](retain.x), rtol=1e-9, atol=1e-9)
+        assert (model(forget.x) - original(forget.x)).abs().max() > 0.5
+    assert float(updates[-1].losses["forget"]) < float(updates[0].losses["forget"]) - 0.05
+
+
+def test_with_all_energy_a_convolutional_network_keeps_its_retained_logits(kit: Any) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = SmallResNet(classes=3, width=4).double().eval()
+        x = torch.randn(13, 1, 8, 8).double()
+    # Strides 2 and 1x1 shortcuts: one retained image does not span the patches of the late, wide layers.
+    retain, forget = TensorExamples(x[:1], torch.tensor([0])), TensorExamples(x[1:], torch.arange(12) % 3)
+    task = kit.task(model, retain=retain, forget=forget, validation=None)
+    kit.run(ProjectedGradient(energy=1.0, epochs=20, lr=2.0), model, task)
+    with torch.no_grad():
+        torch.testing.assert_close(model(retain.x), task.original(retain.x), rtol=1e-8, atol=1e-8)
+        assert (model(forget.x) - task.original(forget.x)).abs().max() > 0.01
+
+
+def right(model: nn.Module, examples: Any) -> float:
+    with torch.no_grad():
+        return sum(
+            int(model(x.unsqueeze(0))[0].argmax()) == int(y) for x, y in zip(examples.x, examples.y, strict=True)
+        ) / len(examples)
+
+
+def brute_force_stop(start: nn.Module, task: Task) -> tuple[int, bool, nn.Module, float]:
+    """When to stop, whether to go back then, the model to keep and the last gap, from a run with all models kept."""
+    model = deepcopy(start).eval()
+    updates = ProjectedGradient(**STOPPING, stop=False).updates(model, task)
+    kept = [deepcopy(model), *(deepcopy(model) for update in updates if update.ends_epoch)]
+    gaps = [right(m, task.forget) - right(m, task.validation) for m in kept]
+    for e in range(1, len(kept)):
+        if gaps[e] <= 0:
+            back = abs(gaps[e - 1]) < abs(gaps[e])
+            return e, back, kept[e - 1 if back else e], gaps[e]
+    return len(kept) - 1, False, kept[-1], gaps[-1]
+
+
+STOPPING: dict[str, Any] = {"epochs": 12, "batch_size": 11, "energy": 0.5, "lr": 0.5, "last_lr": 0.5}
+
+
+def task_with_mistakes(kit: Any, start: nn.Module, wrong: int) -> Task:
+    """A validation set of 22 examples, twice the forget set, of which the start gets so many wrong."""
+    pool = kit.points(22, 8)
+    y = deepcopy(start).eval()(pool.x).argmax(1)
+    y[:wrong] = (y[:wrong] + 1) % 3
+    return kit.task(start, validation=TensorExamples(pool.x, y))
+
+
+def test_it_stops_where_a_search_over_all_epochs_would(kit: Any) -> None:
+    """Validation sets of every accuracy, so that runs stop early and late, and keep either of the last two models."""
+    start = kit.trained()
+    outcomes = set()
+    for wrong in range(23):
+        task = task_with_mistakes(kit, start, wrong)
+        stopped, went_back, expected, gap = brute_force_stop(start, task)
+        model = deepcopy(start)
+        assert len(kit.run(ProjectedGradient(**STOPPING), model, task)) == stopped
+        assert all(
+            torch.equal(a, b) for a, b in zip(model.state_dict().values(), expected.state_dict().values(), strict=True)
+        )
+        outcomes.add((stopped, went_back, gap))
+    assert {went_back for _, went_back, _ in outcomes} == {True, False}
+    assert len({stopped for stopped, _, _ in outcomes}) >= 3
+    assert 0 in {gap for _, _, gap in outcomes}
+
+
+def test_the_weights_it_goes_back_to_follow_moves(kit: Any) -> None:
+    start, order = kit.trained(), [1, 2, 3, 4, 5, 0]
+    for wrong in range(23):
+        task = task_with_mistakes(kit, start, wrong)
+        stopped, went_back, expected, _ = brute_force_stop(start, task)
+        if went_back and stopped > 1:
+            break
+    else:
+        raise AssertionError("no case goes back after its first epoch")
+    model = deepcopy(start)
+    kit.run(ProjectedGradient(**STOPPING), model, task, move_after={stopped: kit.permutation(order)})
+    torch.testing.assert_close(model[0].weight, expected[0].weight[order])
+    torch.testing.assert_close(model[3].weight, expected[3].weight[:, order])
+
+
+def test_it_runs_to_the_end_where_the_forget_set_stays_better_known(kit: Any) -> None:
+    model = kit.trained()
+    task = task_with_mistakes(kit, model, 20)
+    start = deepcopy(model)
+    assert len(kit.run(ProjectedGradient(epochs=3, batch_size=11, lr=1e-4, energy=0.5), model, task)) == 3
+    assert not torch.equal(model[0].weight, start[0].weight)
+
+
+def test_without_a_validation_set_it_runs_to_the_end(kit: Any, model: nn.Module) -> None:
+    task = kit.task(model, validation=None)
+    assert len(kit.run(ProjectedGradient(epochs=3), model, task)) == 3
+
+
+def test_a_network_without_linear_maps_is_refused(kit: Any, task: Task) -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(5).double())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.factor
+
+    with pytest.raises(InputError, match="no Linear or Conv layer"):
+        next(ProjectedGradient().updates(Scale(), task))

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from warp_unlearning.methods.protocol import Task
+from warp_unlearning.methods.retrain import Retrain
+from warp_unlearning.models.reinitialise import reinitialise
+from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.training.recipe import Recipe
+from warp_unlearning.training.training import Training, run_training
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def test_it_is_a_training_from_fresh_weights_on_the_retain_set(kit: Any, model: nn.Module, task: Task) -> None:
+    settings: dict[str, Any] = {"epochs": 3, "batch_size": 8, "lr": 0.1, "momentum": 0.5, "weight_decay": 0.01}
+    updates = kit.run(Retrain(**settings), model, task)
+    expected = kit.network()
+    reinitialise(expected, generator=task.streams.generator("initial weights"))
+    run_training(Training(expected, task.retain, recipe=Recipe(**settings), streams=task.streams))
+    assert same(model, expected)
+    assert len(updates) == 12
+    assert not Retrain.reads_forget
+
+
+def test_neither_the_old_weights_nor_the_forget_set_matter(kit: Any, task: Task) -> None:
+    models = [kit.network(), kit.network(5)]
+    kit.run(Retrain(epochs=2), models[0], task)
+    kit.run(Retrain(epochs=2), models[1], kit.task(models[1], forget=kit.points(4, 99)))
+    assert same(*models)
+
+
+def test_augmentation_settings_arrive(kit: Any) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        models = [SmallResNet(classes=3, width=4, in_channels=2) for _ in range(3)]
+    examples = type(kit.points(1, 0))(
+        torch.randn(12, 2, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
+    )
+    task = kit.task(models[0], retain=examples)
+    settings: dict[str, Any] = {"epochs": 1, "batch_size": 6, "crop_padding": 2, "flip": True}
+    kit.run(Retrain(fill=(1.0, -2.0), **settings), models[0], task)
+    reinitialise(models[1], generator=task.streams.generator("initial weights"))
+    run_training(Training(models[1], examples, recipe=Recipe(**settings), streams=task.streams, fill=(1.0, -2.0)))
+    kit.run(Retrain(fill=(0.0, 0.0), **settings), models[2], task)
+    assert same(models[0], models[1])
+    assert not same(models[0], models[2])

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from copy import deepcopy
+from math import cos, pi
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from warp_unlearning.methods.protocol import Task
+from warp_unlearning.methods.srf_on import SlowWeights, SrfOn, fisher_diagonal
+
+
+def fisher_by_loop(kit: Any, model: nn.Module, examples: Any, batch_size: int) -> dict[str, Tensor]:
+    """The mean over batches of the squared mean gradient, batches in order; of single examples at size 1."""
+    model = deepcopy(model).eval()
+    total, batches = {n: torch.zeros_like(p) for n, p in model.named_parameters()}, 0
+    for first in range(0, len(examples), batch_size):
+        x, y = examples.x[first : first + batch_size], examples.y[first : first + batch_size]
+        gradients = torch.autograd.grad(kit.cross_entropies(model(x), y).mean(), list(model.parameters()))
+        for name, g in zip(total, gradients, strict=True):
+            total[name] += g**2
+        batches += 1
+    return {n: t / batches for n, t in total.items()}
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 27, 100])
+def test_fisher_of_batches(kit: Any, model: nn.Module, task: Task, batch_size: int) -> None:
+    model.train()
+    found = fisher_diagonal(model, task.retain, batch_size=batch_size, kind="batch")
+    expected = fisher_by_loop(kit, model, task.retain, batch_size)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-10, atol=1e-15)
+    assert model.training
+
+
+@pytest.mark.parametrize("batch_size", [4, 100])
+def test_fisher_of_examples(kit: Any, model: nn.Module, batch_size: int) -> None:
+    examples = kit.points(70, 1)
+    found = fisher_diagonal(model, examples, batch_size=batch_size, kind="sample")
+    expected = fisher_by_loop(kit, model, examples, 1)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.parametrize("kind", ["batch", "sample"])
+def test_a_parameter_that_the_network_does_not_use_has_no_information(model: nn.Module, task: Task, kind: Any) -> None:
+    model.register_parameter("spare", nn.Parameter(torch.ones(3).double()))
+    found = fisher_diagonal(model, task.retain, batch_size=8, kind=kind)
+    assert torch.equal(found["spare"], torch.zeros(3).double())
+
+
+@pytest.mark.parametrize("reweighting", [0.0, 0.5, 1.0, 2.0])
+def test_weights_fall_with_the_loss_and_have_mean_one(reweighting: float) -> None:
+    losses = torch.tensor([0.1, 1.0, 2.5, 0.4], dtype=torch.float64, requires_grad=True)
+    found = SrfOn(reweighting=reweighting)._weights(losses)
+    raw = [loss**-reweighting for loss in losses.tolist()]
+    assert found.tolist() == pytest.approx([4 * w / sum(raw) for w in raw])
+    assert not found.requires_grad
+
+
+def test_slow_weights_keep_a_share_of_the_way(model: nn.Module) -> None:
+    start = {n: p.detach().clone() for n, p in model.named_parameters()}
+    slow = SlowWeights(model, share=0.3)
+    slow.start(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1.0)
+    slow.finish(model)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), start[name] + 0.3)
+
+
+def by_hand(kit: Any, model: nn.Module, task: Task, s: SrfOn) -> list[dict[str, float]]:
+    fisher = {
+        name: fisher_by_loop(kit, model, getattr(task, name), 1 if s.fisher == "sample" else s.batch_size)
+        for name in ("forget", "retain")
+    }
+    movable = {n: (f + 1e-15) / (fisher["retain"][n] + 1e-15) >= s.ratio for n, f in fisher["forget"].items()}
+    share = sum(int(m.sum()) for m in movable.values()) / sum(m.numel() for m in movable.values())
+    assert 0.05 < share < 0.9
+    forgetting, repairing = (kit.SGD(model, s.momentum, s.weight_decay) for _ in range(2))
+    cycles = {
+        name: kit.Cycle(len(getattr(task, name)), s.batch_size, task.streams.generator(name))
+        for name in ("forget", "retain")
+    }
+    rows: list[dict[str, float]] = []
+    for t in range(s.iterations):
+        fade = 0.5 * (1 + cos(pi * t / s.iterations))
+        start = {n: p.detach().clone() for n, p in model.named_parameters()}
+        if t % s.forget_every == 0:
+            x, y = task.forget.take(cycles["forget"].next())
+            each = kit.cross_entropies(model(x), y)
+            raw = [1 / (loss**s.reweighting + 1e-15) for loss in each.tolist()]
+            total: Any = 0.0
+            for one, weight in zip(each, raw, strict=True):
+                total = total + one * weight * len(raw) / sum(raw)
+            loss = -s.strength * fade * total / len(raw)
+            forgetting.step(loss, s.lr * fade, movable=movable, max_norm=s.max_norm)
+            rows.append({"forget": float(each.detach().mean())})
+        x, y = task.retain.take(cycles["retain"].next())
+        loss = kit.cross_entropies(model(x), y).mean()
+        repairing.step(loss, s.lr * fade)
+        rows.append({"retain": float(loss.detach())})
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_((1 - s.slow) * start[name] + s.slow * p)
+    return rows
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"fisher": "sample", "ratio": 1.5, "reweighting": 1.0},
+        {"slow": 0.4, "forget_every": 2, "max_norm": 0.1, "weight_decay": 0.1},
+    ],
+    ids=str,
+)
+def test_the_run_is_the_one_written_out(kit: Any, settings: dict[str, Any]) -> None:
+    method = SrfOn(**({"iterations": 10, "forget_every": 3, "strength": 5.0, "batch_size": 8, "lr": 0.05} | settings))
+    model = kit.trained()
+    task, expected = kit.task(model), deepcopy(model).train()
+    updates = kit.run(method, model, task)
+    rows = by_hand(kit, expected, task, method)
+    kit.assert_close(model, expected)
+    assert [{n: float(v) for n, v in u.losses.items()} for u in updates] == [pytest.approx(r, rel=1e-8) for r in rows]
+    assert [u.step for u in updates] == list(range(1, len(rows) + 1))
+    assert {u.of for u in updates} == {len(rows)}
+    # Four retain batches are an epoch; the last iteration ends one too.
+    retain = [u for u in updates if "retain" in u.losses]
+    assert [u.ends_epoch for u in retain] == [t in (3, 7, 9) for t in range(10)]
+    assert [u.epoch for u in retain] == [t // 4 for t in range(10)]
+    assert not any(u.ends_epoch for u in updates if "forget" in u.losses)
+
+
+def test_forget_steps_leave_the_weights_outside_the_mask_to_the_bit(kit: Any) -> None:
+    model = kit.trained()
+    task = kit.task(model)
+    model.train()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    seen = {"forget": 0, "retain": 0}
+    for update in SrfOn(iterations=12, forget_every=2, batch_size=8, weight_decay=0.1).updates(model, task):
+        (phase,) = update.losses
+        seen[phase] += 1
+        if phase == "forget":
+            assert any(bool(mask.any()) for mask in update.frozen.values())
+            for name, p in model.named_parameters():
+                stayed = p.detach() == before[name]
+                assert torch.equal(stayed, update.frozen[name])
+        else:
+            assert not update.frozen
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    assert seen == {"forget": 6, "retain": 12}

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from warp_unlearning.symmetry.layer_inputs import has_linear_inputs, input_second_moments, layer_columns
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def pair(value: Any) -> tuple[int, int]:
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def patches_by_loop(x: Tensor, layer: nn.Conv2d) -> Tensor:
+    """Every patch read out entry by entry, images first, then rows, then columns."""
+    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+    if layer.padding == "same":
+        before_h, before_w = dh * (kh - 1) // 2, dw * (kw - 1) // 2
+        after_h, after_w = dh * (kh - 1) - before_h, dw * (kw - 1) - before_w
+    else:
+        before_h, before_w = (0, 0) if layer.padding == "valid" else layer.padding
+        after_h, after_w = before_h, before_w
+    n, channels, height, width = x.shape
+    out_h = (height + before_h + after_h - dh * (kh - 1) - 1) // sh + 1
+    out_w = (width + before_w + after_w - dw * (kw - 1) - 1) // sw + 1
+    rows = []
+    for image in range(n):
+        for i in range(out_h):
+            for j in range(out_w):
+                patch = torch.zeros(channels, kh, kw, dtype=x.dtype)
+                for a in range(kh):
+                    for b in range(kw):
+                        r, s = i * sh + a * dh - before_h, j * sw + b * dw - before_w
+                        if 0 <= r < height and 0 <= s < width:
+                            patch[:, a, b] = x[image, :, r, s]
+                rows.append(patch.flatten())
+    return torch.stack(rows)
+
+
+GEOMETRIES: list[dict[str, Any]] = [
+    {"kernel_size": 3},
+    {"kernel_size": 3, "padding": 1},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": (2, 3), "stride": (2, 1), "padding": (1, 2)},
+    {"kernel_size": 3, "dilation": 2, "padding": 2},
+    {"kernel_size": (3, 2), "dilation": (1, 3), "stride": (2, 2), "padding": (0, 1)},
+    {"kernel_size": 3, "padding": "same"},
+    {"kernel_size": (4, 2), "padding": "same"},
+    {"kernel_size": (2, 3), "padding": "same", "dilation": (3, 2)},
+    {"kernel_size": 2, "padding": "valid", "stride": 3},
+    {"kernel_size": 1, "stride": 2},
+]
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_convolution_patches(geometry: dict[str, Any]) -> None:
+    layer = nn.Conv2d(2, 3, **geometry).double()
+    x = normal(2, 2, 6, 7)
+    columns = layer_columns(layer, x)
+    torch.testing.assert_close(columns, patches_by_loop(x, layer), rtol=0, atol=0)
+    assert layer.bias is not None
+    output = layer(x) - layer.bias[:, None, None]
+    torch.testing.assert_close(columns @ layer.weight.flatten(1).T, output.movedim(1, -1).reshape(-1, 3))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        {"kernel_size": 3},
+        {"kernel_size": 3, "stride": 2, "padding": 2},
+        {"kernel_size": 2, "dilation": 3, "padding": 1},
+        {"kernel_size": 4, "padding": "same"},
+        {"kernel_size": 3, "padding": "valid"},
+    ],
+    ids=str,
+)
+def test_convolutions_in_one_dimension(geometry: dict[str, Any]) -> None:
+    layer = nn.Conv1d(2, 3, **geometry).double()
+    x = normal(4, 2, 9)
+    columns = layer_columns(layer, x)
+    assert layer.bias is not None
+    output = (layer(x) - layer.bias[:, None]).movedim(1, -1).reshape(-1, 3)
+    assert columns.shape == (len(output), layer.weight[0].numel())
+    torch.testing.assert_close(columns @ layer.weight.flatten(1).T, output)
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (2, 3, 5), (2, 2, 3, 5)])
+def test_linear_layers_with_leading_axes(shape: tuple[int, ...]) -> None:
+    layer = nn.Linear(5, 3).double()
+    x = normal(*shape)
+    columns = layer_columns(layer, x)
+    torch.testing.assert_close(columns @ layer.weight.T, (layer(x) - layer.bias).reshape(-1, 3))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3, stride=2, padding=1)
+        self.fc = nn.Linear(3, 4)
+        self.again = nn.Linear(3, 4, bias=False)
+        self.again.weight = self.fc.weight
+        self.unused = nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = F.relu(self.conv(x)).mean((2, 3))
+        return self.fc(pooled) + self.again(2 * pooled + 1)
+
+
+def outer_sum(rows: Tensor) -> Tensor:
+    total = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
+    for row in rows.double():
+        total += torch.outer(row, row)
+    return total
+
+
+def test_second_moments_sum_over_batches_and_over_uses_of_a_weight() -> None:
+    model = Net().double()
+    batches = [normal(3, 2, 5, 5, seed=1), normal(2, 2, 5, 5, seed=2)]
+    found = input_second_moments(model, batches)
+    assert set(found) == {"conv.weight", "fc.weight"}
+    conv = sum(outer_sum(patches_by_loop(x, model.conv)) for x in batches)
+    torch.testing.assert_close(found["conv.weight"], conv)
+    expected = torch.zeros(3, 3, dtype=torch.float64)
+    with torch.no_grad():
+        for x in batches:
+            pooled = F.relu(model.conv(x)).mean((2, 3))
+            expected += outer_sum(pooled) + outer_sum(2 * pooled + 1)
+    torch.testing.assert_close(found["fc.weight"], expected)
+
+
+def test_second_moments_are_in_float64_whatever_the_model() -> None:
+    model = Net()
+    x = normal(3, 2, 5, 5).float()
+    found = input_second_moments(model, [x])
+    assert all(moment.dtype == torch.float64 for moment in found.values())
+    torch.testing.assert_close(found["conv.weight"], outer_sum(patches_by_loop(x, model.conv)), rtol=1e-12, atol=1e-12)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = Net()
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    input_second_moments(model, [normal(2, 2, 5, 5).float()])
+    with pytest.raises(RuntimeError):
+        input_second_moments(model, [normal(2, 5, 5, 5).float()])
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert all(not m._forward_pre_hooks for m in model.modules())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_which_layers_have_linear_inputs() -> None:
+    assert has_linear_inputs(nn.Linear(2, 2))
+    assert has_linear_inputs(nn.Conv1d(2, 2, 1))
+    assert has_linear_inputs(nn.Conv2d(2, 2, 1))
+    assert not has_linear_inputs(nn.Conv2d(2, 2, 3, groups=2))
+    assert not has_linear_inputs(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"))
+    assert not has_linear_inputs(nn.ConvTranspose2d(2, 2, 3))
+    assert not has_linear_inputs(nn.BatchNorm2d(2))

@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from warp_unlearning.errors import DataError, DivergedError, InputError
+from warp_unlearning.methods.neg_grad_plus import NegGradPlus
+from warp_unlearning.methods.registry import BUILT_IN, make_method
+from warp_unlearning.models.digest import model_digest
+from warp_unlearning.symmetry.move import AxisMap, ChannelMove, apply_move
+from warp_unlearning.training.update import Update
+from warp_unlearning.unlearning import Unlearned, unlearn
+
+
+def build(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).to(dtype)
+        model(torch.randn(30, 5, dtype=dtype))
+    return model
+
+
+def points(count: int, seed: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 3, (count,), generator=generator)
+    return torch.randn(count, 5, generator=generator, dtype=dtype) + y.unsqueeze(1), y
+
+
+def sets(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    return {"forget": points(11, 1, dtype), "retain": points(27, 2, dtype), "validation": points(10, 3, dtype)}
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {n: t.clone() for n, t in model.state_dict().items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+SHORT: dict[str, dict[str, Any]] = {
+    "srf_on": {"iterations": 5},
+    "pgu": {"epochs": 3, "energy": 0.5},
+    **{name: {"epochs": 2} for name in ("ngp", "scrub", "salun", "bad_teacher", "retrain", "finetune", "langevin")},
+}
+
+
+@pytest.mark.parametrize("name", list(BUILT_IN))
+def test_the_original_comes_back_untouched(name: str) -> None:
+    """Weights, statistics, modes, which weights are trained, and gradients, all as given; the result differs."""
+    model = build()
+    model.train()
+    model[1].eval()
+    model[1].bias.requires_grad_(False)
+    for i, p in enumerate(model.parameters()):
+        p.grad = torch.full_like(p, float(i))
+    before, gradients = state_of(model), [p.grad for p in model.parameters()]
+    data = sets()
+    given = {k: (x.clone(), y.clone()) for k, (x, y) in data.items()}
+    result = unlearn(model, method=make_method(name, **SHORT[name]), **data)
+
+    assert same(state_of(model), before)
+    assert [m.training for m in (model, *model)] == [True, True, False, True, True]
+    assert [p.requires_grad for p in model.parameters()] == [True, True, False, True, True]
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+    assert all(bool((g == i).all()) for i, g in enumerate(gradients))
+    assert all(torch.equal(a, b) for k in data for a, b in zip(data[k], given[k], strict=True))
+
+    assert result.model is not model
+    assert not same(state_of(result.model), before)
+    shared = {p.data_ptr() for p in model.state_dict().values()} & {
+        p.data_ptr() for p in result.model.state_dict().values()
+    }
+    assert not shared
+    assert [m.training for m in (result.model, *result.model)] == [True, True, False, True, True]
+    assert [p.requires_grad for p in result.model.parameters()] == [True, True, False, True, True]
+    assert all(p.grad is None for p in result.model.parameters())
+    if name != "retrain":
+        assert torch.equal(result.model[1].bias, model[1].bias)
+
+
+@pytest.mark.parametrize("name", list(BUILT_IN))
+def test_the_seed_alone_decides(name: str) -> None:
+    states = []
+    for seed, noise in ((3, 0), (3, 1), (4, 0)):
+        with torch.random.fork_rng():
+            torch.manual_seed(noise)
+            result = unlearn(build(), method=make_method(name, **SHORT[name]), seed=seed, **sets())
+        states.append(state_of(result.model))
+    assert same(states[0], states[1])
+    if name != "pgu":  # one full batch of the forget set and all retained inputs: nothing is left to draw
+        assert not same(states[0], states[2])
+
+
+class Pairs(Dataset[tuple[Tensor, int]]):
+    """A map-style data set that is no `TensorDataset`."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return self.x[i], int(self.y[i])
+
+
+def test_tensors_datasets_and_loaders_give_the_same_result() -> None:
+    method = NegGradPlus(epochs=2, batch_size=8, saturate=True)
+    forms: dict[str, Any] = {
+        "tensors": lambda pair: pair,
+        "tensor dataset": lambda pair: TensorDataset(*pair),
+        "dataset": lambda pair: Pairs(*pair),
+        "loader": lambda pair: DataLoader(TensorDataset(*pair), batch_size=4),
+        "loader of a dataset": lambda pair: DataLoader(Pairs(*pair), batch_size=5),
+    }
+    results = {
+        form: unlearn(build(), method=method, **{k: wrap(v) for k, v in sets().items()}) for form, wrap in forms.items()
+    }
+    first = results["tensors"]
+    for form, result in results.items():
+        assert same(state_of(result.model), state_of(first.model)), form
+        assert result.history == first.history
+        (deletion,) = result.record.deletions
+        assert (deletion.requested, deletion.retained) == (11, 27)
+        if form != "dataset":
+            assert deletion.forget_digest == first.record.deletions[0].forget_digest
+
+
+def test_a_loader_that_drops_examples_is_refused() -> None:
+    data = sets() | {"retain": DataLoader(TensorDataset(*points(27, 2)), batch_size=4, drop_last=True)}
+    with pytest.raises(InputError, match="retain DataLoader has drop_last=True"):
+        unlearn(build(), method="ngp", **data)
+
+
+def test_unusable_arguments_are_refused() -> None:
+    with pytest.raises(InputError, match=r"unknown method 'scrubb'; did you mean 'scrub'\?"):
+        unlearn(build(), method="scrubb", **sets())
+    with pytest.raises(InputError, match="the method is a int"):
+        unlearn(build(), method=3, **sets())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="the defence is a str"):
+        unlearn(build(), method="ngp", defense="warp", **sets())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no parameters"):
+        unlearn(nn.ReLU(), method="ngp", **sets())
+    with pytest.raises(InputError, match="the forget set is a str"):
+        unlearn(build(), method="ngp", **sets() | {"forget": "data"})
+    with pytest.raises(InputError, match="no trainable parameter"):
+        unlearn(build().requires_grad_(False), method="ngp", **sets())
+
+
+def test_an_overlap_is_refused() -> None:
+    data = sets()
+    with pytest.raises(DataError, match="also in the forget set"):
+        unlearn(build(), method="ngp", **data | {"retain": [torch.cat(p) for p in zip(*data.values(), strict=True)]})
+
+
+def test_the_history_and_every_update_are_told() -> None:
+    seen: list[Update] = []
+    result = unlearn(build(), method=NegGradPlus(epochs=3, batch_size=8), on_update=seen.append, **sets())
+    assert [u.step for u in seen] == list(range(1, 13))
+    assert result.history == [
+        {"update": u.step, "epoch": u.epoch, **{n: float(v) for n, v in u.losses.items()}} for u in seen
+    ]
+    assert result.teleports == []
+    assert result.seconds > 0
+
+
+def test_the_record_tells_what_was_done() -> None:
+    model, method = build(), NegGradPlus(epochs=2, alpha=0.7)
+    result = unlearn(model, method=method, seed=9, **sets())
+    (deletion,) = result.record.deletions
+    assert deletion.original == model_digest(model)
+    assert deletion.unlearned == model_digest(result.model)
+    assert deletion.original != deletion.unlearned
+    assert deletion.method["name"] == "ngp"
+    assert deletion.method["options"]["alpha"] == 0.7
+    assert (deletion.requested, deletion.retained, deletion.seed) == (11, 27, 9)
+    assert (deletion.defense, deletion.experiment_only) == (None, False)
+    again = unlearn(result.model, method=method, **sets())
+    assert len(result.record.then(again.record.deletions[0]).deletions) == 2
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Adds 1 to every weight a step; from `bad` on the loss is NaN."""
+
+    name: ClassVar[str] = "scripted"
+    norm_mode: ClassVar[str] = "eval"
+    steps: int = 25
+    bad: int = 1000
+
+    def updates(self, model: nn.Module, task: Any) -> Iterator[Update]:
+        for step in range(1, self.steps + 1):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(1.0)
+            yield Update(step, self.steps, 0, False, {"loss": torch.tensor(torch.nan if step >= self.bad else 1.0)})
+
+
+@pytest.mark.parametrize(("bad", "checked"), [(3, 0), (10, 0), (11, 10), (20, 10), (21, 20), (25, 20)])
+def test_a_diverging_method_is_stopped_and_the_last_finite_weights_kept(bad: int, checked: int) -> None:
+    model = build(torch.float64)
+    with pytest.raises(DivergedError) as caught:
+        unlearn(model, method=Scripted(bad=bad), **sets(torch.float64))
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(caught.value.state[name], value.detach() + checked)
+    result = unlearn(model, method=Scripted(), **sets(torch.float64))
+    torch.testing.assert_close(result.model[0].weight.detach(), model[0].weight.detach() + 25)
+
+
+def test_a_real_method_that_diverges_is_stopped() -> None:
+    model = build()
+    before = state_of(model)
+    with pytest.raises(DivergedError) as caught:
+        unlearn(model, method=NegGradPlus(lr=1e30, alpha=0.1, epochs=20, momentum=0.0), **sets())
+    assert all(bool(t.isfinite().all()) for t in caught.value.state.values())
+    assert same(state_of(model), before)
+
+
+class Shuffling:
+    """A session that reorders the hidden units after every update, and rescales them after batch norm."""
+
+    def __init__(self, model: nn.Module, generator: torch.Generator, log: list[str]) -> None:
+        self.model, self.generator, self.log = model, generator, log
+        self.certificates: list[int] = []
+        self.orders: list[list[int]] = []
+        self.modes: list[bool] = []
+
+    def between(self, update: Update) -> ChannelMove | None:
+        self.log.append(f"between {update.step}")
+        self.modes.append(self.model.training)
+        if update.step % 3 == 0:
+            return None
+        move = self._draw()
+        # A defence may leave the model in a mode of its own.
+        self.model.eval()
+        apply_move(self.model, move)
+        self.certificates.append(update.step)
+        return move
+
+    def finish(self) -> None:
+        self.log.append("finish")
+        apply_move(self.model, self._draw())
+
+    def _draw(self) -> ChannelMove:
+        order = torch.randperm(6, generator=self.generator)
+        self.orders.append(order.tolist())
+        rows, columns = (AxisMap(0, order),), (AxisMap(1, order),)
+        names = ("0.weight", "1.weight", "1.bias", "1.running_mean", "1.running_var")
+        return ChannelMove(dict.fromkeys(names, rows) | {"3.weight": columns})
+
+
+class ShuffleDefense:
+    name: ClassVar[str] = "shuffle"
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.session: Shuffling | None = None
+
+    def start(self, model: nn.Module, task: Any, *, generator: torch.Generator) -> Shuffling:
+        self.log.append("start")
+        self.session = Shuffling(model, generator, self.log)
+        # The first move comes before the first update; the original that the method may ask stays as it was.
+        apply_move(model, self.session._draw())
+        return self.session
+
+
+def defended(method: str, *, defense_seed: int | None = 1, **settings: Any) -> tuple[Unlearned, ShuffleDefense]:
+    defense = ShuffleDefense()
+    result = unlearn(
+        build(torch.float64),
+        method=make_method(method, **settings),
+        defense=defense,
+        defense_seed=defense_seed,
+        **sets(torch.float64),
+    )
+    return result, defense
+
+
+@pytest.mark.parametrize("name", ["ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on", "finetune"])
+def test_a_defended_model_computes_the_same_function_with_other_weights(name: str) -> None:
+    settings = SHORT[name] | ({"anchor": 1.0, "batch_size": 8} if name == "ngp" else {})
+    settings |= {"rewind": True, "max_epochs": 1} if name == "scrub" else {}
+    plain = unlearn(build(torch.float64), method=make_method(name, **settings), **sets(torch.float64))
+    result, _ = defended(name, **settings)
+    x = points(40, 9, torch.float64)[0]
+    with torch.no_grad():
+        torch.testing.assert_close(result.model.eval()(x), plain.model.eval()(x), rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(result.model[0].weight, plain.model[0].weight)
+    assert len(result.history) == len(plain.history)
+
+
+def test_the_defence_is_called_between_updates_and_at_the_end() -> None:
+    result, defense = defended("ngp", epochs=1, batch_size=8)
+    assert defense.log == ["start", "between 1", "between 2", "between 3", "between 4", "finish"]
+    assert defense.session is not None
+    # The method's mode is put back after every move, whatever the defence left.
+    assert defense.session.modes == [True, True, True, True]
+    assert result.teleports == [1, 2, 4]
+    (deletion,) = result.record.deletions
+    assert deletion.defense == "shuffle"
+    assert deletion.experiment_only
+    assert deletion.original == model_digest(build(torch.float64))
+
+
+def test_a_defence_draws_from_entropy_unless_told_otherwise() -> None:
+    def orders(seed: int | None) -> list[list[int]]:
+        result, defense = defended("ngp", epochs=4, batch_size=8, defense_seed=seed)
+        assert result.record.deletions[0].experiment_only == (seed is not None)
+        assert defense.session is not None
+        return defense.session.orders
+
+    assert orders(1) == orders(1)
+    assert orders(1) != orders(2)
+    assert orders(None) != orders(None)
+
+
+def test_the_device_may_be_named() -> None:
+    first = unlearn(build(), method=NegGradPlus(epochs=1), device="cpu", **sets())
+    second = unlearn(deepcopy(build()), method=NegGradPlus(epochs=1), **sets())
+    assert same(state_of(first.model), state_of(second.model))
