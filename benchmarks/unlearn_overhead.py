@@ -57,7 +57,7 @@ def on_device(problem: Problem, device: str) -> Problem:
 def difference(a: nn.Module, b: nn.Module) -> float:
     """The largest relative difference of any parameter tensor, by norms."""
     pairs = zip(a.parameters(), b.parameters(), strict=True)
-    return max(float((p - q).detach().norm() / q.norm().clamp(min=1e-12)) for p, q in pairs)
+    return max(float(((p - q).norm() / q.norm().clamp(min=1e-12)).detach()) for p, q in pairs)
 
 
 def measure(name: str, problem: Problem, repetitions: int) -> dict[str, float]:

@@ -1,6 +1,13 @@
 """Settings for every test process."""
 
+import os
+
 import torch
+from hypothesis import settings
 
 # Test processes run side by side, one a core; more threads would fight over the cores.
 torch.set_num_threads(1)
+
+# A deadline measures the machine; and in CI the same examples are drawn each time.
+settings.register_profile("project", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("project")

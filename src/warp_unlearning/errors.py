@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 
@@ -29,7 +30,7 @@ class WeightsError(WarpError):
 
 
 class DivergedError(WarpError):
-    """A loss or weight stopped being finite. `state` holds the last weights whose loss was finite."""
+    """A loss or weight stopped being finite. `state` holds the last finite weights; empty where none were kept."""
 
     exit_code = 1
 
@@ -37,6 +38,10 @@ class DivergedError(WarpError):
         super().__init__(message)
         self.state = state
         self.update = update
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Keyword-only arguments would be lost on the way back from a worker process.
+        return partial(type(self), state=self.state, update=self.update), self.args
 
 
 class ConformanceError(WarpError):

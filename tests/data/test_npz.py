@@ -93,7 +93,7 @@ def test_the_first_bad_row_of_the_file_is_named(tmp_path: Path, value: float) ->
         ({"x": images(6, 5), "y": Y.astype(float)}, "y of shape .* type float64"),
         ({"x": images(6, 5), "y": Y[:, None]}, r"y of shape \(20, 1\)"),
         ({"x": images(6, 5), "y": Y * 2}, "labels from 0 to 6 but none for class 1"),
-        ({"x": images(6, 5), "y": Y - 1}, "labels from -1 to 2 but none for class 0"),
+        ({"x": images(6, 5), "y": Y - 1}, "has the label -1; number the classes"),
         ({"x": images(6, 5), "y": Y, "x_test": images(6, 5)}, "only one of x_test and y_test"),
         ({"x": images(6, 5), "y": Y, "x_test": images(5, 5), "y_test": Y}, "both parts must be alike"),
         ({"x": images(6, 5, 5), "y": Y}, "neither axis 1 nor axis 3"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from warp_unlearning.errors import InputError
@@ -12,6 +12,7 @@ from warp_unlearning.linalg.subspace import Rule, principal_subspace, project_ou
 rules = st.sampled_from(["energy", "singular_values"])
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12), st.floats(0.01, 0.999), rules)
 def test_rank_is_the_first_that_holds_the_fraction(values: list[float], fraction: float, rule: Rule) -> None:
     values = sorted(values, reverse=True)
@@ -97,6 +98,7 @@ def test_the_basis_has_the_type_of_the_input() -> None:
     assert principal_subspace(x.T @ x, 0.9).basis.dtype == torch.float32
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 8), st.data())
 def test_project_out_is_the_complement_projector(seed: int, dim: int, draw: st.DataObject) -> None:
     k = draw.draw(st.integers(1, dim))

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from warp_unlearning import unlearn
 from warp_unlearning.methods.protocol import Task
-from warp_unlearning.methods.retrain import Retrain
+from warp_unlearning.methods.retrain import Retrain, frozen_state
 from warp_unlearning.models.reinitialise import reinitialise
 from warp_unlearning.models.small_resnet import SmallResNet
 from warp_unlearning.training.recipe import Recipe
@@ -50,3 +51,27 @@ def test_augmentation_settings_arrive(kit: Any) -> None:
     kit.run(Retrain(fill=(0.0, 0.0), **settings), models[2], task)
     assert same(models[0], models[1])
     assert not same(models[0], models[2])
+
+
+def test_layers_frozen_beforehand_stay_as_they_are() -> None:
+    layers = [torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)]
+    model = torch.nn.Sequential(*layers)
+    for layer in layers[:2]:
+        layer.requires_grad_(False)
+    layers[1].running_mean.fill_(3.0)
+    x, y = torch.randn(20, 4), torch.arange(20) % 2
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    after = unlearn(
+        model, forget=(x[:4], y[:4]), retain=(x[4:], y[4:]), method=Retrain(epochs=1, batch_size=64)
+    ).model.state_dict()
+    assert torch.equal(after["0.weight"], before["0.weight"])
+    assert torch.equal(after["1.weight"], before["1.weight"])
+    assert not torch.equal(after["2.weight"], before["2.weight"])
+
+
+def test_frozen_state_holds_buffers_of_frozen_layers_alone() -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2))
+    model[0].requires_grad_(False)
+    assert set(frozen_state(model)) == {
+        f"0.{n}" for n in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    }

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -12,6 +12,7 @@ from warp_unlearning.stats.intervals import Estimate, mean, proportion
 levels = st.sampled_from([0.5, 0.9, 0.95, 0.99])
 
 
+@settings(deadline=None)
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), levels)
 def test_proportion_is_clopper_pearson(counts: tuple[int, int], level: float) -> None:
     successes, trials = counts
@@ -36,6 +37,7 @@ def test_impossible_counts_are_refused(successes: int, trials: int) -> None:
         proportion(successes, trials)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=20).filter(lambda v: np.std(v) > 1e-3), levels)
 def test_mean_is_students_interval(values: list[float], level: float) -> None:
     found = mean(values, level=level)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warp_unlearning.errors import InputError
@@ -87,6 +87,7 @@ def by_grid(epsilon: float, s: dict[str, Any]) -> float:
     return float(np.sqrt(squared[squared > 0].min()))
 
 
+@settings(deadline=None)
 @given(st.floats(0.01, 30), settings_strategy)
 def test_noise_is_the_minimum_over_all_orders(epsilon: float, settings: dict[str, Any]) -> None:
     sigma, least = langevin_noise(epsilon, **settings), by_grid(epsilon, settings)
@@ -94,6 +95,7 @@ def test_noise_is_the_minimum_over_all_orders(epsilon: float, settings: dict[str
     assert sigma == pytest.approx(least, rel=1e-6)
 
 
+@settings(deadline=None)
 @given(st.floats(0.01, 30), settings_strategy)
 def test_epsilon_and_noise_are_inverse(epsilon: float, settings: dict[str, Any]) -> None:
     sigma = langevin_noise(epsilon, **settings)
@@ -101,6 +103,7 @@ def test_epsilon_and_noise_are_inverse(epsilon: float, settings: dict[str, Any])
     assert langevin_noise(langevin_epsilon(2 * sigma, **settings), **settings) == pytest.approx(2 * sigma, rel=1e-7)
 
 
+@settings(deadline=None)
 @given(st.floats(0.01, 30), settings_strategy)
 def test_noise_grows_with_removals_and_falls_with_steps_and_epsilon(epsilon: float, settings: dict[str, Any]) -> None:
     sigma = langevin_noise(epsilon, **settings)

@@ -164,3 +164,21 @@ def test_which_layers_have_linear_inputs() -> None:
     assert not has_linear_inputs(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"))
     assert not has_linear_inputs(nn.ConvTranspose2d(2, 2, 3))
     assert not has_linear_inputs(nn.BatchNorm2d(2))
+
+
+def test_a_parametrised_weight_has_no_entry_and_keyword_inputs_are_seen() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 4))
+            self.second = torch.nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.second(input=self.first(x))
+            return out
+
+    model, x = Model().double(), torch.randn(5, 3, dtype=torch.float64)
+    moments = input_second_moments(model, [x])
+    hidden = model.first(x).detach()
+    assert set(moments) == {"second.weight"}
+    assert torch.allclose(moments["second.weight"], hidden.T @ hidden, rtol=1e-12, atol=0)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -33,6 +33,7 @@ SHAPE = (4, 3, 2, 2)
 moves = st.tuples(axis_maps(0, 4), axis_maps(1, 3)).map(lambda maps: ChannelMove({"w": maps}))
 
 
+@settings(deadline=None)
 @given(moves, st.integers(0, 1000))
 def test_each_entry_goes_where_its_axes_say(move: ChannelMove, seed: int) -> None:
     value, rows, columns = normal(*SHAPE, seed=seed), *move.axes["w"]
@@ -48,6 +49,7 @@ def test_each_entry_goes_where_its_axes_say(move: ChannelMove, seed: int) -> Non
     torch.testing.assert_close(move.point("w", value), expected)
 
 
+@settings(deadline=None)
 @given(moves, st.integers(0, 1000))
 def test_the_pairing_of_gradients_with_steps_is_kept(move: ChannelMove, seed: int) -> None:
     gradient, step = normal(*SHAPE, seed=seed), normal(*SHAPE, seed=seed + 1)
@@ -56,6 +58,7 @@ def test_the_pairing_of_gradients_with_steps_is_kept(move: ChannelMove, seed: in
     assert after == pytest.approx(before, rel=1e-9, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(moves, st.integers(0, 1000))
 def test_the_inverse_undoes_all(move: ChannelMove, seed: int) -> None:
     value, back = normal(*SHAPE, seed=seed), move.inverse()
@@ -68,6 +71,7 @@ def test_the_inverse_undoes_all(move: ChannelMove, seed: int) -> None:
     torch.testing.assert_close(back.inputs("w", move.inputs("w", columns)), columns)
 
 
+@settings(deadline=None)
 @given(axis_maps(0, 4), axis_maps(0, 4), st.integers(0, 1000))
 def test_two_maps_of_one_axis_are_undone_in_turn(first: AxisMap, second: AxisMap, seed: int) -> None:
     move, value = ChannelMove({"w": (first, second)}), normal(4, 2, seed=seed)
@@ -75,6 +79,7 @@ def test_two_maps_of_one_axis_are_undone_in_turn(first: AxisMap, second: AxisMap
     torch.testing.assert_close(move.inverse().point("w", move.point("w", value)), value)
 
 
+@settings(deadline=None)
 @given(moves, st.integers(0, 1000))
 def test_a_choice_of_entries_follows_the_entries(move: ChannelMove, seed: int) -> None:
     value = normal(*SHAPE, seed=seed)
@@ -85,6 +90,7 @@ def test_a_choice_of_entries_follows_the_entries(move: ChannelMove, seed: int) -
     torch.testing.assert_close(torch.where(followed, move.point("w", value), 0.0), move.point("w", kept))
 
 
+@settings(deadline=None)
 @given(moves, st.integers(0, 1000))
 def test_a_moved_weight_answers_moved_inputs_with_the_moved_response(move: ChannelMove, seed: int) -> None:
     """W′ p′ = A (W p): inputs undo the in-axis and the response follows the out-axis."""
@@ -106,6 +112,7 @@ def test_tensors_not_named_stay() -> None:
         assert how("other", value) is value
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(0, 5), min_size=3, max_size=3),
     st.lists(st.floats(0.2, 5), min_size=3, max_size=3),

@@ -5,7 +5,7 @@ from math import log
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warp_unlearning.training.schedule import cosine, geometric, staircase
@@ -20,6 +20,7 @@ def test_cosine_is_that_of_torch() -> None:
         scheduler.step()
 
 
+@settings(deadline=None)
 @given(st.floats(1e-4, 10), st.floats(1e-4, 10), st.integers(2, 50))
 def test_geometric_has_equal_ratios(first: float, last: float, steps: int) -> None:
     rates = [geometric(first, last, i / steps) for i in range(steps + 1)]

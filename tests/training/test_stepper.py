@@ -93,13 +93,13 @@ def test_steps_are_those_of_the_formula(
     assert_close(model, expected)
 
 
-def test_apply_gradients_uses_those_the_parameters_hold(network: Network) -> None:
+def test_step_along_uses_the_gradients_given(network: Network) -> None:
     model = network()
     before = weights_of(model)
     stepper = Stepper(model, momentum=0.0)
     for p in model.parameters():
-        p.grad = torch.full_like(p, 2.0)
-    stepper.apply_gradients(lr=0.25)
+        assert p.grad is None
+    stepper.step_along({n: torch.full_like(p, 2.0) for n, p in model.named_parameters()}, lr=0.25)
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.detach(), before[name] - 0.5)
 
@@ -206,3 +206,19 @@ def test_unusable_models_and_names_are_refused(network: Network) -> None:
         Stepper(network().requires_grad_(False))
     with pytest.raises(InputError, match="'lion'; known: sgd, adam"):
         Stepper(network(), optimizer="lion")  # type: ignore[arg-type]
+
+
+def test_step_along_gives_gradients_their_parameters_memory_layout() -> None:
+    model = torch.nn.Conv2d(4, 3, 3).to(memory_format=torch.channels_last)
+    stepper = Stepper(model)
+    stepper.step_along({n: torch.ones(p.shape) for n, p in model.named_parameters()}, lr=0.1)
+    assert all(p.grad is not None and p.grad.stride() == p.stride() for p in model.parameters())
+
+
+def test_only_the_named_parameters_move_or_get_gradients() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    stepper = Stepper(model, only={"1.weight"}, weight_decay=0.1)
+    stepper.step(model(torch.ones(2, 3)).square().sum(), lr=0.1)
+    moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == {"1.weight"} == {n for n, p in model.named_parameters() if p.grad is not None}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -110,6 +110,7 @@ def naive_copies(forget: TensorExamples, retain: TensorExamples) -> list[int]:
 few = st.lists(st.tuples(st.sampled_from([0.0, 1.0, -1.0]), st.sampled_from([0.0, 2.0]), st.integers(0, 1)), min_size=1)
 
 
+@settings(deadline=None)
 @given(few, few, st.sampled_from([torch.float16, torch.float32, torch.float64]))
 def test_copies_are_found_as_by_comparing_all_pairs(
     forget: list[tuple[float, float, int]], retain: list[tuple[float, float, int]], dtype: torch.dtype

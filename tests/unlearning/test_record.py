@@ -109,3 +109,18 @@ def test_the_date_is_in_utc() -> None:
 def test_versions_are_those_running() -> None:
     assert versions()["torch"] == torch.__version__
     assert set(versions()) == {"warp_unlearning", "torch", "numpy", "python"}
+
+
+def test_a_record_with_a_broken_chain_does_not_load() -> None:
+    from dataclasses import replace
+
+    from warp_unlearning.unlearning.record import Deletion
+
+    first = Deletion(1, 2, "f", "r", "a", "b", {"name": "ngp"}, None, False, 0, 1.0, "today", {})
+    data = DeletionRecord((first, replace(first, original="c"))).as_json()
+    with pytest.raises(DataError, match="record ends with b"):
+        DeletionRecord.from_json(data)
+    with pytest.raises(DataError, match="damaged"):
+        DeletionRecord.from_json({**data, "deletions": None})
+    with pytest.raises(DataError, match="missing or unknown"):
+        DeletionRecord.from_json({**data, "deletions": [5]})

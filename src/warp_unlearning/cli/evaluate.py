@@ -63,11 +63,17 @@ def show(comparison: Comparison) -> None:
             for name, scores in comparison.models.items()
         ],
     )
-    if not comparison.gaps:
+    if comparison.gaps:
+        _show_gaps(comparison)
+    else:
         typer.echo(
             "no reference: give --retrained to see how far the unlearned model is from one that never saw the examples"
         )
-        return
+
+
+def _show_gaps(comparison: Comparison) -> None:
+    from .table import print_table
+
     print_table(
         "Gap to the retrained model (0 is none)",
         [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,10 +44,13 @@ def unlearn(
         outcome = unlearn_run(UnlearnRequest(source, out, config, settings), builder=builder, watch=progress)
     for note in outcome.notes:
         typer.echo(f"note: {note}", err=True)
-    summary = outcome.summary
     if as_json:
-        typer.echo(json.dumps(summary, indent=2))
-        return
+        typer.echo(json.dumps(outcome.summary, indent=2))
+    else:
+        _show(outcome.summary, out)
+
+
+def _show(summary: dict[str, Any], out: Path) -> None:
     typer.echo(
         f"{summary['method']['name']} forgot {summary['forgotten']} examples and kept {summary['retained']} "
         f"in {summary['updates']} updates ({summary['seconds']:.1f} s)"

@@ -118,10 +118,10 @@ def as_examples(source: object, *, what: str) -> Examples:
 
 
 def _from_pair(pair: Sequence[Tensor], what: str) -> TensorExamples:
-    x, y = pair
+    x, y = pair[0], _class_labels(pair[1], what)
     if len(x) != len(y):
         raise DataError(f"the {what} set has {len(x)} inputs and {len(y)} labels; they must be as many")
-    return TensorExamples(x, _class_labels(y, what))
+    return TensorExamples(x, y)
 
 
 def _from_loader(loader: DataLoader[Any], what: str) -> TensorExamples:
@@ -138,7 +138,12 @@ def _from_loader(loader: DataLoader[Any], what: str) -> TensorExamples:
 
 def _from_dataset(dataset: Dataset[Any], what: str) -> DatasetExamples:
     count = len(cast(Sequence[Any], dataset))
-    labels = [_as_pair(dataset[i], what)[1] for i in range(count)]
+    labels = []
+    for i in range(count):
+        x, label = _as_pair(dataset[i], what)
+        if x.is_floating_point() and not bool(x.isfinite().all()):
+            raise DataError(f"the {what} set has a value that is not finite at item {i}; remove or repair it")
+        labels.append(label)
     y = _class_labels(torch.stack(labels), what) if labels else torch.empty(0, dtype=torch.int64)
     return DatasetExamples(dataset, y, torch.device("cpu"))
 

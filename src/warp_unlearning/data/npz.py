@@ -125,6 +125,8 @@ def _check_finite(train: RawPart, test: RawPart, path: Path) -> None:
 
 def _classes(labels: list[NDArray[Any]], path: Path) -> list[str]:
     present = np.unique(np.concatenate(labels).astype(np.int64))
+    if present[0] < 0:
+        raise DataError(f"{path} has the label {present[0]}; number the classes 0, 1, 2, ... without gaps")
     if not np.array_equal(present, np.arange(len(present))):
         gap = int(np.flatnonzero(present != np.arange(len(present)))[0])
         raise DataError(

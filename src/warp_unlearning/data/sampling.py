@@ -1,8 +1,8 @@
 """Random index batches for training and unlearning, drawn from an explicit generator.
 
-All batches of a collection have one shape, which BatchNorm (never a last batch of one) and captured CUDA graphs want: n
-examples at batch size b make ⌈n/b⌉ batches of ⌊n/⌈n/b⌉⌋. At most ⌈n/b⌉ − 1 examples wait for the next epoch, others
-each time.
+All batches of a collection have one shape, which captured CUDA graphs want: n examples at batch size b make ⌈n/b⌉
+batches of ⌊n/⌈n/b⌉⌋. At most ⌈n/b⌉ − 1 examples wait for the next epoch, others each time. No batch has a single
+example, on which batch norm cannot compute, unless there is only one or a batch size of one was asked for.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ def batch_shape(count: int, batch_size: int) -> tuple[int, int]:
     (2, 150)
     """
     batches = -(-count // batch_size)
+    if count // batches == 1 < min(count, batch_size):
+        return count // 2, 2
     return batches, count // batches
 
 

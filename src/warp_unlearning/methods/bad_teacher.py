@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.sampling import batch_shape, epoch
+from ..models.normalisation import predict
 from ..models.reinitialise import reinitialise
 from ..training.stepper import OptimizerName, Stepper
 from ..training.update import Update, Updates
@@ -40,7 +41,8 @@ class BadTeacher:
 
     def __post_init__(self) -> None:
         require(self, positive=("lr", "temperature", "retain_share"), shares=("retain_share", "momentum"))
-        require(self, counts=("epochs", "batch_size"), choices={"optimizer": get_args(OptimizerName)})
+        require(self, counts=("epochs", "batch_size"), not_negative=("weight_decay",))
+        require(self, choices={"optimizer": get_args(OptimizerName)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """One step a mixed batch."""
@@ -56,7 +58,7 @@ class BadTeacher:
             for i, index in enumerate(order, e * batches + 1):
                 x, target = _mixed(index, task, kept, bad, good)
                 # The published loss has no T² in front, so it is taken out again.
-                loss = divergence(target, model(x), temperature=self.temperature) / self.temperature**2
+                loss = divergence(target, predict(model, x), temperature=self.temperature) / self.temperature**2
                 stepper.step(loss, lr=self.lr)
                 moved = yield Update(i, of, e, i == (e + 1) * batches, {"divergence": loss.detach()})
                 stepper.carry(moved)

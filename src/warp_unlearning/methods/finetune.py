@@ -29,6 +29,7 @@ class Finetune:
 
     def __post_init__(self) -> None:
         require(self, positive=("lr",), shares=("momentum",), counts=("epochs", "batch_size"))
+        require(self, not_negative=("weight_decay",))
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """The updates of a training that starts where the model is."""

@@ -56,7 +56,7 @@ class Langevin:
 
     def __post_init__(self) -> None:
         require(self, positive=("epsilon", "delta", "strong_convexity", "clip", "lr"), shares=("alpha",))
-        require(self, counts=("epochs", "batch_size"))
+        require(self, counts=("epochs", "batch_size"), not_negative=("noise", "decay"))
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """One noisy step a retain batch."""
@@ -77,9 +77,7 @@ class Langevin:
                     forget = task.forget.take(next(forget_order))
                     ascent, terms["forget"] = clipped_mean_gradient(model, *forget, clip=self.clip)
                     gradient = {n: self.alpha * g - (1 - self.alpha) * ascent[n] for n, g in gradient.items()}
-                for name, parameter in zip(stepper.names, stepper.parameters, strict=True):
-                    parameter.grad = gradient[name]
-                stepper.apply_gradients(lr=self.lr)
+                stepper.step_along(gradient, lr=self.lr)
                 noise.add_to(stepper.names, stepper.parameters, scale)
                 moved = yield Update(i, of, e, i == (e + 1) * batches, terms)
                 noise.carry(moved)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..data.examples import Batch
 from ..data.sampling import batch_shape, endless, epoch
+from ..models.normalisation import predict
 from ..training.schedule import cosine
 from ..training.scoring import losses
 from ..training.stepper import Stepper
@@ -41,7 +42,7 @@ class NegGradPlus:
 
     def __post_init__(self) -> None:
         require(self, positive=("lr", "max_norm"), shares=("alpha", "momentum"), counts=("epochs", "batch_size"))
-        require(self, choices={"norm_mode": get_args(NormMode)})
+        require(self, not_negative=("weight_decay", "anchor"), choices={"norm_mode": get_args(NormMode)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """One step a retain batch, each beside a forget batch."""
@@ -68,10 +69,10 @@ class NegGradPlus:
                     anchor.carry(moved)
 
     def _losses(self, model: nn.Module, retain: Batch, forget: Batch, ceiling: Tensor | None) -> dict[str, Tensor]:
-        each = F.cross_entropy(model(forget.x), forget.y, reduction="none")
+        each = F.cross_entropy(predict(model, forget.x), forget.y, reduction="none")
         if ceiling is not None:
             each = torch.minimum(each, ceiling)
-        return {"retain": F.cross_entropy(model(retain.x), retain.y), "forget": each.mean()}
+        return {"retain": F.cross_entropy(predict(model, retain.x), retain.y), "forget": each.mean()}
 
     def _ceiling(self, task: Task) -> Tensor | None:
         if not self.saturate:

@@ -54,12 +54,19 @@ class ProjectedGradient:
 
     def __post_init__(self) -> None:
         require(self, positive=("energy", "lr", "last_lr", "offset"), shares=("energy", "momentum", "offset"))
-        require(self, counts=("samples", "epochs", "batch_size"), choices={"rule": get_args(Rule)})
+        require(self, counts=("samples", "epochs", "batch_size"), not_negative=("weight_decay", "entropy_weight"))
+        require(self, choices={"rule": get_args(Rule)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """One step a forget batch."""
         projection = retained_complement(model, task, samples=self.samples, energy=self.energy, rule=self.rule)
-        stepper = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay, constraint=projection)
+        stepper = Stepper(
+            model,
+            only=projection.bases,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            constraint=projection,
+        )
         still = {
             n: torch.ones_like(p, dtype=torch.bool) for n, p in model.named_parameters() if n not in projection.bases
         }
@@ -75,10 +82,8 @@ class ProjectedGradient:
                 stepper.step(loss, lr=lr)
                 moved = yield Update(i, of, e, i == (e + 1) * batches, {"forget": loss.detach()}, still)
                 stepper.carry(moved)
-                if moved is not None:
-                    still = {n: moved.selection(n, chosen) for n, chosen in still.items()}
-                    if stop is not None:
-                        stop.carry(moved)
+                if moved is not None and stop is not None:
+                    stop.carry(moved)
             if stop is not None and stop.reached(model):
                 return
 

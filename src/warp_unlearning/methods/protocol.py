@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from math import isfinite
 from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 from torch import nn
@@ -89,21 +90,26 @@ def require(
     positive: Sequence[str] = (),
     shares: Sequence[str] = (),
     counts: Sequence[str] = (),
+    not_negative: Sequence[str] = (),
     choices: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Check settings: `positive` above 0, `shares` in [0, 1], `counts` whole numbers of at least 1 (None passes), and
-    `choices` one of those given.
+    """Check settings: `positive` above 0, `shares` in [0, 1], `counts` whole numbers of at least 1, `not_negative` at
+    least 0, all of them finite (None passes), and `choices` one of those given.
     """
     name = getattr(method, "name", type(method).__name__)
     for key, known in (choices or {}).items():
         if getattr(method, key) not in known:
             raise InputError(f"{name}: {key} is {getattr(method, key)!r}; {nearest(str(getattr(method, key)), known)}")
-    for key in (*positive, *shares, *counts):
+    for key in (*positive, *shares, *counts, *not_negative):
         value = getattr(method, key)
         if value is None:
             continue
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise InputError(f"{name}: {key} is {value!r}; it must be a number")
+        if not isfinite(value):
+            raise InputError(f"{name}: {key} is {value}; it must be finite")
+        if key in not_negative and value < 0:
+            raise InputError(f"{name}: {key} is {value}; it must be at least 0")
         if key in positive and not value > 0:
             raise InputError(f"{name}: {key} is {value}; it must be above 0")
         if key in shares and not 0 <= value <= 1:

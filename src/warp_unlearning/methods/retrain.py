@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..models.reinitialise import reinitialise
+from ..training.precision import Precision
 from ..training.recipe import Recipe
 from ..training.training import Training
 from ..training.update import Updates
@@ -16,7 +17,10 @@ from .protocol import NormMode, Task, option, require
 
 @dataclass(frozen=True, kw_only=True)
 class Retrain:
-    """Fresh random weights, trained on the retain set alone. No forget example is ever read."""
+    """Fresh random weights, trained on the retain set alone. No forget example is ever read.
+
+    Layers whose parameters are all frozen (`requires_grad` off), as of a backbone trained elsewhere, stay as they are.
+    """
 
     name: ClassVar[str] = "retrain"
     norm_mode: ClassVar[NormMode] = "train"
@@ -29,14 +33,18 @@ class Retrain:
     weight_decay: float = option(5e-4, "weight decay of SGD")
     crop_padding: int = option(0, "pixels by which random crops may be shifted")
     flip: bool = option(False, "mirror images at random")
+    precision: Precision = option("auto", "auto (bf16 on a GPU), float32 or bf16")
     fill: tuple[float, ...] = option((0.0,), "value of a black pixel, per channel, after normalisation")
 
     def __post_init__(self) -> None:
         require(self, positive=("lr",), shares=("momentum",), counts=("epochs", "batch_size"))
+        require(self, not_negative=("weight_decay", "crop_padding"), choices={"precision": get_args(Precision)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """The updates of a training from scratch."""
+        fixed = {n: t.clone() for n, t in frozen_state(model).items()}
         reinitialise(model, generator=task.streams.generator("initial weights"))
+        model.load_state_dict(fixed, strict=False)
         recipe = Recipe(
             epochs=self.epochs,
             batch_size=self.batch_size,
@@ -45,5 +53,16 @@ class Retrain:
             weight_decay=self.weight_decay,
             crop_padding=self.crop_padding,
             flip=self.flip,
+            precision=self.precision,
         )
         return Training(model, task.retain, recipe=recipe, streams=task.streams, fill=self.fill).updates()
+
+
+def frozen_state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of the layers whose own parameters are all frozen, and single frozen parameters."""
+    found = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
+    for prefix, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if own and not any(p.requires_grad for p in own):
+            found |= {f"{prefix}.{n}" if prefix else n: b for n, b in module.named_buffers(recurse=False)}
+    return found

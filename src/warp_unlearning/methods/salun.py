@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ..data.examples import Examples, in_order
 from ..data.sampling import batch_shape, epoch
-from ..models.normalisation import norm_mode
+from ..errors import InputError
+from ..models.normalisation import norm_mode, predict
 from ..training.constraints import Mask
 from ..training.stepper import Stepper
 from ..training.update import Update, Updates
@@ -40,9 +41,12 @@ class SalUn:
 
     def __post_init__(self) -> None:
         require(self, positive=("lr", "keep"), shares=("keep", "momentum"), counts=("epochs", "batch_size"))
+        require(self, not_negative=("weight_decay",))
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """One step a batch, forget batches first in each epoch."""
+        if self.exclude_true_label and task.classes < 2:
+            raise InputError("salun with exclude_true_label=True needs another class to draw from; the model has one")
         mask = saliency_mask(model, task.forget, keep=self.keep)
         stepper = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay, constraint=mask)
         labels = task.streams.generator("labels")
@@ -54,7 +58,7 @@ class SalUn:
                 x, y = examples.take(index)
                 if phase == "forget":
                     y = self._random_labels(y, task.classes, labels)
-                loss = F.cross_entropy(model(x), y)
+                loss = F.cross_entropy(predict(model, x), y)
                 stepper.step(loss, lr=self.lr)
                 step += 1
                 terms = {"relabelled" if phase == "forget" else "retain": loss.detach()}

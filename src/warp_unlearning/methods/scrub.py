@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..data.examples import Examples
 from ..data.sampling import batch_shape, epoch
 from ..errors import InputError
+from ..models.normalisation import predict
 from ..symmetry.move import Move
 from ..training.schedule import staircase
 from ..training.scoring import logits
@@ -52,6 +53,7 @@ class Scrub:
         require(
             self, positive=("lr", "temperature"), shares=("momentum",), choices={"optimizer": get_args(OptimizerName)}
         )
+        require(self, not_negative=("alpha", "gamma", "weight_decay"))
         require(self, counts=("max_epochs", "epochs", "retain_batch_size", "forget_batch_size"))
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
@@ -69,7 +71,7 @@ class Scrub:
             for position, (phase, index) in enumerate(schedule, 1):
                 examples: Examples = getattr(task, phase)
                 x, y = examples.take(index)
-                output = model(x)
+                output = predict(model, x)
                 drift = divergence(teachers[phase](index, x), output, temperature=self.temperature)
                 if phase == "forget":
                     loss, terms = -drift, {"forget_divergence": drift.detach()}

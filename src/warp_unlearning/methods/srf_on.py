@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..data.examples import Examples, in_order
 from ..data.sampling import batch_shape, endless
 from ..gradients.per_sample import per_sample_gradients
-from ..models.normalisation import norm_mode
+from ..models.normalisation import norm_mode, predict
 from ..symmetry.move import Move
 from ..training.constraints import Mask
 from ..training.schedule import cosine
@@ -56,7 +56,8 @@ class SrfOn:
 
     def __post_init__(self) -> None:
         require(self, positive=("strength", "ratio", "max_norm", "lr", "slow"), shares=("slow", "momentum"))
-        require(self, counts=("iterations", "forget_every", "batch_size"), choices={"fisher": get_args(FisherKind)})
+        require(self, counts=("iterations", "forget_every", "batch_size"), not_negative=("reweighting",))
+        require(self, not_negative=("weight_decay",), choices={"fisher": get_args(FisherKind)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """Iterations of one retain step, some with a forget step before it."""
@@ -79,7 +80,7 @@ class SrfOn:
             for phase in ("forget", "retain") if t % self.forget_every == 0 else ("retain",):
                 examples: Examples = getattr(task, phase)
                 x, y = examples.take(next(orders[phase]))
-                each = F.cross_entropy(model(x), y, reduction="none")
+                each = F.cross_entropy(predict(model, x), y, reduction="none")
                 if phase == "forget":
                     forgetting.step(-self.strength * fade * (self._weights(each) * each).mean(), lr=self.lr * fade)
                 else:

@@ -1,4 +1,4 @@
-"""The batch norms of a model, and running it for a while in one mode."""
+"""The batch norms of a model, running it for a while in one mode, and what becomes of a batch of one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import InputError, nearest
@@ -31,3 +31,18 @@ def norm_mode(model: nn.Module, mode: NormMode) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
+
+
+def predict(model: nn.Module, x: Tensor) -> Tensor:
+    """`model(x)`, where a batch of one example, which has no statistics of its own, passes batch norm by the running
+    ones even in train mode.
+    """
+    waiting = [norm for norm in batch_norms(model) if norm.training] if len(x) == 1 else []
+    for norm in waiting:
+        norm.eval()
+    try:
+        output: Tensor = model(x)
+    finally:
+        for norm in waiting:
+            norm.train()
+    return output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -18,7 +19,10 @@ PICKLED_SUFFIXES = (".pt", ".pth", ".bin")
 def read_pickled(path: Path) -> dict[str, Tensor]:
     """The state dict in `path`, which may lie under the key "state_dict" or "model" of a checkpoint."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # Torch's advice is for its own callers; what is wrong with the file is said below.
+            warnings.simplefilter("ignore")
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise WeightsError(
             f"{path} is damaged or holds Python objects, which are never loaded; save `model.state_dict()` instead"

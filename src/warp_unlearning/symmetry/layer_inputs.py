@@ -20,18 +20,21 @@ def input_second_moments(model: nn.Module, batches: Iterable[Tensor]) -> dict[st
     weight's name.
 
     The model is evaluated as it stands (put it in eval mode) and is left unchanged. A weight used by several modules
-    sums the inputs of all. Layers that are never reached have no entry.
+    sums the inputs of all. Layers that are never reached, or whose weight is not a parameter, have no entry.
     """
     weight_names = {id(p): name for name, p in model.named_parameters()}
     moments: dict[str, Tensor] = {}
 
-    def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        columns = layer_columns(module, args[0].detach()).double()
+    def record(module: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        x = args[0] if args else named["input"]
+        columns = layer_columns(module, x.detach()).double()
         moment = columns.mT @ columns
         name = weight_names[id(module.weight)]
         moments[name] = moments[name] + moment if name in moments else moment
 
-    handles = [m.register_forward_pre_hook(record) for m in model.modules() if has_linear_inputs(m)]
+    # A weight that is computed from others at every call (a parametrisation) is no parameter that could be moved.
+    layers = [m for m in model.modules() if has_linear_inputs(m) and id(m.weight) in weight_names]
+    handles = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
     try:
         with torch.no_grad():
             for x in batches:

@@ -30,15 +30,11 @@ class Constraint(Protocol):
 
 
 class Mask:
-    """Only the entries marked True may move; the others stay bit-identical."""
+    """Only the entries marked True in `movable` may move; the others, True in `frozen`, stay bit-identical."""
 
     def __init__(self, movable: Mapping[str, Tensor]) -> None:
         self.movable = dict(movable)
-
-    @property
-    def frozen(self) -> dict[str, Tensor]:
-        """The entries that may not move."""
-        return {name: ~mask for name, mask in self.movable.items()}
+        self.frozen = _inverted(self.movable)
 
     def limit(self, name: str, after: Tensor, before: Tensor) -> Tensor:
         """`after` where movable, `before` elsewhere."""
@@ -51,6 +47,11 @@ class Mask:
     def carry(self, move: Move) -> None:
         """Each entry keeps its permission wherever the move puts it."""
         self.movable = {name: move.selection(name, mask) for name, mask in self.movable.items()}
+        self.frozen = _inverted(self.movable)
+
+
+def _inverted(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: ~mask for name, mask in masks.items()}
 
 
 class InputComplement:

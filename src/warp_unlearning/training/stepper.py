@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Literal
 
 import torch
@@ -15,19 +16,23 @@ OptimizerName = Literal["sgd", "adam"]
 
 
 class Stepper:
-    """Backward pass, optional clipping, optimizer step and constraint, for the trainable parameters of one model."""
+    """Gradients, optional clipping, optimizer step and constraint, for the trainable parameters of one model.
+
+    `only` restricts it to the parameters of those names.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         *,
+        only: Container[str] | None = None,
         optimizer: OptimizerName = "sgd",
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         constraint: Constraint | None = None,
         max_norm: float | None = None,
     ) -> None:
-        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad and (only is None or n in only)]
         if not trained:
             raise InputError("the model has no trainable parameter; set requires_grad on those that may change")
         self.names, self.parameters = [n for n, _ in trained], [p for _, p in trained]
@@ -38,13 +43,20 @@ class Stepper:
 
     def step(self, loss: Tensor, *, lr: float) -> None:
         """Descend `loss` once."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.apply_gradients(lr=lr)
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self._take_step(lr)
+
+    def step_along(self, gradients: Mapping[str, Tensor], *, lr: float) -> None:
+        """Descend along `gradients`, by parameter name, as if a loss had given them."""
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            # Fused optimizers want a gradient in its parameter's own memory layout.
+            parameter.grad = torch.empty_like(parameter).copy_(gradients[name])
+        self._take_step(lr)
 
     @torch.no_grad()
-    def apply_gradients(self, *, lr: float) -> None:
-        """Take the step for the gradients that the parameters hold."""
+    def _take_step(self, lr: float) -> None:
         if self.max_norm is not None:
             self._clip(self.max_norm)
         for group in self.optimizer.param_groups:
@@ -84,7 +96,7 @@ class Stepper:
     def state(self) -> dict[str, Tensor]:
         """The optimizer's tensors under names of their own, to be saved beside the weights."""
         return {
-            f"{key}.{name}": value
+            f"{key}.{name}": value.clone()
             for name, parameter in zip(self.names, self.parameters, strict=True)
             for key, value in self.optimizer.state.get(parameter, {}).items()
             if isinstance(value, Tensor)

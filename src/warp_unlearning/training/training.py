@@ -13,6 +13,7 @@ from ..data.augment import random_crop_flip
 from ..data.examples import Examples
 from ..data.sampling import batch_shape, epoch
 from ..errors import DivergedError, WeightsError
+from ..models.normalisation import predict
 from ..randomness import Streams
 from .precision import autocast, lay_out, lay_out_batch
 from .recipe import Recipe
@@ -66,14 +67,14 @@ class Training:
                 x, padding=self.recipe.crop_padding, flip=self.recipe.flip, fill=self.fill, generator=noise
             )
         with autocast(x.device, self.recipe.precision):
-            logits = self.model(lay_out_batch(x))
+            logits = predict(self.model, lay_out_batch(x))
         loss = F.cross_entropy(logits.float() if logits.dtype == torch.bfloat16 else logits, y)
         self._stepper.step(loss, lr=lr)
         return loss.detach()
 
     def state(self) -> dict[str, Tensor]:
         """Weights, optimizer state and epoch: everything that decides the rest of the run. Only between epochs."""
-        weights = {f"weights/{n}": t for n, t in self.model.state_dict().items()}
+        weights = {f"weights/{n}": t.clone() for n, t in self.model.state_dict().items()}
         return (
             weights
             | {f"optimizer/{n}": t for n, t in self._stepper.state().items()}

@@ -18,11 +18,12 @@ class Guard:
     """
 
     def __init__(self, model: nn.Module, *, interval: int = 10) -> None:
-        self._model = model
         self._interval = interval
         self._waiting: list[Update] = []
-        self._values = [t for t in model.state_dict(keep_vars=True).values() if t.is_floating_point()]
-        self._kept = {n: t.detach().clone() for n, t in model.state_dict().items()}
+        self._state = dict(model.state_dict())
+        self._kept = {n: t.clone() for n, t in self._state.items()}
+        self._exact = [n for n, t in self._state.items() if not t.is_floating_point()]
+        self._floating = [n for n in self._state if n not in self._exact]
         self.history: list[dict[str, float]] = []
 
     def watch(self, update: Update) -> None:
@@ -35,23 +36,29 @@ class Guard:
     def flush(self) -> None:
         """Read all losses noted since the last time, in one transfer, and check them and the weights."""
         losses = [loss for update in self._waiting for loss in update.losses.values()]
-        norms = torch._foreach_norm([value.detach() for value in self._values])
-        numbers = torch.stack([n.double() for n in (*losses, *norms)]).tolist()
-        self._check(numbers[: len(losses)], numbers[len(losses) :])
+        norms = torch._foreach_norm([self._state[n] for n in self._floating])
+        sums = torch.stack([torch.stack(norms).sum().double()])  # finite if and only if every norm is
+        numbers = torch.cat([torch.stack(losses).double(), sums] if losses else [sums]).tolist()
+        self._check(numbers[:-1], numbers[-1])
         values = iter(numbers)
         for update in self._waiting:
             row = {"update": update.step, "epoch": update.epoch}
             self.history.append(row | {name: next(values) for name in update.losses})
         self._waiting.clear()
-        state = self._model.state_dict()
-        torch._foreach_copy_([self._kept[n] for n in state], list(state.values()))
+        self._keep()
 
-    def _check(self, losses: list[float], norms: list[float]) -> None:
+    def _keep(self) -> None:
+        # One kernel for the floating-point tensors; a list of mixed types would be copied one by one.
+        torch._foreach_copy_([self._kept[n] for n in self._floating], [self._state[n] for n in self._floating])
+        for name in self._exact:
+            self._kept[name].copy_(self._state[name])
+
+    def _check(self, losses: list[float], total: float) -> None:
         step = self._waiting[-1].step if self._waiting else 0
         if not all(isfinite(v) for v in losses):
             value = next(v for v in losses if not isfinite(v))
             raise self._diverged(f"a loss became {value}", step)
-        if not all(isfinite(v) for v in norms):
+        if not isfinite(total):
             raise self._diverged("a weight is no longer finite", step)
 
     def _diverged(self, what: str, step: int) -> DivergedError:

@@ -70,12 +70,21 @@ class DeletionRecord:
             raise DataError(
                 f"the deletion record has schema version {version}; this program reads version {SCHEMA_VERSION}"
             )
-        names = {f.name for f in fields(Deletion)}
-        for row in data.get("deletions", []):
-            if set(row) != names:
-                odd = sorted(set(row) ^ names)
-                raise DataError(f"a deletion of the record has missing or unknown fields: {', '.join(odd)}")
-        return cls(tuple(Deletion(**row) for row in data.get("deletions", [])))
+        rows = data.get("deletions")
+        if not isinstance(rows, list):
+            raise DataError(f"the deletion record holds {rows!r} where its deletions should be; it is damaged")
+        record = cls()
+        for row in rows:
+            record = record.then(_deletion(row))
+        return record
+
+
+def _deletion(row: object) -> Deletion:
+    names = {f.name for f in fields(Deletion)}
+    if not isinstance(row, Mapping) or set(row) != names:
+        odd = sorted(set(row) ^ names) if isinstance(row, Mapping) else [repr(row)]
+        raise DataError(f"a deletion of the record has missing or unknown fields: {', '.join(odd)}")
+    return Deletion(**row)
 
 
 def examples_digest(examples: Examples) -> str:
@@ -84,14 +93,18 @@ def examples_digest(examples: Examples) -> str:
     """
     labels = examples.y.cpu().numpy()
     if isinstance(examples, TensorExamples):
-        return array_digest(examples.x.detach().cpu().float().numpy(), labels)
+        x = examples.x.detach().cpu()
+        return array_digest((x.float() if x.dtype == torch.bfloat16 else x).numpy(), labels)
     return "labels:" + array_digest(labels)
 
 
 def describe(method: Method) -> dict[str, Any]:
     """A method's name and settings as plain data."""
     settings: dict[str, Any] = asdict(cast(Any, method)) if is_dataclass(method) else {}
-    return {"name": method.name, "options": settings}
+    return {
+        "name": method.name,
+        "options": {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()},
+    }
 
 
 def versions() -> dict[str, str]:

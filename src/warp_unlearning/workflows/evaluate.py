@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 
 from ..data.split_folder import load_split
 from ..data.splits import Split
-from ..errors import InputError
+from ..errors import DataError, InputError
 from ..evaluation.compare import Comparison, compare
 from .source import Builder, Source, choose_device, load_source
 
@@ -35,28 +35,37 @@ def evaluate_run(request: EvaluateRequest, *, builder: Builder | None = None) ->
         raise InputError(
             f"there is no split {folder}; give the --out of `warp unlearn` as the unlearned model, or --split FOLDER"
         )
-    original, unlearned, retrained = (
-        None
-        if path is None
-        else load_source(path, config_file=request.config_file, overrides=request.overrides, builder=builder)
-        for path in (request.original, request.unlearned, request.retrained)
-    )
-    assert original is not None
-    assert unlearned is not None
-    data = original.data
+    paths = {"original": request.original, "unlearned": request.unlearned, "retrained": request.retrained}
+    sources = {
+        name: load_source(path, config_file=request.config_file, overrides=request.overrides, builder=builder)
+        for name, path in paths.items()
+        if path is not None
+    }
+    _check_one_data_set(sources)
+    data = sources["original"].data
     split = load_split(folder, train_count=len(data.train), test_count=len(data.test))
-    if retrained is not None and request.retrained is not None and request.retrained.is_dir():
-        _check_reference(retrained, split, request.retrained)
-    device = choose_device(original.config.device)
+    if request.retrained is not None and request.retrained.is_dir():
+        _check_reference(sources["retrained"], split, request.retrained)
+    device = choose_device(sources["original"].config.device)
     forget, retain = (data.train.select(torch.from_numpy(i)).to(device) for i in (split.forget, split.retain))
     return compare(
-        original.model.to(device),
-        unlearned.model,
-        retrained=None if retrained is None else retrained.model,
+        sources["original"].model.to(device),
+        sources["unlearned"].model,
+        retrained=sources["retrained"].model if "retrained" in sources else None,
         forget=forget,
         retain=retain,
         test=data.test.select(torch.from_numpy(split.test)),
     )
+
+
+def _check_one_data_set(sources: Mapping[str, Source]) -> None:
+    first = sources["original"].data
+    for name, source in sources.items():
+        if source.data.digest != first.digest:
+            raise DataError(
+                f"the {name} model has other data ({source.data.name}, digest {source.data.digest[:12]}) than the "
+                f"original ({first.name}, digest {first.digest[:12]}); compare models of one data set"
+            )
 
 
 def _check_reference(retrained: Source, split: Split, path: Path) -> None:

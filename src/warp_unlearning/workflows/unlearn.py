@@ -118,7 +118,7 @@ def choose_method(source: Source) -> Method:
     recipe = about.recipe if about.recipe != "auto" else "small" if len(source.data.train) < SMALL else "published"
     settings: dict[str, Any] = dict(SMALL_DATA.get(about.name, {})) if recipe == "small" else {}
     if about.name == "retrain":
-        settings = training.model_dump(exclude={"precision"}) | {"fill": source.data.fill}
+        settings = training.model_dump() | {"fill": source.data.fill}
     given = _tupled(about.options)
     _check_types(about.name, given)
     return make_method(about.name, **(settings | given))

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warp_unlearning.errors import DataError
+from warp_unlearning.stats.intervals import Estimate
+from warp_unlearning.workflows import demo as module
+from warp_unlearning.workflows.demo import AGAIN, DemoResult, DemoRow
+
+Warp = Callable[..., Any]
+
+SCORES = {
+    "forget": Estimate(0.111, 0.1, 0.2),
+    "retain": Estimate(0.922, 0.9, 0.95),
+    "test": Estimate(0.833, 0.8, 0.9),
+}
+RESULT = DemoResult(
+    3,
+    {"forget": 129, "retain": 1131, "test": 357},
+    {
+        "original": DemoRow(SCORES, Estimate(0.944, 0.9, 0.99), None),
+        "retrained": DemoRow(SCORES, None, 7.5),
+        AGAIN: DemoRow(SCORES, Estimate(0.155, 0.1, 0.2), 7.5),
+        "ngp": DemoRow(SCORES, Estimate(0.266, 0.2, 0.3), 1.5),
+    },
+)
+
+
+@pytest.fixture
+def folders(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int, bool]]:
+    """Where the demo put its runs, its seed, and whether the folder was there; its work is not done."""
+    found: list[tuple[Path, int, bool]] = []
+
+    def run(folder: Path, *, seed: int, say: Callable[[str], None]) -> DemoResult:
+        found.append((folder, seed, folder.exists()))
+        say("working ...")
+        return RESULT
+
+    monkeypatch.setattr(module, "run_demo", run)
+    return found
+
+
+def test_the_table_shows_every_model(warp: Warp, folders: list[tuple[Path, int, bool]]) -> None:
+    answer = warp("demo")
+    assert answer.code == 0
+    assert answer.err == "working ...\n"
+    for part in ("Forgetting the digit 3", "forget (n=129)", "retain (n=1131)", "(n=357)", *RESULT.rows):
+        assert part in answer.out
+    for part in ("0.111 [0.100, 0.200]", "0.944 [0.900, 0.990]", "0.155 [0.100, 0.200]", "0.266 [0.200, 0.300]"):
+        assert part in answer.out
+    assert "no proof of forgetting" in answer.out
+    assert "…" not in answer.out
+
+
+def test_runs_are_kept_only_where_asked(warp: Warp, folders: list[tuple[Path, int, bool]], tmp_path: Path) -> None:
+    warp("demo")
+    answer = warp("demo", "--out", tmp_path / "runs", "--seed", "4")
+    (temporary, seed, there), kept = folders
+    assert (seed, there) == (0, True)
+    assert not temporary.exists()
+    assert kept[:2] == (tmp_path / "runs", 4)
+    assert f"the runs are in {tmp_path / 'runs'}" in answer.err
+
+
+def test_json_alone_is_on_the_output(warp: Warp, folders: list[tuple[Path, int, bool]], tmp_path: Path) -> None:
+    data = json.loads(warp("demo", "--json", "--out", tmp_path / "runs").out)
+    assert data["schema_version"] == 1
+    assert data["rows"]["retrained"]["gap"] is None
+    assert data["rows"]["ngp"]["gap"] == {"value": 0.266, "low": 0.2, "high": 0.3}
+
+
+def test_the_temporary_folder_goes_also_after_an_error(warp: Warp, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Path] = []
+
+    def fail(folder: Path, **_: object) -> None:
+        found.append(folder)
+        raise DataError("no digits; get some")
+
+    monkeypatch.setattr(module, "run_demo", fail)
+    answer = warp("demo")
+    assert (answer.code, answer.err) == (2, "error: no digits; get some\n")
+    assert not found[0].exists()

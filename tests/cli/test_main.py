@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warp_unlearning.errors import ConformanceError, DataError, DivergedError, InputError, WeightsError
+from warp_unlearning.version import __version__
+from warp_unlearning.workflows import train as train_module
+
+Warp = Callable[..., Any]
+COMMANDS = ("demo", "methods", "train", "unlearn", "evaluate")
+SCRIPT = Path(sys.executable).parent / "warp"
+
+
+def test_help_answers_in_half_a_second() -> None:
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        answer = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=True)
+        times.append(time.perf_counter() - began)
+        assert all(command in answer.stdout for command in COMMANDS)
+    assert min(times) < 0.5
+
+
+@pytest.mark.parametrize("command", [(), *((c,) for c in COMMANDS)], ids=lambda c: c[0] if c else "warp")
+def test_help_needs_nothing_heavy(command: tuple[str, ...]) -> None:
+    code = (
+        "import sys\n"
+        f"sys.argv = ['warp', *{command!r}, '--help']\n"
+        "from warp_unlearning.cli.main import main\n"
+        "try:\n    main()\n"
+        "finally:\n"
+        "    heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'PIL', 'yaml'} & set(sys.modules)\n"
+        "    print('HEAVY', sorted(heavy))\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.endswith("HEAVY []\n")
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help(warp: Warp, command: str, flag: str) -> None:
+    answer = warp(command, flag) if flag == "--help" else warp(command, "-h", "--help")
+    assert answer.code == 0
+    assert f"warp {command}" in answer.out
+    assert "Usage" in answer.out
+    assert answer.err == ""
+
+
+def test_every_option_of_every_command_is_explained(warp: Warp) -> None:
+    for command in COMMANDS:
+        lines = [line for line in warp(command, "--help").out.splitlines() if line.lstrip("│ *").startswith("--")]
+        assert lines
+        for line in lines:
+            words = [w for w in line.strip("│ ").split() if not w.startswith("-") and not w.isupper()]
+            assert len(words) >= 3, line
+
+
+def test_the_version(warp: Warp) -> None:
+    assert warp("--version").out == f"warp-unlearning {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["trian"], "No such command 'trian'"),
+        (["train"], "Missing option '--out'"),
+        (["unlearn"], "Missing argument"),
+        (["evaluate", "x"], "Missing argument"),
+        (["train", "--out", "x", "--epochs", "many"], "Invalid value for '--epochs'"),
+        (["train", "--out", "x", "--threads", "0"], "Invalid value for '--threads'"),
+        (["train", "--out", "x", "--nonsense"], "No such option: --nonsense"),
+        (["unlearn", "a", "--out", "x", "--forget-class", "three"], "Invalid value for '--forget-class'"),
+    ],
+)
+def test_bad_usage_is_code_two_with_what_was_wrong(warp: Warp, args: list[str], part: str) -> None:
+    answer = warp(*args)
+    assert answer.code == 2
+    assert part in answer.err
+    assert "Traceback" not in answer.err
+    assert not Path("x").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (InputError("a; do b"), 2, "error: a; do b\n"),
+        (DataError("a; do b"), 2, "error: a; do b\n"),
+        (WeightsError("a; do b"), 2, "error: a; do b\n"),
+        (DivergedError("too far", state={}, update=3), 1, "error: too far\n"),
+        (ConformanceError("a rule"), 1, "error: a rule\n"),
+        (OSError(28, "No space left on device", "/x/y"), 2, "error: No space left on device: /x/y\n"),
+        (OSError("the disk is gone"), 2, "error: the disk is gone\n"),
+        (RuntimeError("boom"), 70, "defect: RuntimeError: boom (WARP_DEBUG=1 shows where; please report it)\n"),
+        (KeyError("k"), 70, "defect: KeyError: 'k' (WARP_DEBUG=1 shows where; please report it)\n"),
+        (MemoryError(), 70, "defect: MemoryError:  (WARP_DEBUG=1 shows where; please report it)\n"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_each_error_has_its_code_and_one_line(
+    warp: Warp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, code: int, message: str
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(train_module, "train_run", fail)
+    answer = warp("train", "--out", tmp_path / "run")
+    assert (answer.code, answer.out, answer.err) == (code, "", message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupt_is_neither_a_result_nor_a_defect(
+    warp: Warp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupt(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_module, "train_run", interrupt)
+    answer = warp("train", "--out", tmp_path / "run")
+    assert answer.code == 130
+    assert "Traceback" not in answer.err
+
+
+def test_a_developer_can_see_where_a_defect_is(warp: Warp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(train_module, "train_run", fail)
+    monkeypatch.setenv("WARP_DEBUG", "1")
+    with pytest.raises(RuntimeError, match="boom"):
+        warp("train", "--out", tmp_path / "run")
+
+
+def test_a_defect_while_a_result_is_written_leaves_no_half_of_it(
+    warp: Warp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small: tuple[str, ...]
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(train_module, "write_atomically", fail)
+    answer = warp("train", "--out", tmp_path / "run", *small)
+    assert answer.code == 70
+    assert "Traceback" not in answer.err
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {"config.yaml", "model.safetensors"}
+
+
+def test_a_full_disk_is_an_error_of_one_line(
+    warp: Warp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small: tuple[str, ...]
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    answer = warp("train", "--out", tmp_path / "run", *small)
+    assert (answer.code, answer.err) == (2, "error: No space left on device\n")
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_idle_threads_are_told_to_sleep_before_torch_is_there() -> None:
+    code = (
+        "import os, sys; sys.argv = ['warp', 'methods', 'ngp']\n"
+        "os.environ.pop('OMP_WAIT_POLICY', None)\n"
+        "from warp_unlearning.cli import main as module\n"
+        "import warp_unlearning.runs.cores as cores\n"
+        "original = cores.be_patient\n"
+        "cores.be_patient = lambda: (print('LOADED', 'torch' in sys.modules), original())\n"
+        "try:\n    module.main()\n"
+        "finally:\n    print('POLICY', os.environ['OMP_WAIT_POLICY'])\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.startswith("LOADED False\n")
+    assert answer.stdout.endswith("POLICY PASSIVE\n")

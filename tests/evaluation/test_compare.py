@@ -1,0 +1,244 @@
+"""`compare` against the same quantities computed one example at a time with numpy."""
+
+import json
+from math import inf
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from warp_unlearning.errors import DataError, InputError
+from warp_unlearning.evaluation.compare import Comparison, compare, output_distance
+
+CLASSES = 4
+SIZES = {"forget": 37, "retain": 61, "test": 23}
+Pair = tuple[Tensor, Tensor]
+
+
+def network(seed: int, classes: int = CLASSES) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        # In train mode both batch norm and dropout would change the outputs.
+        return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, classes))
+
+
+def examples(seed: int, count: int) -> Pair:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 5, generator=generator) * 2
+    return x, torch.randint(0, CLASSES, (count,), generator=generator)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, nn.Module]:
+    return {name: network(seed) for seed, name in enumerate(("original", "unlearned", "retrained"))}
+
+
+@pytest.fixture(scope="module")
+def sets() -> dict[str, Pair]:
+    return {what: examples(seed, count) for seed, (what, count) in enumerate(SIZES.items())}
+
+
+@pytest.fixture(scope="module")
+def comparison(models: dict[str, nn.Module], sets: dict[str, Pair]) -> Comparison:
+    return compare(models["original"], models["unlearned"], retrained=models["retrained"], **sets)
+
+
+def probabilities(model: nn.Module, x: Tensor) -> NDArray[np.float64]:
+    """The forward pass by hand, in eval mode, in double precision."""
+    state = {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
+    hidden = x.double().numpy() @ state["0.weight"].T + state["0.bias"]
+    hidden = (hidden - state["1.running_mean"]) / np.sqrt(state["1.running_var"] + 1e-5)
+    hidden = np.maximum(hidden * state["1.weight"] + state["1.bias"], 0)
+    logits = hidden @ state["4.weight"].T + state["4.bias"]
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    result: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
+    return result
+
+
+def losses(model: nn.Module, pair: Pair) -> NDArray[np.float64]:
+    p = probabilities(model, pair[0])
+    return np.array([-np.log(p[i, int(label)]) for i, label in enumerate(pair[1])])
+
+
+def steps_apart(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """The largest difference of two empirical distribution functions, at every point where one jumps."""
+    return max(abs(sum(v <= point for v in a) / len(a) - sum(v <= point for v in b) / len(b)) for point in (*a, *b))
+
+
+def quantile(values: NDArray[np.float64], q: float) -> float:
+    """Linear interpolation between the two order statistics around rank q (n - 1)."""
+    ordered = sorted(values)
+    rank = q * (len(ordered) - 1)
+    low = int(rank)
+    high = min(low + 1, len(ordered) - 1)
+    return float(ordered[low] + (rank - low) * (ordered[high] - ordered[low]))
+
+
+@pytest.mark.parametrize("name", ["original", "unlearned", "retrained"])
+def test_accuracy_counts_right_answers_in_eval_mode(
+    comparison: Comparison, models: dict[str, nn.Module], sets: dict[str, Pair], name: str
+) -> None:
+    for what, (x, y) in sets.items():
+        right = sum(
+            int(row.argmax()) == int(label) for row, label in zip(probabilities(models[name], x), y, strict=True)
+        )
+        found = comparison.models[name].accuracy[what]
+        assert found.value == right / len(y)
+        assert 0 <= found.low < found.value < found.high <= 1
+
+
+@pytest.mark.parametrize("name", ["original", "unlearned", "retrained"])
+def test_losses_on_the_forget_set(
+    comparison: Comparison, models: dict[str, nn.Module], sets: dict[str, Pair], name: str
+) -> None:
+    expected = losses(models[name], sets["forget"])
+    scores = comparison.models[name]
+    assert scores.forget_loss_mean.value == pytest.approx(expected.sum() / len(expected), rel=1e-5)
+    assert scores.forget_loss_mean.low < scores.forget_loss_mean.value < scores.forget_loss_mean.high
+    assert list(scores.forget_loss_quantiles) == ["0.05", "0.25", "0.5", "0.75", "0.95"]
+    for q, value in scores.forget_loss_quantiles.items():
+        assert value == pytest.approx(quantile(expected, float(q)), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["original", "unlearned"])
+def test_gaps_to_the_retrained_model(
+    comparison: Comparison, models: dict[str, nn.Module], sets: dict[str, Pair], name: str
+) -> None:
+    x = sets["forget"][0]
+    p, q = probabilities(models[name], x), probabilities(models["retrained"], x)
+    distance = [0.5 * sum(abs(a - b) for a, b in zip(row, other, strict=True)) for row, other in zip(p, q, strict=True)]
+    gap = comparison.gaps[name]
+    assert gap.forget_output.value == pytest.approx(sum(distance) / len(distance), rel=1e-5)
+    assert gap.forget_output.low < gap.forget_output.value < gap.forget_output.high
+    apart = steps_apart(losses(models[name], sets["forget"]), losses(models["retrained"], sets["forget"]))
+    assert gap.forget_loss == pytest.approx(apart, abs=1e-12)
+    for what in sets:
+        scores = (comparison.models[n].accuracy[what].value for n in (name, "retrained"))
+        assert gap.accuracy[what] == next(scores) - next(scores)
+
+
+def test_gaps_are_the_same_seen_from_either_side(
+    comparison: Comparison, models: dict[str, nn.Module], sets: dict[str, Pair]
+) -> None:
+    other = compare(models["retrained"], models["unlearned"], retrained=models["original"], **sets)
+    there, back = comparison.gaps["original"], other.gaps["original"]
+    assert there.forget_loss == back.forget_loss > 0
+    assert there.forget_output == back.forget_output
+    assert there.accuracy == {what: -difference for what, difference in back.accuracy.items()}
+
+
+def test_a_model_has_no_gap_to_itself(models: dict[str, nn.Module], sets: dict[str, Pair]) -> None:
+    result = compare(models["original"], models["unlearned"], retrained=models["original"], **sets)
+    assert result.gaps["original"].forget_output.value == 0
+    assert result.gaps["original"].forget_loss == 0
+    assert set(result.gaps["original"].accuracy.values()) == {0}
+    assert result.gaps["unlearned"].forget_output.value > 0.01
+    assert set(result.gaps) == {"original", "unlearned"}
+
+
+def test_sets_may_be_pairs_data_sets_or_loaders(
+    comparison: Comparison, models: dict[str, nn.Module], sets: dict[str, Pair]
+) -> None:
+    result = compare(
+        models["original"],
+        models["unlearned"],
+        retrained=models["retrained"],
+        forget=DataLoader(TensorDataset(*sets["forget"]), batch_size=10),
+        retain=TensorDataset(*sets["retain"]),
+        test=sets["test"],
+    )
+    assert result == comparison
+
+
+def test_models_come_back_in_their_modes_with_their_weights(
+    models: dict[str, nn.Module], sets: dict[str, Pair]
+) -> None:
+    models["original"].train()
+    models["unlearned"].eval()
+    models["retrained"].train()
+    models["retrained"][1].eval()  # type: ignore[index]
+    modes = {n: [m.training for m in model.modules()] for n, model in models.items()}
+    before = {n: {k: t.clone() for k, t in model.state_dict().items()} for n, model in models.items()}
+    compare(models["original"], models["unlearned"], retrained=models["retrained"], **sets)
+    assert {n: [m.training for m in model.modules()] for n, model in models.items()} == modes
+    for name, model in models.items():
+        assert all(torch.equal(t, before[name][k]) for k, t in model.state_dict().items())
+
+
+def test_without_a_retrained_model_there_is_no_gap(models: dict[str, nn.Module], sets: dict[str, Pair]) -> None:
+    result = compare(models["original"], models["unlearned"], **sets)
+    assert result.gaps == {}
+    assert set(result.models) == {"original", "unlearned"}
+    assert result.as_json()["reference"] == "none: no retrained model was given"
+
+
+def test_the_json_form(comparison: Comparison) -> None:
+    data = json.loads(json.dumps(comparison.as_json(), allow_nan=False))
+    assert data["schema_version"] == 1
+    assert data["reference"] == "retrained model"
+    assert data["counts"] == SIZES
+    assert set(data) == {"schema_version", "reference", "models", "gaps", "counts"}
+    for name, scores in comparison.models.items():
+        found = data["models"][name]
+        assert found["accuracy"]["test"] == vars(scores.accuracy["test"])
+        assert found["forget_loss_mean"] == vars(scores.forget_loss_mean)
+        assert found["forget_loss_quantiles"] == scores.forget_loss_quantiles
+    gap = comparison.gaps["unlearned"]
+    assert data["gaps"]["unlearned"]["forget_output"] == vars(gap.forget_output)
+    assert data["gaps"]["unlearned"]["forget_loss"] == gap.forget_loss
+    assert data["gaps"]["unlearned"]["accuracy"] == gap.accuracy
+
+
+def test_one_forgotten_example_has_no_bounds_and_json_says_null(
+    models: dict[str, nn.Module], sets: dict[str, Pair]
+) -> None:
+    one = (sets["forget"][0][:1], sets["forget"][1][:1])
+    result = compare(models["original"], models["unlearned"], forget=one, retain=sets["retain"], test=sets["test"])
+    bounds = result.models["original"].forget_loss_mean
+    assert (bounds.low, bounds.high) == (-inf, inf)
+    data = json.loads(json.dumps(result.as_json(), allow_nan=False))
+    assert data["models"]["original"]["forget_loss_mean"] == {"value": bounds.value, "low": None, "high": None}
+
+
+def test_a_module_that_counts_as_false_is_still_a_reference(
+    models: dict[str, nn.Module], sets: dict[str, Pair]
+) -> None:
+    class Hollow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network(9)
+
+        def __len__(self) -> int:
+            return 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.inner(x)
+            return result
+
+    result = compare(models["original"], models["unlearned"], retrained=Hollow(), **sets)
+    assert "retrained" in result.models
+    assert set(result.gaps) == {"original", "unlearned"}
+
+
+def test_output_distance_runs_from_equal_to_disjoint() -> None:
+    sure = torch.tensor([[100.0, 0.0, 0.0], [0.0, 100.0, 0.0], [0.0, 0.0, 0.0]])
+    other = torch.tensor([[0.0, 100.0, 0.0], [0.0, 90.0, 0.0], [np.log(2.0), np.log(1.0), np.log(1.0)]])
+    assert output_distance(sure, other).tolist() == pytest.approx([1.0, 0.0, 1 / 6], abs=1e-6)
+
+
+def test_examples_a_model_cannot_take_are_named(models: dict[str, nn.Module], sets: dict[str, Pair]) -> None:
+    pair = (models["original"], models["unlearned"])
+    with pytest.raises(DataError, match=r"cannot take an example of the test set, of shape \(6,\)"):
+        compare(*pair, forget=sets["forget"], retain=sets["retain"], test=(torch.zeros(2, 6), torch.zeros(2).long()))
+    with pytest.raises(DataError, match="the retain set has the label 7 at row 1, but the model has 4 classes"):
+        compare(*pair, forget=sets["forget"], retain=(torch.zeros(2, 5), torch.tensor([0, 7])), test=sets["test"])
+    with pytest.raises(DataError, match="the forget set is empty"):
+        compare(*pair, forget=(torch.zeros(0, 5), torch.zeros(0).long()), retain=sets["retain"], test=sets["test"])
+
+
+def test_models_of_different_tasks_are_refused(models: dict[str, nn.Module], sets: dict[str, Pair]) -> None:
+    with pytest.raises(InputError, match=r"different numbers of classes \(original 4, unlearned 5\)"):
+        compare(models["original"], network(3, classes=5), **sets)

@@ -1,0 +1,60 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from warp_unlearning.config.resolve import resolve
+from warp_unlearning.workflows.train import TrainRequest, train_run
+
+Train = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A command sets torch's threads for its process; tests share theirs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """150 points in 6 dimensions around 3 centres, 30 of them a test part."""
+    generator = np.random.default_rng(0)
+    y = np.arange(150) % 3
+    x = (generator.normal(size=(150, 6)) + 2 * np.eye(3, 6)[y]).astype(np.float32)
+    path = tmp_path_factory.mktemp("blobs") / "blobs.npz"
+    np.savez(path, x=x[:120], y=y[:120], x_test=x[120:], y_test=y[120:])
+    return path
+
+
+@pytest.fixture(scope="session")
+def settings(blobs: Path) -> tuple[str, ...]:
+    """A small network on the blobs, three epochs of four updates."""
+    return (
+        "data.name=npz",
+        f'data.path="{blobs}"',
+        "model.name=mlp",
+        "training.epochs=3",
+        "training.batch_size=32",
+        "device=cpu",
+    )
+
+
+@pytest.fixture(scope="session")
+def train(settings: tuple[str, ...]) -> Train:
+    """Train into a folder, with more settings over the usual ones."""
+
+    def run(out: Path, *more: str) -> Path:
+        train_run(TrainRequest(resolve(overrides=[*settings, *more]), out))
+        return out
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, train: Train) -> Path:
+    return train(tmp_path_factory.mktemp("trained") / "run")
