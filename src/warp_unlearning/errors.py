@@ -50,6 +50,10 @@ class ConformanceError(WarpError):
     exit_code = 1
 
 
+class WarpWarning(UserWarning):
+    """Something that may not be what was meant, though it could be done."""
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """A sentence naming what may have been meant, for the end of an error about an unknown name.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from types import TracebackType
 
 import torch
+from torch import Tensor
 
 
 class Streams:
@@ -32,6 +34,35 @@ class Streams:
         """A fresh generator on `device` at the start of the stream `path`."""
         return torch.Generator(device=device).manual_seed(self.number(*path))
 
-    def child(self, *path: str | int) -> Streams:
-        """The streams below `path`, for a part that names its own."""
-        return Streams(self.seed, *self._prefix, *path)
+
+class LayerDraws:
+    """What modules such as dropout draw from torch's global generators, taken from a seed instead.
+
+    Inside the context the global generators of the CPU and of `device` continue where the last context left them;
+    outside they are as they were.
+    """
+
+    def __init__(self, seed: int, *, device: torch.device) -> None:
+        self._devices = [torch.device("cpu"), *([device] if device.type == "cuda" else [])]
+        self._inside = [torch.Generator(device=d).manual_seed(seed).get_state() for d in self._devices]
+        self._outside: list[Tensor] = []
+
+    def __enter__(self) -> None:
+        self._outside = _exchange(self._devices, self._inside)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside = _exchange(self._devices, self._outside)
+
+
+def _exchange(devices: list[torch.device], states: list[Tensor]) -> list[Tensor]:
+    """Put `states` into the global generators; returns those that were there."""
+    before = []
+    for device, state in zip(devices, states, strict=True):
+        generator = (
+            torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+        )
+        before.append(generator.get_state())
+        generator.set_state(state)
+    return before

@@ -57,7 +57,9 @@ def test_a_user_sees_what_was_forgotten_and_kept(warp: Warp, trained: Path, tmp_
     for line, what in zip(lines[1:4], ("forget", "retain", "test"), strict=True):
         before, after = (summary["accuracy"][name][what] for name in ("original", "unlearned"))
         assert line.split() == ["accuracy", "on", what, f"{before:.4f}", "->", f"{after:.4f}"]
-    assert lines[4] == f"written to {out}; the deletion record is {out / 'record.json'}"
+    assert lines[4].startswith("  accuracy on test, classes kept")
+    assert "settings for small data: batch_size=64" in answer.err
+    assert lines[5] == f"written to {out}; the deletion record is {out / 'record.json'}"
     assert json.loads((out / "record.json").read_text())["deletions"][0]["requested"] == 129
 
 
@@ -127,7 +129,9 @@ def test_a_weight_file_gives_the_same_as_its_run(
     if kind == "pt":
         file = tmp_path / "model.pt"
         torch.save(read_weights(trained / "model.safetensors").state, file)
-    more = ("-o", "model.options.width=4", "-o", "training.epochs=2", "-o", "device=cpu", *QUICK)
+    # A file of others does not say what was held out; ours does.
+    held = ("-o", "validation=0.1") if kind == "pt" else ()
+    more = ("-o", "model.options.width=4", "-o", "training.epochs=2", "-o", "device=cpu", *held, *QUICK)
     out = tmp_path / "run"
     assert warp("unlearn", file, "--out", out, "--forget", forget_file, *more).code == 0
     assert digest(out) == digest(unlearned)
@@ -180,7 +184,7 @@ def test_indices_of_the_validation_set(warp: Warp, trained: Path, tmp_path: Path
         (["--forget-fraction", "1"], ["forget.fraction is 1", "less than 1"]),
         (["--forget-fraction", "nan"], ["forget.fraction is", "number"]),
         (["--forget-fraction", "0.00001"], ["fraction of 1e-05 of 1260 examples is none", "between 0 and 1"]),
-        ([], ["nothing says what to forget", "give one of forget.indices, forget.label and forget.fraction"]),
+        ([], ["nothing says what to forget", "give one of --forget FILE.npy"]),
         (["--forget-class", "1", "--forget-fraction", "0.1"], ["fraction and label are both set", "give one of"]),
         (["--forget-class", "1", "--forget", "x.npy"], ["label and indices are both set", "give one of"]),
         (["--forget-class", "1", "--method", "salum"], ["unknown method 'salum'", "did you mean 'salun'?"]),
@@ -340,13 +344,42 @@ def test_data_rewritten_since_training(warp: Warp, points: Path, tmp_path: Path)
 def test_a_diverging_update_is_code_one_and_leaves_finite_weights(warp: Warp, trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     answer = warp("unlearn", trained, "--out", out, "--forget-class", "3", "-o", "method.options.lr=1e6")
-    refused(answer, "the last finite ones and are kept", "Lower the learning rate", code=1)
+    refused(answer, "the last finite ones and are kept", "Lower the learning rate", "diverged.safetensors", code=1)
     assert {p.name for p in out.iterdir()} == {"config.yaml", "diverged.safetensors"}
     state = read_weights(out / "diverged.safetensors").state
     assert all(bool(t.isfinite().all()) for t in state.values())
     assert (out / "diverged.safetensors").stat().st_mode & 0o777 == 0o600
     usable = warp("unlearn", out / "diverged.safetensors", "--out", tmp_path / "next", "--forget-class", "3", *QUICK)
     assert usable.code == 0
+    # The folder of a run that diverged may be used again.
+    assert warp("unlearn", trained, "--out", out, "--forget-class", "3", *QUICK).code == 0
+    assert not (out / "diverged.safetensors").exists()
+
+
+def test_a_second_request_tells_what_became_of_the_first(warp: Warp, trained: Path, tmp_path: Path) -> None:
+    first, second, again = (tmp_path / name for name in ("first", "second", "again"))
+    assert warp("unlearn", trained, "--out", first, "--forget-class", "3", "--method", "srf_on").code == 0
+    more = ("--forget-class", "5", "--method", "finetune")
+    assert warp("unlearn", first, "--out", second, *more).code == 0
+    assert warp("unlearn", first, "--out", again, *more, "--again").code == 0
+    verdicts = [json.loads((out / "record.json").read_text())["deletions"][-1] for out in (second, again)]
+    assert all("forgotten before" in v["verdicts"]["accuracy"]["unlearned"] for v in verdicts)
+    assert verdicts[1]["requested"] == verdicts[0]["requested"] + 129
+
+
+def test_a_model_that_forgot_cannot_go_on_from_its_weight_file_alone(
+    warp: Warp, unlearned: Path, tmp_path: Path
+) -> None:
+    more = ("-o", "model.options.width=4", "-o", "training.epochs=2", "-o", "device=cpu", "--forget-class", "3")
+    answer = warp("unlearn", unlearned / "model.safetensors", "--out", tmp_path / "run", *more)
+    refused(answer, "cannot be told from its weight file alone", "give the run directory")
+
+
+def test_a_model_left_as_it_was_is_said_so(warp: Warp, trained: Path, tmp_path: Path) -> None:
+    more = ("-o", "method.options.lr=1e-30", "-o", "method.options.epochs=1", "-o", "method.options.norm_mode=eval")
+    answer = warp("unlearn", trained, "--out", tmp_path / "run", "--forget-class", "3", *more)
+    assert answer.code == 0
+    assert "note: ngp left the model bit-identical: nothing was forgotten" in answer.err
 
 
 def test_a_folder_that_is_taken_is_left_alone(warp: Warp, trained: Path, unlearned: Path, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
     [
         ("training.epoch=3", ["training has no key 'epoch'", "did you mean 'epochs'?"]),
         ("methods.name=ngp", ["the configuration has no key 'methods'", "did you mean 'method'?"]),
-        ("forget.clas=3", ["forget has no key 'clas'", "Known: fraction, indices, label"]),
+        ("forget.clas=3", ["forget has no key 'clas'", "Known: again, fraction, indices, label"]),
         ("training.epochs=many", ["training.epochs is 'many'", "valid integer"]),
         ("training.epochs=0", ["training.epochs is 0", "greater than or equal to 1"]),
         ("training.lr=-0.1", ["training.lr is -0.1", "greater than 0"]),

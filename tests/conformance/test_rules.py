@@ -30,7 +30,7 @@ VARIANTS: list[Method] = [
     make_method("ngp", saturate=True, norm_mode="eval", batch_size=12),
     make_method("scrub", rewind=True, optimizer="adam", forget_batch_size=4, retain_batch_size=12),
     make_method("salun", keep=0.2, lr=0.1, momentum=0.9, weight_decay=0.01, batch_size=8, epochs=4),
-    make_method("pgu", momentum=0.9, weight_decay=5e-3, epochs=5, energy=0.8, batch_size=4, lr=0.3),
+    make_method("pgu", momentum=0.9, weight_decay=5e-3, epochs=5, energy=0.8, batch_size=4, lr=0.3, stop=False),
     make_method("pgu", epochs=8, energy=0.5, batch_size=12, lr=2.0, stop=True),
     make_method("bad_teacher", optimizer="sgd", lr=0.05, weight_decay=1e-3, batch_size=8, temperature=2.0),
     make_method("srf_on", slow=0.5, iterations=20, batch_size=8, fisher="sample", weight_decay=0.01),
@@ -166,9 +166,55 @@ class NeverUpdatesStatistics(Descent):
         return value
 
 
-class DrawsGlobally(Descent):
+class DrawsFromNowhere(Descent):
     def loss(self, model: nn.Module, task: Task) -> torch.Tensor:
-        return super().loss(model, task) * torch.rand(())
+        generator = torch.Generator()
+        generator.seed()
+        return super().loss(model, task) * torch.rand((), generator=generator)
+
+
+class ForgetsInEval(Descent):
+    """In train mode at every update, with statistics that change, but differentiates in eval mode."""
+
+    def loss(self, model: nn.Module, task: Task) -> torch.Tensor:
+        with torch.no_grad():
+            super().loss(model, task)
+        model.eval()
+        value = super().loss(model, task)
+        model.train()
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaresNothingFrozen(Descent):
+    """Says it masks, and never says what."""
+
+    masks: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnchorsAtOriginal(Descent):
+    """Takes the weights it stays close to from the teacher."""
+
+    def updates(self, model: nn.Module, task: Task) -> Updates:
+        stepper, anchor = Stepper(model), Anchor(task.original.requires_grad_(True))
+        task.original.requires_grad_(False)
+        for i in range(1, 5):
+            loss = self.loss(model, task) + anchor.distance_squared(model)
+            stepper.step(loss, lr=0.01)
+            moved = yield Update(i, 4, 0, i == 4, {"loss": loss.detach()})
+            stepper.carry(moved)
+            anchor.carry(moved)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutsBackOldWeights(Descent):
+    """Ends with a checkpoint that it did not carry across the moves since."""
+
+    def updates(self, model: nn.Module, task: Task) -> Updates:
+        start = {n: t.clone() for n, t in model.state_dict().items()}
+        yield from super().updates(model, task)
+        model.load_state_dict(start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,10 +273,14 @@ def broken_methods(problem: Problem) -> list[tuple[str, Method]]:
         ("batch-norm mode kept", LiesAboutNormMode()),
         ("batch-norm mode kept", UpdatesStatisticsInEval(norm_mode="eval")),
         ("batch-norm mode kept", NeverUpdatesStatistics()),
-        ("seed decides", DrawsGlobally()),
+        ("seed decides", DrawsFromNowhere()),
         ("seed decides", CountsRuns(runs=iter(range(100)))),
         ("permutations followed", DropsMomentum()),
         ("change of basis unseen", DropsAnchor()),
+        ("batch-norm mode kept", ForgetsInEval()),
+        ("frozen weights stay", DeclaresNothingFrozen()),
+        ("start move followed", AnchorsAtOriginal()),
+        ("last move kept", PutsBackOldWeights()),
     ]
 
 
@@ -276,7 +326,7 @@ def test_a_method_that_ruins_the_model_is_caught(digits: Problem) -> None:
 def test_the_report_names_the_method_and_what_it_broke() -> None:
     report = check_method(DropsMomentum(), forgetting_seeds=())
     assert [f.rule for f in report.broken] == ["permutations followed"]
-    with pytest.raises(ConformanceError, match=r"descent breaks 1 of 7 rules: permutations followed: .*update 3"):
+    with pytest.raises(ConformanceError, match=r"descent breaks 1 of 9 rules: permutations followed: .*update 3"):
         report.require()
 
 

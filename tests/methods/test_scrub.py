@@ -129,7 +129,7 @@ def test_rewind_returns_the_checkpoint_closest_in_error(
     chosen = set()
     for target in range(12):
         validation = validation_with(kit, kept[-1], target)
-        best = min(range(len(kept)), key=lambda i: (abs(errors[i] - target), i))
+        best = min(range(len(kept)), key=lambda i: (abs(errors[i] - target), -i))
         model = kit.trained()
         kit.run(
             Scrub(rewind=True, **REWINDING), model, kit.task(task.original, forget=task.forget, validation=validation)
@@ -145,7 +145,7 @@ def test_rewind_returns_the_checkpoint_closest_in_error(
 
 def test_checkpoints_follow_moves(kit: Any, mistaken: tuple[list[nn.Module], list[int], Task]) -> None:
     kept, errors, task = mistaken
-    early = next(i for i in range(1, len(kept) - 1) if errors.index(errors[i]) == i)
+    early = next(i for i in range(1, len(kept) - 1) if errors[i] not in errors[:i] + errors[i + 1 :])
     validation = validation_with(kit, kept[-1], errors[early])
     task = kit.task(task.original, forget=task.forget, validation=validation)
     model, plain = kit.trained(), kept[early]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.normalisation import batch_norms, norm_mode
+from warp_unlearning.models.normalisation import batch_norms, enter_mode, norm_mode
 from warp_unlearning.models.resnet18 import ResNet18
 
 
@@ -54,3 +54,12 @@ def test_an_unknown_mode_is_refused() -> None:
         norm_mode(nn.Dropout(), "evl"),
     ):  # type: ignore[arg-type]
         pass
+
+
+def test_frozen_layers_stay_in_eval_mode() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.BatchNorm1d(2), nn.Dropout())
+    model[1].requires_grad_(False)
+    enter_mode(model, "train")
+    assert [m.training for m in (model, *model)] == [True, True, False, True, True]
+    enter_mode(model, "eval")
+    assert not any(m.training for m in model.modules())

@@ -159,3 +159,25 @@ def test_a_state_without_an_epoch_is_refused(network: Network, points: Points) -
     training = Training(network(), points(), recipe=Recipe(), streams=Streams(1))
     with pytest.raises(WeightsError, match="no epoch"):
         training.load_state({})
+
+
+def test_a_network_with_dropout_resumes_to_the_same_weights() -> None:
+    def training() -> Training:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+        x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+        return Training(
+            model, TensorExamples(x, torch.arange(20) % 2), recipe=Recipe(epochs=4, batch_size=5), streams=Streams(0)
+        )
+
+    whole, first, second = training(), training(), training()
+    torch.manual_seed(3)
+    run_training(whole)
+    for update in first.updates():
+        if update.ends_epoch and update.epoch == 1:
+            break
+    torch.manual_seed(4)
+    second.load_state(first.state())
+    run_training(second)
+    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True))

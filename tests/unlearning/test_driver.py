@@ -284,6 +284,7 @@ def defended(method: str, *, defense_seed: int | None = 1, **settings: Any) -> t
     return result, defense
 
 
+@pytest.mark.filterwarnings("ignore::warp_unlearning.errors.WarpWarning")
 @pytest.mark.parametrize("name", ["ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on", "finetune"])
 def test_a_defended_model_computes_the_same_function_with_other_weights(name: str) -> None:
     settings = SHORT[name] | ({"anchor": 1.0, "batch_size": 8} if name == "ngp" else {})

@@ -150,7 +150,8 @@ def test_a_network_of_the_users_own_is_given_its_options(settings: tuple[str, ..
 def test_a_weight_file_says_what_it_is(trained: Path) -> None:
     source = load_source(trained)
     about = read_weights(trained / "model.safetensors").header
-    assert about == header(source.config, source.data)
+    assert source.known is not None
+    assert about == header(source.config, source.data, source.known)
     assert about["data_digest"] == source.data.digest
     assert (about["model"], about["classes"]) == ("mlp", 3)
 

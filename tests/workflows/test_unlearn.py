@@ -254,7 +254,7 @@ def test_exact_copies_of_what_is_forgotten_are_not_kept(train: Train, blobs: Pat
     np.save(tmp_path / "forget.npy", np.array([60]))
     request = UnlearnRequest(trained, tmp_path / "run", overrides=(*QUICK, f'forget.indices="{tmp_path}/forget.npy"'))
     outcome = unlearn_run(request)
-    assert outcome.notes == ("3 retained examples are exact copies of forgotten ones and are left out",)
+    assert outcome.notes[0] == "3 retained examples are exact copies of forgotten ones and are left out"
     split = load_split(tmp_path / "run" / "split")
     assert split.retain.tolist() == sorted({*range(120)} - {30, 31, 32, 60})
     assert record(tmp_path / "run")[0]["retained"] == 116
@@ -263,7 +263,10 @@ def test_exact_copies_of_what_is_forgotten_are_not_kept(train: Train, blobs: Pat
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ((), "nothing says what to forget; give one of forget.indices, forget.label and forget.fraction"),
+        (
+            (),
+            r"nothing says what to forget; give one of --forget FILE.npy .* --forget-class N .* --forget-fraction",
+        ),
         (("forget.label=1", "forget.fraction=0.1"), "fraction and label are both set; give one of"),
         (("forget.label=1", "forget.indices=x", "forget.fraction=0.1"), "fraction and label and indices"),
         (("forget.label=3",), "no training example has label 3; the labels are 0, 1, 2"),
@@ -324,7 +327,7 @@ def test_small_data_take_the_small_recipe_and_options_go_over_it(
     trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def method(*overrides: str) -> Any:
-        return choose_method(load_source(trained, overrides=overrides))
+        return choose_method(load_source(trained, overrides=overrides))[0]
 
     assert method().batch_size == SMALL_DATA["ngp"]["batch_size"] == 64
     assert method("method.recipe=published").batch_size == 256
@@ -337,9 +340,9 @@ def test_small_data_take_the_small_recipe_and_options_go_over_it(
 
 def test_retraining_takes_the_settings_of_the_training(train: Train, tmp_path: Path) -> None:
     run = train(tmp_path / "run", "training.lr=0.07", "training.momentum=0.5")
-    method: Any = choose_method(load_source(run, overrides=["method.name=retrain"]))
+    method: Any = choose_method(load_source(run, overrides=["method.name=retrain"]))[0]
     assert (method.epochs, method.batch_size, method.lr, method.momentum) == (3, 32, 0.07, 0.5)
-    method = choose_method(load_source(run, overrides=["method.name=retrain", "method.options.epochs=9"]))
+    method = choose_method(load_source(run, overrides=["method.name=retrain", "method.options.epochs=9"]))[0]
     assert (method.epochs, method.lr) == (9, 0.07)
 
 

@@ -18,6 +18,7 @@ def methods(
     """List the unlearning methods, with each option and its default."""
     from ..errors import InputError, nearest
     from ..methods.protocol import options
+    from ..methods.recipes import SMALL_DATA
     from ..methods.registry import method_classes
 
     known = method_classes()
@@ -28,24 +29,35 @@ def methods(
         return
     chosen = {name: known[name]} if name else known
     if as_json:
-        data = {n: {"about": _about(cls), "options": [vars(o) for o in options(cls)]} for n, cls in chosen.items()}
+        data = {
+            n: {
+                "about": _about(cls),
+                "options": [vars(o) for o in options(cls)],
+                "small_data": dict(SMALL_DATA.get(n, {})),
+            }
+            for n, cls in chosen.items()
+        }
         typer.echo(json.dumps(data, indent=2))
         return
     for n, cls in chosen.items():
         typer.echo(f"{n}\n  {_about(cls)}")
         for o in options(cls):
-            typer.echo(f"    {o.name} = {o.default!r:<18} {o.help}")
+            typer.echo(f"    {f'{o.name} = {o.default!r}':<36} {o.help}")
+        if n in SMALL_DATA:
+            settings = ", ".join(f"{key} = {value!r}" for key, value in SMALL_DATA[n].items())
+            typer.echo(f"    below 5,000 training examples the command line starts from {settings}")
         typer.echo("")
 
 
 def _check(name: str | None, as_json: bool) -> None:
     from ..conformance import check_method
     from ..errors import InputError
-    from ..methods.recipes import SMALL_DATA, small_data_method
+    from ..methods.recipes import small_data_method
+    from ..methods.registry import method_classes
 
     if name is None:
         raise InputError("--check needs the name of a method, as in `warp methods ngp --check`")
-    forgets = name in SMALL_DATA or name not in ("finetune", "langevin")
+    forgets = getattr(method_classes()[name], "forgets", True)
     report = check_method(small_data_method(name), forgetting_seeds=(0, 1, 2) if forgets else ())
     if as_json:
         typer.echo(json.dumps([vars(f) for f in report.findings], indent=2))

@@ -17,6 +17,7 @@ def unlearn(
     forget: Annotated[Path | None, typer.Option(help="An .npy file of positions in the training part.")] = None,
     forget_class: Annotated[int | None, typer.Option(help="Forget every training example of this class.")] = None,
     forget_fraction: Annotated[float | None, typer.Option(help="Forget a random fraction of each class.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Forget what earlier requests asked for, too.")] = False,
     method: Annotated[str | None, typer.Option(help="See `warp methods`.")] = None,
     config: ConfigFile = None,
     override: Overrides = None,
@@ -36,6 +37,7 @@ def unlearn(
         forget__indices=forget,
         forget__label=forget_class,
         forget__fraction=forget_fraction,
+        forget__again=True if again else None,
         method__name=method,
         seed=seed,
         device=device,
@@ -55,7 +57,6 @@ def _show(summary: dict[str, Any], out: Path) -> None:
         f"{summary['method']['name']} forgot {summary['forgotten']} examples and kept {summary['retained']} "
         f"in {summary['updates']} updates ({summary['seconds']:.1f} s)"
     )
-    for what in ("forget", "retain", "test"):
-        before, after = (summary["accuracy"][name][what] for name in ("original", "unlearned"))
-        typer.echo(f"  accuracy on {what:<7}{before:.4f} -> {after:.4f}")
+    for what, before in summary["accuracy"]["original"].items():
+        typer.echo(f"  accuracy on {what:<20}{before:.4f} -> {summary['accuracy']['unlearned'][what]:.4f}")
     typer.echo(f"written to {out}; the deletion record is {out / 'record.json'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..errors import InputError, nearest
 from ..runs.yaml_text import load_yaml
+from ..training.recipe import RECIPES
 from .schema import Config
 
 RESOLVED = "resolved"
@@ -25,9 +27,18 @@ def resolve(
     for override in overrides:
         data = _merged(data, _parsed(override))
     try:
-        return Config.model_validate(data)
+        return Config.model_validate(_with_recipe(data))
     except ValidationError as error:
         raise InputError(_first_problem(error)) from error
+
+
+def _with_recipe(data: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the named training recipe under those that are given."""
+    training = data.get("training")
+    name = training.get("recipe") if isinstance(training, dict) else None
+    if not isinstance(training, dict) or name not in RECIPES:
+        return data
+    return {**data, "training": {**asdict(RECIPES[name]), **training}}
 
 
 def as_plain(config: Config) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class ModelConfig(_Section):
 class TrainingConfig(_Section):
     """How it is trained: SGD with momentum under a cosine schedule."""
 
+    recipe: Literal["small", "paper"] = Field(default="small", description="settings to start from")
     epochs: int = Field(default=20, ge=1)
     batch_size: int = Field(default=64, ge=1)
     lr: float = Field(default=0.05, gt=0)
@@ -51,6 +52,7 @@ class ForgetConfig(_Section):
     fraction: float | None = Field(default=None, gt=0, lt=1, description="a random fraction of each class")
     label: int | None = Field(default=None, ge=0, description="every training example of this class")
     indices: Path | None = Field(default=None, description="an .npy file of positions in the training part of the data")
+    again: bool = Field(default=False, description="forget what earlier requests asked for once more, too")
 
 
 class MethodConfig(_Section):

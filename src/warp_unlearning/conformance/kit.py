@@ -22,6 +22,8 @@ RULES: dict[str, Rule] = {
     "seed decides": rules.seed_decides,
     "permutations followed": rules.permutations_followed,
     "change of basis unseen": rules.rescaling_unseen,
+    "start move followed": rules.start_move_followed,
+    "last move kept": rules.last_move_kept,
 }
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from ..data.examples import Batch, TensorExamples
+from ..errors import WarpWarning
 from ..methods.protocol import Method, Task
 from ..models.digest import model_digest
 from ..models.normalisation import batch_norms
 from ..models.small_resnet import SmallResNet
 from ..randomness import Streams
-from ..symmetry.move import Move
+from ..symmetry.move import Move, apply_move
 from ..training.update import Update
 from ..unlearning.driver import Unlearned, unlearn
 from ..unlearning.guard import training_modes
@@ -49,17 +53,20 @@ def teacher_frozen(method: Method, problem: Problem) -> str | None:
 
 def frozen_weights_stay(method: Method, problem: Problem) -> str | None:
     """What an update declares frozen is bit-identical before and after it, also where channels are permuted in
-    between.
+    between. A method that declares `masks = True` must declare frozen entries.
     """
     previous: dict[str, Tensor] = {}
     found: list[str] = []
     network = _network(problem)
     draws = Streams(0, "frozen").generator("moves")
 
+    declared: list[int] = []
+
     def remember(model: nn.Module, task: Task | None = None) -> None:
         previous.update({n: p.detach().clone() for n, p in model.named_parameters()})
 
     def look(model: nn.Module, task: Task, update: Update) -> Move | None:
+        declared.extend([update.step] if update.frozen else [])
         for name, value in model.named_parameters():
             mask = update.frozen.get(name)
             if mask is not None and not torch.equal(value[mask], previous[name][mask]):
@@ -70,22 +77,35 @@ def frozen_weights_stay(method: Method, problem: Problem) -> str | None:
         return move
 
     _run(method, problem, look, at_start=remember)
+    if getattr(method, "masks", False) and not declared:
+        return "masks is True, but no update declares what is frozen"
     return found[0] if found else None
 
 
 def norm_mode_kept(method: Method, problem: Problem) -> str | None:
-    """Batch norm is in the declared mode at every update; running statistics change in train mode only."""
+    """Batch norm is in the declared mode at every update and in every differentiated pass between two; running
+    statistics change in train mode only.
+    """
     found: list[str] = []
     training = method.norm_mode == "train"
     start = _statistics(problem.original)
     last: dict[str, Tensor] = {}
+
+    def watch(norm: nn.Module, args: object) -> None:
+        # Before the first update a method may look at the model in eval mode, to find a mask say.
+        if last and torch.is_grad_enabled() and norm.training != training:
+            found.append(f"a pass was differentiated with batch norm not in {method.norm_mode} mode")
 
     def look(model: nn.Module, task: Task, update: Update) -> None:
         if any(norm.training != training for norm in batch_norms(model)):
             found.append(f"update {update.step}: batch norm is not in {method.norm_mode} mode")
         last.update(_statistics(model))
 
-    result = _run(method, problem, look)
+    def at_start(model: nn.Module, task: Task) -> None:
+        for norm in batch_norms(model):
+            norm.register_forward_pre_hook(watch)
+
+    result = _run(method, problem, look, at_start=at_start)
     changed = any(not torch.equal(last[n], start[n]) for n in start)
     if found:
         return found[0]
@@ -97,16 +117,46 @@ def norm_mode_kept(method: Method, problem: Problem) -> str | None:
 
 
 def seed_decides(method: Method, problem: Problem) -> str | None:
-    """The same seed gives the same weights, whatever state torch's global generator is in, which is left as it was."""
+    """The same seed gives the same weights, also of a network with dropout, whatever state torch's global generator is
+    in, which is left as it was.
+    """
     digests = []
+    dropping = replace(problem, original=nn.Sequential(problem.original, nn.Dropout(0.2)))
     for other in (1, 2):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(other)
             state = torch.get_rng_state()
-            digests.append(model_digest(_run(method, problem).model))
+            digests.append(model_digest(_run(method, dropping).model))
             if not torch.equal(state, torch.get_rng_state()):
                 return "torch's global random generator was used"
     return None if digests[0] == digests[1] else "two runs with the same seed gave different weights"
+
+
+def start_move_followed(method: Method, problem: Problem) -> str | None:
+    """Channels permuted before the first update leave every loss as it was: state in weight coordinates is taken from
+    the model that is updated, not from `task.original`. A method that declares `adds_noise = True` is not checked,
+    since noise drawn for the weights in their order falls on others.
+    """
+    if getattr(method, "adds_noise", False):
+        return None
+    move = permutation(_network(problem), generator=Streams(0, "start").generator("moves"))
+    moved = _run(method, problem, at_start=lambda model, task: apply_move(model, move)).history
+    different = _first_difference(_run(method, problem).history, moved)
+    return None if different is None else f"after channels were permuted before the first update, {different}"
+
+
+def last_move_kept(method: Method, problem: Problem) -> str | None:
+    """A change of basis after the last update is still there in the final weights: checkpoints and other state that
+    the method puts back followed it.
+    """
+    plain = _run(method, problem)
+    move = rescaling(_network(problem), generator=Streams(0, "last").generator("moves"))
+    count = len(plain.history)
+    moved = _run(method, problem, lambda model, task, update: move if update.step == count else None)
+    for (name, expected), got in zip(plain.model.state_dict().items(), moved.model.state_dict().values(), strict=True):
+        if not _close(move.point(name, expected), got):
+            return f"after a change of basis following the last update, {name} of the final model is not in that basis"
+    return None
 
 
 def permutations_followed(method: Method, problem: Problem) -> str | None:
@@ -132,14 +182,16 @@ def permutations_followed(method: Method, problem: Problem) -> str | None:
 
 
 def rescaling_unseen(method: Method, problem: Problem, *, positions: int = 6) -> str | None:
-    """A change of basis after update k leaves every loss that update k + 1 sees as it was, for k spread over the run.
+    """A change of basis after update k leaves every loss that update k + 1 sees as it was, for every k of a short run
+    and for `positions` of them spread over a long one.
 
     Steps after that may differ, since a gradient step depends on the scales; what the method *sees* may not.
     """
     network = _network(problem)
     plain = _run(method, problem).history
     count = len(plain)
-    for k in sorted({1 + (count - 2) * i // max(positions - 1, 1) for i in range(positions)} if count > 1 else set()):
+    spread = {1 + (count - 2) * i // (positions - 1) for i in range(positions)}
+    for k in range(1, count) if count <= 2 * positions else sorted(spread):
         move = rescaling(network, generator=Streams(k, "rescaling").generator("moves"))
 
         def look(model: nn.Module, task: Task, update: Update, k: int = k, move: Move = move) -> Move | None:
@@ -209,15 +261,18 @@ def _run(
     *,
     at_start: Glance = lambda model, task: None,
 ) -> Unlearned:
-    return unlearn(
-        problem.original,
-        forget=problem.forget,
-        retain=problem.retain,
-        validation=problem.validation,
-        method=method,
-        defense=Spy(look, at_start=at_start),
-        seed=5,
-    )
+    with warnings.catch_warnings():
+        # On so small a problem a method may well leave the model as it is.
+        warnings.simplefilter("ignore", WarpWarning)
+        return unlearn(
+            problem.original,
+            forget=problem.forget,
+            retain=problem.retain,
+            validation=problem.validation,
+            method=method,
+            defense=Spy(look, at_start=at_start),
+            seed=5,
+        )
 
 
 def _condition(model: nn.Module) -> dict[str, object]:
@@ -245,7 +300,7 @@ def _outputs(model: nn.Module, problem: Problem) -> Tensor:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    return bool((a - b).abs().max() <= TOLERANCE * a.abs().max())
+    return bool((a - b).abs().max() <= TOLERANCE * a.abs().max().clamp(min=TOLERANCE))
 
 
 def _first_difference(plain: list[dict[str, float]], moved: list[dict[str, float]]) -> str | None:

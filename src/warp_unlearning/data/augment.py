@@ -17,9 +17,12 @@ from ..errors import InputError
 def random_crop_flip(
     x: Tensor, *, padding: int, flip: bool, fill: Sequence[float], generator: torch.Generator
 ) -> Tensor:
-    """Images (n, c, h, w) padded with `fill` (one value a channel), cropped back to (h, w) and mirrored."""
-    if x.dim() != 4 or len(fill) != x.shape[1]:
-        raise InputError(f"images of shape {tuple(x.shape)} cannot be padded with {len(fill)} values; one a channel")
+    """Images (n, c, h, w) padded with `fill` (one value, or one a channel), cropped back to (h, w) and mirrored."""
+    if x.dim() != 4 or len(fill) not in (1, x.shape[1]):
+        raise InputError(
+            f"images of shape {tuple(x.shape)} cannot be padded with fill={tuple(fill)}; give one value or "
+            "one a channel"
+        )
     if padding < 0:
         raise InputError(f"a padding of {padding} pixels is negative; give 0 or more")
     if padding == 0 and not flip:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from ..errors import DataError, InputError
+from .checksum import checksums
 
 
 class Batch(NamedTuple):
@@ -81,6 +82,7 @@ class DatasetExamples:
     dataset: Dataset[Any]
     y: Tensor
     device: torch.device
+    checksums: Tensor | None = None
 
     def take(self, index: Tensor) -> Batch:
         """The examples at `index`, collated and moved to the device."""
@@ -89,7 +91,7 @@ class DatasetExamples:
 
     def to(self, device: torch.device | str) -> DatasetExamples:
         """The same data set, delivered on `device`."""
-        return DatasetExamples(self.dataset, self.y.to(device), torch.device(device))
+        return DatasetExamples(self.dataset, self.y.to(device), torch.device(device), self.checksums)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -138,14 +140,16 @@ def _from_loader(loader: DataLoader[Any], what: str) -> TensorExamples:
 
 def _from_dataset(dataset: Dataset[Any], what: str) -> DatasetExamples:
     count = len(cast(Sequence[Any], dataset))
-    labels = []
+    labels, sums = [], []
     for i in range(count):
         x, label = _as_pair(dataset[i], what)
         if x.is_floating_point() and not bool(x.isfinite().all()):
             raise DataError(f"the {what} set has a value that is not finite at item {i}; remove or repair it")
         labels.append(label)
+        sums.append(checksums(x.unsqueeze(0)))
     y = _class_labels(torch.stack(labels), what) if labels else torch.empty(0, dtype=torch.int64)
-    return DatasetExamples(dataset, y, torch.device("cpu"))
+    found = torch.cat(sums) if sums else torch.empty(0, dtype=torch.int64)
+    return DatasetExamples(dataset, y, torch.device("cpu"), found)
 
 
 def _as_pair(item: Any, what: str) -> tuple[Tensor, Tensor]:

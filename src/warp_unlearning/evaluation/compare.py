@@ -75,13 +75,13 @@ def compare(
     """Score the models on the forget, retain and test sets, each a pair of tensors, a `Dataset` or a `DataLoader`."""
     given = {"forget": forget, "retain": retain, "test": test}
     models = {"original": original, "unlearned": unlearned} | ({} if retrained is None else {"retrained": retrained})
-    device = next(original.parameters()).device
-    sets = {what: as_examples(source, what=what).to(device) for what, source in given.items()}
-    _check(models, sets, device)
+    sets = {what: as_examples(source, what=what) for what, source in given.items()}
+    _check_classes(models, sets)
     outputs = {
-        name: {what: logits(model, examples).double() for what, examples in sets.items()}
+        name: {what: logits(model, part).double().cpu() for what, part in _beside(model, sets).items()}
         for name, model in models.items()
     }
+    sets = {what: examples.to("cpu") for what, examples in sets.items()}
     scores = {name: _scores(outputs[name], sets) for name in models}
     distances = {
         name: _distances(outputs[name]["forget"], outputs["retrained"]["forget"], sets["forget"].y)
@@ -101,9 +101,15 @@ def output_distance(output: Tensor, reference: Tensor) -> Tensor:
     return 0.5 * (F.softmax(output, dim=1) - F.softmax(reference, dim=1)).abs().sum(1)
 
 
-def _check(models: Mapping[str, nn.Module], sets: dict[str, Examples], device: torch.device) -> None:
-    """Move the models to `device`, and raise unless each takes every set and all have the same classes."""
-    classes = {name: check_examples(model.to(device), sets) for name, model in models.items()}
+def _beside(model: nn.Module, sets: Mapping[str, Examples]) -> dict[str, Examples]:
+    """The sets on the device of the model, which stays where it is."""
+    device = next(model.parameters()).device
+    return {what: examples.to(device) for what, examples in sets.items()}
+
+
+def _check_classes(models: Mapping[str, nn.Module], sets: Mapping[str, Examples]) -> None:
+    """Raise unless each model takes every set and all have the same classes."""
+    classes = {name: check_examples(model, _beside(model, sets)) for name, model in models.items()}
     if len(set(classes.values())) > 1:
         found = ", ".join(f"{name} {count}" for name, count in classes.items())
         raise InputError(f"the models have different numbers of classes ({found}); give models of one task")

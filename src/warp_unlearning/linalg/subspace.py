@@ -69,6 +69,21 @@ def principal_subspace(second_moment: Tensor, fraction: float, *, rule: Rule = "
     return Subspace(basis, float(values[:rank].sum()) / total if total else 0.0)
 
 
+def principal_subspace_of(rows: Tensor, fraction: float, *, rule: Rule = "energy") -> Subspace:
+    """The leading right singular vectors of `rows` (n, d) that hold `fraction` of it.
+
+    Decomposes the smaller of the second moment (d, d) and the Gram matrix (n, n), in float64: with rows = U S Vᵀ, the
+    Gram matrix has eigenvectors U and V = rowsᵀ U S⁻¹.
+    """
+    exact = rows.double()
+    if len(rows) >= rows.shape[1]:
+        found = principal_subspace(exact.mT @ exact, fraction, rule=rule)
+        return Subspace(found.basis.to(rows.dtype), found.captured)
+    dual = principal_subspace(exact @ exact.mT, fraction, rule=rule)
+    image = exact.mT @ dual.basis
+    return Subspace((image / image.norm(dim=0)).to(rows.dtype), dual.captured)
+
+
 def project_out(rows: Tensor, basis: Tensor) -> Tensor:
     """Each row of shape (..., d) less its part in the span of `basis` (d, k): rows − (rows B) Bᵀ."""
     return rows - (rows @ basis) @ basis.mT

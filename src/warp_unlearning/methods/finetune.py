@@ -20,6 +20,7 @@ class Finetune:
     name: ClassVar[str] = "finetune"
     norm_mode: ClassVar[NormMode] = "train"
     reads_forget: ClassVar[bool] = False
+    forgets: ClassVar[bool] = False
 
     epochs: int = option(5, "passes over the retain set")
     batch_size: int = option(128, "examples a batch")

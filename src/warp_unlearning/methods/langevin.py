@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ..data.sampling import batch_shape, endless, epoch
+from ..errors import WarpWarning
 from ..gradients.per_sample import clipped_mean_gradient
 from ..stats.langevin import langevin_noise
 from ..symmetry.move import Move
@@ -24,7 +25,7 @@ from ..training.update import Update, Updates
 from .protocol import NormMode, Task, option, require
 
 
-class NoiseWarning(UserWarning):
+class NoiseWarning(WarpWarning):
     """The noise asked for will drown the weights."""
 
 
@@ -40,6 +41,8 @@ class Langevin:
 
     name: ClassVar[str] = "langevin"
     norm_mode: ClassVar[NormMode] = "eval"
+    forgets: ClassVar[bool] = False
+    adds_noise: ClassVar[bool] = True
 
     noise: float = option(1e-3, "σ: standard deviation of the noise before the factor √(2 lr)")
     epsilon: float | None = option(

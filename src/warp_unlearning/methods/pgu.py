@@ -36,6 +36,7 @@ class ProjectedGradient:
 
     name: ClassVar[str] = "pgu"
     norm_mode: ClassVar[NormMode] = "eval"
+    masks: ClassVar[bool] = True
 
     energy: float = option(0.95, "share of the retained inputs' spectrum to protect, by `rule`")
     rule: Rule = option(

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from math import isfinite
-from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 from torch import nn
 
 from ..data.examples import Examples
 from ..errors import InputError, nearest
+from ..models.normalisation import NormMode as NormMode
 from ..randomness import Streams
 from ..training.update import Updates
-
-NormMode = Literal["train", "eval"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +111,8 @@ def require(
             raise InputError(f"{name}: {key} is {value}; it must be at least 0")
         if key in positive and not value > 0:
             raise InputError(f"{name}: {key} is {value}; it must be above 0")
+        if key == "momentum" and value == 1:
+            raise InputError(f"{name}: momentum is 1; it must be below 1, or steps never end")
         if key in shares and not 0 <= value <= 1:
             raise InputError(f"{name}: {key} is {value}; it must lie between 0 and 1")
         if key in counts and (not isinstance(value, int) or value < 1):

@@ -30,6 +30,7 @@ class SalUn:
 
     name: ClassVar[str] = "salun"
     norm_mode: ClassVar[NormMode] = "train"
+    masks: ClassVar[bool] = True
 
     keep: float = option(0.5, "share of the weights that may move")
     exclude_true_label: bool = option(False, "draw random labels among the other classes only")

@@ -41,7 +41,7 @@ class Scrub:
     temperature: float = option(4.0, "temperature of the divergence")
     max_epochs: int = option(3, "epochs that also maximise the divergence on the forget set")
     epochs: int = option(5, "epochs in all")
-    lr: float = option(5e-4, "learning rate; divided by 10 at 0.5, 0.8 and 0.9 of the epochs")
+    lr: float = option(5e-4, "learning rate; divided by 10 for epochs that start after 0.5, 0.8 and 0.9 of all")
     optimizer: OptimizerName = option("sgd", "sgd or adam")
     momentum: float = option(0.9, "momentum of SGD")
     weight_decay: float = option(5e-4, "weight decay")
@@ -131,9 +131,11 @@ class Rewind:
             self._snapshots = [{n: move.point(n, t) for n, t in s.items()} for s in self._snapshots]
 
     def choose(self, model: nn.Module) -> int:
-        """The checkpoint whose forget error is closest to the validation error of `model` on the forgotten classes."""
+        """The checkpoint, the later of equals, whose forget error is closest to the validation error of `model` on the
+        forgotten classes.
+        """
         target = float(_mistakes(model, self._validation)[self._same_class].mean())
-        return min(range(len(self.errors)), key=lambda i: abs(self.errors[i] - target))
+        return min(range(len(self.errors)), key=lambda i: (abs(self.errors[i] - target), -i))
 
     def apply(self, model: nn.Module) -> None:
         """Put the chosen checkpoint into `model`."""

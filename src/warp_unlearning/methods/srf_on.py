@@ -38,6 +38,7 @@ class SrfOn:
 
     name: ClassVar[str] = "srf_on"
     norm_mode: ClassVar[NormMode] = "train"
+    masks: ClassVar[bool] = True
 
     iterations: int = option(1500, "retain steps")
     forget_every: int = option(5, "a forget step in each of so many iterations")

@@ -46,3 +46,14 @@ def predict(model: nn.Module, x: Tensor) -> Tensor:
         for norm in waiting:
             norm.train()
     return output
+
+
+def enter_mode(model: nn.Module, mode: NormMode) -> None:
+    """Put the model in `mode`; layers whose own parameters are all frozen stay in eval mode, so that nothing of a
+    frozen backbone changes, its running statistics included.
+    """
+    model.train(mode == "train")
+    for module in model.modules():
+        own = list(module.parameters(recurse=False))
+        if own and not any(p.requires_grad for p in own):
+            module.eval()

@@ -23,6 +23,7 @@ from .yaml_text import dump_yaml, load_yaml
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
+DIVERGED = "diverged.safetensors"
 
 _WAY_OUT = "the folder is not a run of ours or is damaged: give another, or make the run again"
 # What write_atomically and save_weights name a file while they write it.
@@ -81,14 +82,18 @@ class RunDirectory:
 def start_run(path: Path, *, kind: str, config: Mapping[str, Any]) -> RunDirectory:
     """The directory for a run with this configuration: new, stopped before, or already complete.
 
-    A folder that holds anything else, or a run with another configuration, is an error that says what differs. Files
-    that a killed process was writing are removed.
+    A folder that holds anything else, or a run with another configuration, is an error that says what differs, unless
+    that run diverged. Files that a killed process was writing are removed.
     """
     run = RunDirectory(path, kind)
     text = dump_yaml(dict(config))
     if (path / CONFIG).is_file():
         different = _differences(run.config(), load_yaml(text))
-        if different:
+        if different and (path / DIVERGED).is_file() and not run.complete:
+            # A run that diverged is there to be tried again with other settings.
+            (path / DIVERGED).unlink()
+            write_atomically(path / CONFIG, text.encode())
+        elif different:
             raise InputError(
                 f"{path} holds a run with another configuration ({'; '.join(different[:4])}); choose another --out, "
                 "or delete it"

@@ -13,8 +13,8 @@ from ..data.augment import random_crop_flip
 from ..data.examples import Examples
 from ..data.sampling import batch_shape, epoch
 from ..errors import DivergedError, WeightsError
-from ..models.normalisation import predict
-from ..randomness import Streams
+from ..models.normalisation import enter_mode, predict
+from ..randomness import LayerDraws, Streams
 from .precision import autocast, lay_out, lay_out_batch
 from .recipe import Recipe
 from .schedule import cosine
@@ -47,14 +47,16 @@ class Training:
         """Train from the current epoch to the last, one update a step."""
         batches, _ = batch_shape(len(self.examples), self.recipe.batch_size)
         of = self.recipe.epochs * batches
-        self.model.train()
+        enter_mode(self.model, "train")
         while self.epoch < self.recipe.epochs:
             lr = self.recipe.lr * cosine(self.epoch / self.recipe.epochs)
             order = self.streams.generator("batches", self.epoch)
             noise = self.streams.generator("augmentation", self.epoch)
+            draws = LayerDraws(self.streams.number("layers", self.epoch), device=self.examples.y.device)
             first = self.epoch * batches
             for i, index in enumerate(epoch(len(self.examples), self.recipe.batch_size, generator=order), 1):
-                loss = self._step(index, noise, lr)
+                with draws:
+                    loss = self._step(index, noise, lr)
                 if i == batches:
                     self.epoch += 1
                 moved = yield Update(first + i, of, (first + i - 1) // batches, i == batches, {"train": loss})

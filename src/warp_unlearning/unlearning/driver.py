@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -13,11 +14,13 @@ from torch import nn
 
 from ..data.examples import Examples, as_examples
 from ..defense.protocol import Defense, Session
-from ..errors import InputError
+from ..errors import InputError, WarpWarning
 from ..methods.protocol import Method, Task
 from ..methods.registry import as_method
+from ..models.device import choose_device
 from ..models.digest import model_digest
-from ..randomness import Streams
+from ..models.normalisation import enter_mode
+from ..randomness import LayerDraws, Streams
 from ..training.update import Update
 from .checks import check_disjoint, check_examples
 from .guard import Guard, restore_modes, training_modes
@@ -68,7 +71,7 @@ def unlearn(
         raise InputError(
             f"the defence is a {type(defense).__name__}; give an object of warp_unlearning.defense, or None"
         )
-    place = torch.device(device) if device is not None else _device_of(model)
+    place = choose_device(str(device)) if device is not None else _device_of(model)
     working = working_copy(model, place)
     task = make_task(working, forget=forget, retain=retain, validation=validation, seed=seed)
     entropy = torch.Generator().manual_seed(secrets.randbits(63) if defense_seed is None else defense_seed)
@@ -77,13 +80,21 @@ def unlearn(
     history, session = _drive(working, task, chosen, defense, entropy, on_update)
     seconds = perf_counter() - began
     restore_modes(working, modes)
+    digests = model_digest(task.original), model_digest(working)
+    if digests[0] == digests[1]:
+        warnings.warn(
+            f"{chosen.name} left the model bit-identical: nothing was forgotten. A method that chooses a checkpoint "
+            "(scrub with rewind, pgu with stop) may have chosen the start",
+            WarpWarning,
+            stacklevel=2,
+        )
     deletion = Deletion(
         requested=len(task.forget),
         retained=len(task.retain),
         forget_digest=examples_digest(task.forget),
         retain_digest=examples_digest(task.retain),
-        original=model_digest(task.original),
-        unlearned=model_digest(working),
+        original=digests[0],
+        unlearned=digests[1],
         method=describe(chosen),
         defense=None if defense is None else defense.name,
         experiment_only=defense is not None and defense_seed is not None,
@@ -125,14 +136,15 @@ def _drive(
     on_update: Callable[[Update], None] | None,
 ) -> tuple[list[dict[str, float]], Session | None]:
     session = None if defense is None else defense.start(model, task, generator=entropy)
-    training = method.norm_mode == "train"
-    model.train(training)
+    enter_mode(model, method.norm_mode)
     guard = Guard(model)
+    draws = LayerDraws(task.streams.number("layers"), device=_device_of(model))
     updates = method.updates(model, task)
     move = None
     while True:
         try:
-            update = updates.send(move)
+            with draws:
+                update = updates.send(move)
         except StopIteration:
             break
         guard.watch(update)
@@ -140,7 +152,7 @@ def _drive(
             on_update(update)
         move = None if session is None else session.between(update)
         if move is not None:
-            model.train(training)
+            enter_mode(model, method.norm_mode)
     guard.flush()
     if session is not None:
         session.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite
 
 import torch
@@ -20,10 +21,10 @@ class Guard:
     def __init__(self, model: nn.Module, *, interval: int = 10) -> None:
         self._interval = interval
         self._waiting: list[Update] = []
-        self._state = dict(model.state_dict())
-        self._kept = {n: t.clone() for n, t in self._state.items()}
-        self._exact = [n for n, t in self._state.items() if not t.is_floating_point()]
-        self._floating = [n for n in self._state if n not in self._exact]
+        self._model = model
+        self._kept = {n: t.clone() for n, t in model.state_dict().items()}
+        self._exact = [n for n, t in self._kept.items() if not t.is_floating_point()]
+        self._floating = [n for n in self._kept if n not in self._exact]
         self.history: list[dict[str, float]] = []
 
     def watch(self, update: Update) -> None:
@@ -36,7 +37,9 @@ class Guard:
     def flush(self) -> None:
         """Read all losses noted since the last time, in one transfer, and check them and the weights."""
         losses = [loss for update in self._waiting for loss in update.losses.values()]
-        norms = torch._foreach_norm([self._state[n] for n in self._floating])
+        # Read anew each time: a change of memory layout gives a parameter another storage.
+        state = self._model.state_dict()
+        norms = torch._foreach_norm([state[n] for n in self._floating])
         sums = torch.stack([torch.stack(norms).sum().double()])  # finite if and only if every norm is
         numbers = torch.cat([torch.stack(losses).double(), sums] if losses else [sums]).tolist()
         self._check(numbers[:-1], numbers[-1])
@@ -45,13 +48,13 @@ class Guard:
             row = {"update": update.step, "epoch": update.epoch}
             self.history.append(row | {name: next(values) for name in update.losses})
         self._waiting.clear()
-        self._keep()
+        self._keep(state)
 
-    def _keep(self) -> None:
+    def _keep(self, state: Mapping[str, Tensor]) -> None:
         # One kernel for the floating-point tensors; a list of mixed types would be copied one by one.
-        torch._foreach_copy_([self._kept[n] for n in self._floating], [self._state[n] for n in self._floating])
+        torch._foreach_copy_([self._kept[n] for n in self._floating], [state[n] for n in self._floating])
         for name in self._exact:
-            self._kept[name].copy_(self._state[name])
+            self._kept[name].copy_(state[name])
 
     def _check(self, losses: list[float], total: float) -> None:
         step = self._waiting[-1].step if self._waiting else 0
@@ -80,8 +83,3 @@ def restore_modes(model: nn.Module, modes: list[bool]) -> None:
     """Put modules back into the modes that `training_modes` found."""
     for module, training in zip(model.modules(), modes, strict=True):
         module.training = training
-
-
-def same_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    """Whether two states hold the same names and the same bits."""
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)

@@ -69,6 +69,14 @@ def _check_one_data_set(sources: Mapping[str, Source]) -> None:
 
 
 def _check_reference(retrained: Source, split: Split, path: Path) -> None:
+    done = retrained.record.deletions
+    if done and done[-1].method.get("name") != "retrain":
+        raise InputError(
+            f"the retrained model {path} was made by {done[-1].method.get('name')}, so it is no reference; give a run "
+            "of `--method retrain` with the same forget set"
+        )
+    if retrained.known is None:
+        return
     known = np.intersect1d(retrained.known, split.forget)
     if len(known):
         raise InputError(

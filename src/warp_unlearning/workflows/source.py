@@ -19,11 +19,13 @@ from torch import nn
 from ..config.resolve import resolve
 from ..config.schema import Config
 from ..data.dataset import ImageData
+from ..data.digest import array_digest
 from ..data.load import load_data
 from ..data.split_folder import load_split
 from ..data.splits import IndexArray, check_indices
 from ..data.stratified import draw_per_class
 from ..errors import DataError, InputError
+from ..models.device import choose_device as choose_device
 from ..models.registry import build_model, suggest_options
 from ..models.weights import Weights, load_weights, read_weights
 from ..randomness import Streams
@@ -38,28 +40,15 @@ class Source:
     """A model, the data it learned from, and which training examples it still knows.
 
     `known` and `validation` are sorted positions in the training part; the model never learned from `validation`.
+    `known` is None where a weight file alone cannot tell.
     """
 
     model: nn.Module
     data: ImageData
-    known: IndexArray
+    known: IndexArray | None
     validation: IndexArray
     config: Config
     record: DeletionRecord
-
-
-def choose_device(name: str) -> torch.device:
-    """The device a configuration names; "auto" is the first GPU, or the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"the device {name!r} cannot be used: {str(error).splitlines()[0]}; try auto or cpu"
-        ) from error
-    return device
 
 
 def load_examples(config: Config) -> ImageData:
@@ -91,9 +80,12 @@ def validation_split(config: Config, data: ImageData) -> tuple[IndexArray, Index
     return np.setdiff1d(np.arange(len(y), dtype=np.int64), held), held
 
 
-def header(config: Config, data: ImageData) -> dict[str, object]:
-    """What a weight file says of itself."""
+def header(config: Config, data: ImageData, known: IndexArray) -> dict[str, object]:
+    """What a weight file says of itself, and of the examples it knows."""
     return {
+        "seed": config.seed,
+        "validation": config.validation,
+        "known_digest": array_digest(known),
         "model": config.model.name,
         "options": dict(config.model.options),
         "data": data.name,
@@ -115,8 +107,21 @@ def load_source(
     config = resolve(file=config_file, overrides=overrides)
     data = load_examples(config)
     model = _with_weights(path, config, data, builder)
-    known, held = validation_split(config, data)
+    known, held = _split_of_file(path, config, data)
     return Source(model, data, known, held, config, DeletionRecord())
+
+
+def _split_of_file(path: Path, config: Config, data: ImageData) -> tuple[IndexArray | None, IndexArray]:
+    """What a weight file was trained on: as it says itself, or for a file of others the whole training part, less a
+    validation fraction where one is given. None where the file is of a model that has forgotten something.
+    """
+    about = read_weights(path).header
+    if "known_digest" not in about:
+        drawn = config if "validation" in config.model_fields_set else config.model_copy(update={"validation": 0.0})
+        return validation_split(drawn, data)
+    drawn = config.model_copy(update={"seed": about.get("seed"), "validation": about.get("validation")})
+    known, held = validation_split(drawn, data)
+    return known if array_digest(known) == about["known_digest"] else None, held
 
 
 def _from_run(path: Path, config_file: Path | None, overrides: Sequence[str], builder: Builder | None) -> Source:

@@ -22,7 +22,7 @@ from ..errors import DivergedError
 from ..models.digest import model_digest
 from ..models.weights import read_weights, save_weights
 from ..randomness import Streams
-from ..runs.directory import RunDirectory, start_run
+from ..runs.directory import DIVERGED, RunDirectory, start_run
 from ..training.recipe import Recipe
 from ..training.scoring import accuracy
 from ..training.training import Training, check_finite
@@ -63,13 +63,17 @@ def train_run(
     training = Training(
         model.to(device),
         examples.to(device),
-        recipe=Recipe(**config.training.model_dump()),
+        recipe=Recipe(**config.training.model_dump(exclude={"recipe"})),
         streams=Streams(config.seed, "training"),
         fill=data.fill,
     )
-    _train(training, run, request.checkpoint_seconds, watch)
+    try:
+        _train(training, run, request.checkpoint_seconds, watch)
+    except DivergedError as error:
+        keep_diverged(run, error, header(config, data, known))
+        raise
     metrics = _metrics(training.model, data, known, held, device)
-    save_weights(run.path / "model.safetensors", training.model, header=header(config, data))
+    save_weights(run.path / "model.safetensors", training.model, header=header(config, data, known))
     for name, index in (("train", known), ("validation", held)):
         write_atomically(run.path / f"{name}.npy", _npy(index))
     run.write_json("metrics.json", metrics)
@@ -83,18 +87,37 @@ def _train(training: Training, run: RunDirectory, seconds: float, watch: Watch) 
     if checkpoint.exists():
         training.load_state(read_weights(checkpoint).state)
     recent: list[Tensor] = []
+    finite: dict[str, Tensor] = {}
     written = monotonic()
     for update in training.updates():
         recent.append(update.losses["train"])
         watch(update)
         if update.ends_epoch or len(recent) == 50:
-            check_finite(recent, training, update.step)
+            _check(recent, training, update, finite)
             recent.clear()
         if update.ends_epoch:
-            _check_weights(training, update.step)
+            finite = {n: t.clone() for n, t in training.model.state_dict().items()}
         if update.ends_epoch and monotonic() - written >= seconds:
             save_weights(checkpoint, training.state())
             written = monotonic()
+
+
+def _check(recent: list[Tensor], training: Training, update: Update, finite: dict[str, Tensor]) -> None:
+    """Raise, with the weights of the last finite epoch, where a loss or, at an epoch's end, a weight is not finite."""
+    try:
+        check_finite(recent, training, update.step)
+        if update.ends_epoch:
+            _check_weights(training, update.step)
+    except DivergedError as error:
+        error.state = finite
+        raise
+
+
+def keep_diverged(run: RunDirectory, error: DivergedError, about: dict[str, object]) -> None:
+    """Write the last finite weights, where the error holds some, and say in the error where they are."""
+    if error.state:
+        save_weights(run.path / DIVERGED, error.state, header=about)
+        error.args = (f"{error.args[0]} (written to {run.path / DIVERGED})",)
 
 
 def _check_weights(training: Training, step: int) -> None:

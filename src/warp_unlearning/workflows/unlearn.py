@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any, get_type_hints
 import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
+from torch import nn
 
 from ..config.resolve import RESOLVED, as_plain
 from ..config.schema import ForgetConfig
 from ..data.examples import TensorExamples
 from ..data.split_folder import save_split
 from ..data.splits import ForgetRule, IndexArray, Indices, RandomFraction, Split, WholeClass, make_split
-from ..errors import DataError, DivergedError, InputError
+from ..errors import DataError, DivergedError, InputError, WarpWarning
 from ..evaluation.compare import Comparison, compare
 from ..methods.protocol import Method, options
 from ..methods.recipes import SMALL_DATA
@@ -25,11 +27,12 @@ from ..models.digest import model_digest
 from ..models.weights import save_weights
 from ..randomness import Streams
 from ..runs.directory import RunDirectory, start_run
+from ..training.scoring import accuracy
 from ..unlearning.checks import copies_of
 from ..unlearning.driver import Unlearned, unlearn
 from ..unlearning.record import DeletionRecord, describe
 from .source import Builder, Source, choose_device, header, load_source, read_indices
-from .train import Watch
+from .train import Watch, keep_diverged
 
 SMALL = 5_000
 
@@ -59,21 +62,29 @@ def unlearn_run(
     source = load_source(request.source, config_file=request.config_file, overrides=request.overrides, builder=builder)
     rule = forget_rule(source.config.forget, source)
     split, notes = choose_split(source, rule)
-    method = choose_method(source)
+    method, settings = choose_method(source)
     device = choose_device(source.config.device)
     found = {"method": describe(method), "from_model": model_digest(source.model), "split": split.digest}
     run = start_run(request.out, kind="unlearn", config=as_plain(source.config) | {RESOLVED: _plain(found)})
     if not run.complete:
-        _carry_out(source, split, rule, method, run, device, watch)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", WarpWarning)
+            _carry_out(source, split, rule, method, run, device, watch)
+        if settings:
+            notes += (f"settings for small data: {settings}; method.recipe=published takes the defaults instead",)
+        notes += tuple(str(w.message) for w in caught if issubclass(w.category, WarpWarning))
     return UnlearnOutcome(run.read_json("summary.json"), notes)
 
 
 def forget_rule(config: ForgetConfig, source: Source) -> ForgetRule:
     """The rule a configuration gives; exactly one of the three ways must be set."""
-    given = {k: v for k, v in config.model_dump().items() if v is not None}
+    given = [k for k in ("fraction", "label", "indices") if getattr(config, k) is not None]
     if len(given) != 1:
         what = "nothing says what to forget" if not given else f"{' and '.join(given)} are both set"
-        raise InputError(f"{what}; give one of forget.indices, forget.label and forget.fraction")
+        raise InputError(
+            f"{what}; give one of --forget FILE.npy (forget.indices), --forget-class N (forget.label) and "
+            "--forget-fraction SHARE (forget.fraction)"
+        )
     if config.fraction is not None:
         return RandomFraction(config.fraction)
     if config.label is not None:
@@ -84,44 +95,66 @@ def forget_rule(config: ForgetConfig, source: Source) -> ForgetRule:
 
 def choose_split(source: Source, rule: ForgetRule) -> tuple[Split, tuple[str, ...]]:
     """Forget and retain sets among what the model still knows. Exact copies of forgotten examples are not retained."""
-    labels = source.data.train.y.cpu().numpy()[source.known]
+    known = _known(source)
+    labels = source.data.train.y.cpu().numpy()[known]
     if isinstance(rule, Indices):
-        _check_known(rule.array, source)
-        local: ForgetRule = Indices(np.searchsorted(source.known, rule.array))
+        _check_known(rule.array, known, source.validation)
+        local: ForgetRule = Indices(np.searchsorted(known, rule.array))
     else:
         local = rule
     generator = Streams(source.config.seed).generator("forget", len(source.record.deletions))
     drawn = make_split(labels, forget=local, validation=0.0, test_count=len(source.data.test), generator=generator)
-    forget, retain = source.known[drawn.forget], source.known[drawn.retain]
+    forget, retain = known[drawn.forget], known[drawn.retain]
     copies = copies_of(*(source.data.train.select(torch.from_numpy(i)) for i in (forget, retain))).numpy()
     notes: tuple[str, ...] = ()
     if len(copies):
         notes = (f"{len(copies)} retained examples are exact copies of forgotten ones and are left out",)
+    if source.config.forget.again:
+        forget = np.union1d(forget, forgotten_before(source))
     return Split(forget, np.delete(retain, copies), source.validation, drawn.test), notes
 
 
-def _check_known(index: IndexArray, source: Source) -> None:
-    unknown = np.setdiff1d(index, source.known)
+def forgotten_before(source: Source) -> IndexArray:
+    """The examples that earlier requests asked to forget."""
+    everything = np.arange(len(source.data.train), dtype=np.int64)
+    if not source.record.deletions:
+        return everything[:0]
+    return np.setdiff1d(everything, np.union1d(_known(source), source.validation))
+
+
+def _known(source: Source) -> IndexArray:
+    if source.known is None:
+        raise InputError(
+            "which examples this model knows cannot be told from its weight file alone, since it has forgotten some; "
+            "give the run directory of `warp unlearn` instead"
+        )
+    return source.known
+
+
+def _check_known(index: IndexArray, known: IndexArray, validation: IndexArray) -> None:
+    unknown = np.setdiff1d(index, known)
     if len(unknown):
-        why = "is in the validation set" if unknown[0] in source.validation else "was forgotten already"
+        why = "is in the validation set" if unknown[0] in validation else "was forgotten already"
         raise DataError(
             f"the model never learned from, or no longer knows, {len(unknown)} of the examples to forget (first: "
             f"{unknown[0]}, which {why}); remove them from the indices"
         )
 
 
-def choose_method(source: Source) -> Method:
-    """The method of the configuration: the recipe's settings, then the options. References that train take the
-    training's.
+def choose_method(source: Source) -> tuple[Method, str]:
+    """The method of the configuration, and the settings for small data that it was given, as text.
+
+    The recipe's settings come first, then the options. Retraining takes the settings of the training.
     """
     about, training = source.config.method, source.config.training
     recipe = about.recipe if about.recipe != "auto" else "small" if len(source.data.train) < SMALL else "published"
     settings: dict[str, Any] = dict(SMALL_DATA.get(about.name, {})) if recipe == "small" else {}
-    if about.name == "retrain":
-        settings = training.model_dump() | {"fill": source.data.fill}
     given = _tupled(about.options)
+    said = ", ".join(f"{key}={value}" for key, value in settings.items() if key not in given)
+    if about.name == "retrain":
+        settings = training.model_dump(exclude={"recipe"}) | {"fill": source.data.fill}
     _check_types(about.name, given)
-    return make_method(about.name, **(settings | given))
+    return make_method(about.name, **(settings | given)), said
 
 
 def _check_types(name: str, given: Mapping[str, Any]) -> None:
@@ -165,12 +198,34 @@ def _carry_out(
             on_update=watch,
         )
     except DivergedError as error:
-        save_weights(run.path / "diverged.safetensors", error.state, header=header(source.config, source.data))
+        keep_diverged(run, error, header(source.config, source.data, _known(source)))
         raise
     comparison = compare(
         source.model, result.model, forget=sets["forget"], retain=sets["retain"], test=source.data.test
     )
-    _write(source, split, rule, result, comparison, run)
+    _write(source, split, rule, result, _accuracies(source, split, result.model, comparison), run)
+
+
+def _accuracies(source: Source, split: Split, after: nn.Module, comparison: Comparison) -> dict[str, dict[str, float]]:
+    """Accuracy of both models on each set; where whole classes are gone also on the test examples of the others, and
+    where there were requests before also on what they forgot, which a later one may bring back.
+    """
+    found = {
+        name: {what: estimate.value for what, estimate in scores.accuracy.items()}
+        for name, scores in comparison.models.items()
+    }
+    y = source.data.train.y
+    kept = torch.isin(source.data.test.y, y[torch.from_numpy(split.retain)]).nonzero().flatten()
+    more = {
+        "test, classes kept": source.data.test.select(kept) if 0 < len(kept) < len(source.data.test) else None,
+        "forgotten before": source.data.train.select(torch.from_numpy(forgotten_before(source))),
+    }
+    device = next(after.parameters()).device
+    for what, examples in more.items():
+        if examples is not None and len(examples):
+            for name, model in (("original", source.model), ("unlearned", after)):
+                found[name][what] = accuracy(model, examples.to(device))
+    return found
 
 
 def _part(source: Source, index: IndexArray, device: torch.device) -> TensorExamples:
@@ -178,15 +233,16 @@ def _part(source: Source, index: IndexArray, device: torch.device) -> TensorExam
 
 
 def _write(
-    source: Source, split: Split, rule: ForgetRule, result: Unlearned, comparison: Comparison, run: RunDirectory
+    source: Source,
+    split: Split,
+    rule: ForgetRule,
+    result: Unlearned,
+    accuracies: dict[str, dict[str, float]],
+    run: RunDirectory,
 ) -> None:
-    accuracy = {
-        name: {what: estimate.value for what, estimate in scores.accuracy.items()}
-        for name, scores in comparison.models.items()
-    }
-    deletion = replace(result.record.deletions[0], verdicts={"accuracy": accuracy, "split_digest": split.digest})
+    deletion = replace(result.record.deletions[0], verdicts={"accuracy": accuracies, "split_digest": split.digest})
     record: DeletionRecord = source.record.then(deletion)
-    save_weights(run.path / "model.safetensors", result.model, header=header(source.config, source.data))
+    save_weights(run.path / "model.safetensors", result.model, header=header(source.config, source.data, split.retain))
     save_split(split, run.path / "split", rule=rule)
     run.write_json("history.json", {"schema_version": 1, "updates": result.history})
     run.write_json("record.json", record.as_json())
@@ -198,7 +254,7 @@ def _write(
         "updates": len(result.history),
         "seconds": result.seconds,
         "requests_so_far": len(record.deletions),
-        "accuracy": accuracy,
+        "accuracy": accuracies,
         "unlearned_model": deletion.unlearned,
     }
     run.write_json("summary.json", summary)
