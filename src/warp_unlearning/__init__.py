@@ -15,26 +15,38 @@ if TYPE_CHECKING:
     from .conformance import check_method as check_method
     from .errors import WarpError as WarpError
     from .evaluation import compare as compare
+    from .gradients.energy import gradient_energy as gradient_energy
     from .stats.langevin import langevin_epsilon as langevin_epsilon
     from .stats.langevin import langevin_noise as langevin_noise
+    from .symmetry.change_of_basis import ChangeOfBasis as ChangeOfBasis
+    from .symmetry.compose import Compose as Compose
+    from .symmetry.permutation import Permutation as Permutation
     from .unlearning import Unlearned as Unlearned
     from .unlearning import unlearn as unlearn
 
 _HOMES = {
+    "ChangeOfBasis": "symmetry.change_of_basis",
+    "Compose": "symmetry.compose",
+    "Permutation": "symmetry.permutation",
     "Unlearned": "unlearning",
     "WarpError": "errors",
     "check_method": "conformance",
     "compare": "evaluation",
+    "gradient_energy": "gradients.energy",
     "langevin_epsilon": "stats.langevin",
     "langevin_noise": "stats.langevin",
     "unlearn": "unlearning",
 }
 
 __all__ = [
+    "ChangeOfBasis",
+    "Compose",
+    "Permutation",
     "Unlearned",
     "WarpError",
     "check_method",
     "compare",
+    "gradient_energy",
     "langevin_epsilon",
     "langevin_noise",
     "unlearn",

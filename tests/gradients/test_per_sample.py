@@ -85,3 +85,17 @@ def test_tied_weights_collect_the_gradients_of_both_uses() -> None:
     found, expected = per_sample_gradients(model, x, y)[0], gradients_by_loop(model, x, y)
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, torch.stack([one[name] for one in expected]))
+
+
+def test_a_module_that_appears_twice_is_left_as_it_was() -> None:
+    layer = torch.nn.Linear(3, 3).double()
+    model = torch.nn.Sequential(layer, torch.nn.Tanh(), layer)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    x, y = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    gradients, _ = per_sample_gradients(model, x, y)
+    for i in range(4):
+        loss = torch.nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+        for name, expected in zip(gradients, torch.autograd.grad(loss, list(model.parameters())), strict=True):
+            torch.testing.assert_close(gradients[name][i], expected, rtol=1e-10, atol=1e-12)
+    assert all(isinstance(p, torch.nn.Parameter) for p in (layer.weight, layer.bias))
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())

@@ -222,3 +222,15 @@ def test_only_the_named_parameters_move_or_get_gradients() -> None:
     stepper.step(model(torch.ones(2, 3)).square().sum(), lr=0.1)
     moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
     assert moved == {"1.weight"} == {n for n, p in model.named_parameters() if p.grad is not None}
+
+
+def test_state_is_put_back_in_its_parameters_memory_layout() -> None:
+    first = torch.nn.Conv2d(4, 3, 3)
+    stepper = Stepper(first)
+    stepper.step(first(torch.ones(1, 4, 5, 5)).square().sum(), lr=0.1)
+    second = torch.nn.Conv2d(4, 3, 3).to(memory_format=torch.channels_last)
+    other = Stepper(second)
+    other.load_state(stepper.state())
+    buffer = other.optimizer.state[second.weight]["momentum_buffer"]
+    assert buffer.stride() == second.weight.stride()
+    assert torch.equal(buffer, stepper.optimizer.state[first.weight]["momentum_buffer"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
+
+from .parameter_slots import parameters_replaced
 
 
 def per_sample_gradients(model: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -15,16 +17,15 @@ def per_sample_gradients(model: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[s
     The model is used in the mode it is in; batch norm must be in eval mode, where an example does not depend on the
     others.
     """
-    trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-    fixed = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
-    fixed |= dict(model.named_buffers())
+    places = {n: p for n, p in model.named_parameters() if p.requires_grad}
 
     def loss(parameters: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
-        logits = functional_call(model, (parameters, fixed), (one_x.unsqueeze(0),))
+        with parameters_replaced(model, {id(places[name]): value for name, value in parameters.items()}):
+            logits = model(one_x.unsqueeze(0))
         return F.cross_entropy(logits, one_y.unsqueeze(0))
 
     each = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
-    gradients, losses = each(trained, x, y)
+    gradients, losses = each({n: p.detach() for n, p in places.items()}, x, y)
     return gradients, losses
 
 

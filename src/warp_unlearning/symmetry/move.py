@@ -85,34 +85,66 @@ class AxisMap:
 
 
 @dataclass(frozen=True, eq=False)
+class BlockMap:
+    """Rows in equal blocks, each through a map of its own: the kernel of a grouped convolution, whose axis 1 is another
+    part of the input in every block.
+    """
+
+    blocks: tuple[AxisMap, ...]
+
+    def apply(self, value: Tensor) -> Tensor:
+        """The tensor with each block reordered and rescaled."""
+        return self._each(value, AxisMap.apply)
+
+    def apply_inverse_transpose(self, value: Tensor) -> Tensor:
+        """The map that gradients follow."""
+        return self._each(value, AxisMap.apply_inverse_transpose)
+
+    def reorder(self, value: Tensor) -> Tensor:
+        """The tensor with each block reordered alone."""
+        return self._each(value, AxisMap.reorder)
+
+    def inverse(self) -> BlockMap:
+        """The map back."""
+        return BlockMap(tuple(block.inverse() for block in self.blocks))
+
+    def _each(self, value: Tensor, how: Callable[[AxisMap, Tensor], Tensor]) -> Tensor:
+        parts = value.chunk(len(self.blocks))
+        return torch.cat([how(block, part) for block, part in zip(self.blocks, parts, strict=True)])
+
+
+@dataclass(frozen=True, eq=False)
 class ChannelMove:
     """Hidden channels permuted and rescaled: each named tensor through its axes; tensors not named stay.
 
     `offsets` holds the ε of running variances: they become τ²(v + ε) − ε, exact including ε.
     """
 
-    axes: Mapping[str, tuple[AxisMap, ...]]
+    axes: Mapping[str, tuple[AxisMap | BlockMap, ...]]
     offsets: Mapping[str, float] = field(default_factory=dict)
 
     def point(self, name: str, value: Tensor) -> Tensor:
         """Weights after the move."""
         offset = self.offsets.get(name, 0.0)
         if offset == 0.0:
-            return self._each(name, value, AxisMap.apply)
-        return self._each(name, value + offset, AxisMap.apply) - offset
+            return self._each(name, value, lambda m, v: m.apply(v))
+        return self._each(name, value + offset, lambda m, v: m.apply(v)) - offset
 
     def covector(self, name: str, value: Tensor) -> Tensor:
         """Gradients after the move."""
-        return self._each(name, value, AxisMap.apply_inverse_transpose)
+        return self._each(name, value, lambda m, v: m.apply_inverse_transpose(v))
 
     def selection(self, name: str, value: Tensor) -> Tensor:
         """Labels of entries after the move."""
-        return self._each(name, value, AxisMap.reorder)
+        return self._each(name, value, lambda m, v: m.reorder(v))
 
     def inputs(self, name: str, value: Tensor) -> Tensor:
-        """Layer inputs after the move: axis 1 of the weight, whose taps are laid out (in, taps) along d."""
+        """Layer inputs after the move: axis 1 of the weight, whose taps are laid out (in, taps) along d.
+
+        A grouped convolution has inputs of its own in every group and no basis for all; its columns stay.
+        """
         for axis_map in self.axes.get(name, ()):
-            if axis_map.axis == 1 and axis_map.length:
+            if isinstance(axis_map, AxisMap) and axis_map.axis == 1 and axis_map.length:
                 channels = axis_map.length
                 rows = value.reshape(1, channels, value.numel() // channels)
                 value = axis_map.apply_inverse_transpose(rows).reshape(value.shape)
@@ -124,7 +156,7 @@ class ChannelMove:
             {n: tuple(a.inverse() for a in reversed(maps)) for n, maps in self.axes.items()}, self.offsets
         )
 
-    def _each(self, name: str, value: Tensor, how: Callable[[AxisMap, Tensor], Tensor]) -> Tensor:
+    def _each(self, name: str, value: Tensor, how: Callable[[AxisMap | BlockMap, Tensor], Tensor]) -> Tensor:
         for axis_map in self.axes.get(name, ()):
             value = how(axis_map, value)
         return value

@@ -107,7 +107,10 @@ class Stepper:
         places = dict(zip(self.names, self.parameters, strict=True))
         for full_name, value in state.items():
             key, name = full_name.split(".", 1)
-            self.optimizer.state[places[name]][key] = value.to(places[name].device).clone()
+            place = places[name]
+            # Fused optimizers want their state in its parameter's own memory layout.
+            alike = value.shape == place.shape
+            self.optimizer.state[place][key] = torch.empty_like(place).copy_(value) if alike else value.clone()
 
 
 def _optimizer(

@@ -1,0 +1,61 @@
+"""What `gradient_energy` refuses before it computes anything, or as soon as it knows the losses."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from ..errors import InputError
+
+
+def check_batch(x: Tensor, y: Tensor) -> None:
+    """Refuse a batch that is empty, whose parts differ in length, or whose inputs are not finite."""
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:
+        raise InputError(
+            f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}; give at least one example, and a label for each"
+        )
+    if x.is_floating_point() and not bool(x.isfinite().all()):
+        bad = int((~x.isfinite().flatten(1).all(1)).nonzero()[0]) if x.dim() > 1 else 0
+        raise InputError(f"x holds a NaN or infinite number in example {bad}; remove that example or repair its values")
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse weights that gradients cannot be squared in, and layers that mix examples or draw at random."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not trained:
+        raise InputError(f"{type(model).__name__} has no trainable parameter; set requires_grad_(True) on some")
+    for name, p in trained:
+        if p.dtype not in (torch.float32, torch.float64):
+            raise InputError(f"{name} has type {p.dtype}, too coarse for squared gradients; use `model.float()`")
+    for path, layer in model.named_modules():
+        _check_layer(path or type(model).__name__, layer)
+
+
+def check_losses(losses: Tensor, batch: int) -> None:
+    """Refuse a loss that is not one finite number for each example, or that does not depend on a parameter."""
+    if losses.shape != (batch,):
+        raise InputError(
+            f"the loss has shape {tuple(losses.shape)} for {batch} examples; give one that returns a number for each, "
+            'such as F.cross_entropy with reduction="none"'
+        )
+    if not losses.requires_grad:
+        raise InputError("the loss depends on no trainable parameter; unfreeze one that the model uses")
+    if not bool(losses.detach().isfinite().all()):
+        bad = int((~losses.detach().isfinite()).nonzero()[0])
+        raise InputError(f"the loss of example {bad} is {losses[bad].item()}; repair the weights or the example")
+
+
+def _check_layer(path: str, layer: nn.Module) -> None:
+    if isinstance(layer, _BatchNorm):
+        if layer.training:
+            raise InputError(f"batch norm {path} is in train mode, where examples mix; call `model.eval()` first")
+        if layer.running_mean is None:
+            raise InputError(f"batch norm {path} keeps no running statistics, so examples mix; use GroupNorm instead")
+    if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
+        raise InputError(f"dropout {path} is in train mode with p = {layer.p}; call `model.eval()` first")
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+        raise InputError(f"embedding {path} has max_norm {layer.max_norm} and changes its weights; set it to None")
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.scale_grad_by_freq:
+        raise InputError(f"embedding {path} scales by the batch's frequencies; set scale_grad_by_freq to False")

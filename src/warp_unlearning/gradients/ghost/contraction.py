@@ -1,0 +1,52 @@
+"""nᵢ = ‖Σₜ gₜ pₜᵀ‖² for rows p (n, T, d) and g (n, T, o), by the cheaper of two contractions.
+
+The Gram form Σₜₜ' (pₜ·pₜ')(gₜ·gₜ') needs T²(d + o) multiplications, the product GᵀP needs T·d·o. Neither is kept for
+the backward pass: with K = PPᵀ, Γ = GGᵀ and M = GᵀP, ∂n/∂G = 2KG = 2PMᵀ and ∂n/∂P = 2ΓP = 2GM, computed afresh.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def gram_is_cheaper(positions: int, d: int, o: int) -> bool:
+    """Whether T(d + o) ≤ d·o."""
+    return positions * (d + o) <= d * o
+
+
+def outer_norms(p: Tensor, g: Tensor) -> Tensor:
+    """‖GᵢᵀPᵢ‖², shape (n,), outside the reach of autograd."""
+    if gram_is_cheaper(p.shape[1], p.shape[2], g.shape[2]):
+        return ((p @ p.mT) * (g @ g.mT)).sum((1, 2))
+    return (g.mT @ p).square().sum((1, 2))
+
+
+def outer_norm_pullbacks(p: Tensor, g: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:
+    """Σᵢ upstreamᵢ nᵢ differentiated with respect to p and g; `upstream` has shape (n,)."""
+    twice = 2 * upstream[:, None, None]
+    if gram_is_cheaper(p.shape[1], p.shape[2], g.shape[2]):
+        return (g @ g.mT * twice) @ p, (p @ p.mT * twice) @ g
+    product = g.mT @ p * twice
+    return g @ product, p @ product.mT
+
+
+class _OuterNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, g: Tensor) -> Tensor:
+        ctx.save_for_backward(p, g)
+        return outer_norms(p, g)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor]:
+        p, g = ctx.saved_tensors
+        return outer_norm_pullbacks(p, g, upstream)
+
+
+def outer_norm(p: Tensor, g: Tensor) -> Tensor:
+    """‖GᵢᵀPᵢ‖², shape (n,), differentiable once in p and g."""
+    return cast(Tensor, _OuterNorm.apply(p, g))  # type: ignore[no-untyped-call]

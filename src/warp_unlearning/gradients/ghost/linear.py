@@ -1,0 +1,26 @@
+"""Linear: with tokens t, ∂ℓ/∂W = Σₜ gₜ aₜᵀ and ∂ℓ/∂b = Σₜ gₜ, for inputs (batch, ..., d) with any axes between."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .contraction import outer_norm
+from .rule import GhostRule, register
+
+
+@register(nn.Linear)
+class LinearRule(GhostRule):
+    """Weight and bias of nn.Linear."""
+
+    def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
+        """(batch, o, d) of the weight, (batch, o) of the bias."""
+        return _tokens(g).sum(1) if name == "bias" else _tokens(g).mT @ _tokens(a)
+
+    def squared_norm(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
+        """The weight's by the cheaper contraction."""
+        return super().squared_norm(layer, name, a, g) if name == "bias" else outer_norm(_tokens(a), _tokens(g))
+
+
+def _tokens(rows: Tensor) -> Tensor:
+    """(batch, T, width) of (batch, ..., width)."""
+    return rows.reshape(len(rows), -1, rows.shape[-1])

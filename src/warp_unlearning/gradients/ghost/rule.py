@@ -1,0 +1,82 @@
+"""What a layer type must say about itself, and which rule belongs to which layer type.
+
+A rule is given the layer, its input a (batch, ...) and G = ∂Σᵢℓᵢ/∂(output) (batch, ...), where row i of both belongs to
+example i alone. Both results are differentiable in a and G.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from ...errors import InputError
+
+
+@dataclass
+class Passing:
+    """Which backward pass is running: `outputs_only` while the gradients at layer outputs are all that is asked for."""
+
+    outputs_only: bool = False
+
+
+class GhostRule(ABC):
+    """The per-example gradients of the parameters of one layer type."""
+
+    def supports(self, layer: nn.Module) -> bool:
+        """Whether the rule holds with the options of this layer."""
+        return True
+
+    def output(self, layer: nn.Module, forward: Callable[[Tensor], Tensor], a: Tensor, passing: Passing) -> Tensor:
+        """The layer's output; a rule may know a way that is cheaper to differentiate twice than `forward`."""
+        return forward(a)
+
+    @abstractmethod
+    def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
+        """∂ℓᵢ/∂θ for the layer's parameter `name`, shape (batch, *parameter)."""
+
+    def squared_norm(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
+        """‖∂ℓᵢ/∂θ‖² for the layer's parameter `name`, shape (batch,)."""
+        return self.gradient(layer, name, a, g).flatten(1).square().sum(1)
+
+
+RuleClass = TypeVar("RuleClass", bound=type[GhostRule])
+
+_RULES: dict[type[nn.Module], GhostRule] = {}
+
+
+def register(*layers: type[nn.Module]) -> Callable[[RuleClass], RuleClass]:
+    """Make the decorated rule the one of these layer types; a type that has a rule keeps it and is an error."""
+
+    def add(rule: RuleClass) -> RuleClass:
+        for layer in layers:
+            if layer in _RULES:
+                raise InputError(
+                    f"{layer.__name__} already has the rule {type(_RULES[layer]).__name__}; "
+                    f"register {rule.__name__} for a subclass of it"
+                )
+        for layer in layers:
+            _RULES[layer] = rule()
+        return rule
+
+    return add
+
+
+def rule_of(layer: nn.Module) -> GhostRule | None:
+    """The rule of the layer's type, or None where it has none, or where it computes something of its own."""
+    for known in type(layer).__mro__:
+        if known in _RULES:
+            rule = _RULES[known]
+            return rule if _computes_like(layer, known) and rule.supports(layer) else None
+    return None
+
+
+def _computes_like(layer: nn.Module, known: type[nn.Module]) -> bool:
+    """Whether what computes the layer's output is untouched: a subclass or an instance may have its own."""
+    return all(
+        name not in vars(layer) and getattr(type(layer), name, None) is getattr(known, name, None)
+        for name in ("forward", "_conv_forward")
+    )

@@ -1,0 +1,127 @@
+"""Which parameters a forward pass uses, where, and what enters and leaves the layers that use them.
+
+A use is one call of a layer that has a rule. During the call the layer's trainable parameters are replaced by views, so
+that every other use of a parameter stands out in the graph: something other than such a view points to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from ..errors import InputError
+from .ghost.rule import GhostRule, Passing, rule_of
+from .parameter_slots import copy_with_same_parameters, parameters_replaced
+
+
+@dataclass(frozen=True)
+class Use:
+    """One call of a layer: its input, at which version of its memory, and where its output stands in the graph."""
+
+    path: str
+    layer: nn.Module
+    rule: GhostRule
+    parameters: dict[str, nn.Parameter]
+    a: Tensor
+    version: int
+    output_shape: torch.Size
+    output: GradientEdge
+
+
+@dataclass
+class Trace:
+    """The uses of a forward pass in order, and the graph nodes that hand a parameter to one of them."""
+
+    uses: list[Use] = field(default_factory=list)
+    nodes: set[Node] = field(default_factory=set)
+    passing: Passing = field(default_factory=Passing)
+
+
+def traced_copy(model: nn.Module, trace: Trace) -> nn.Module:
+    """A copy that shares the parameters and nothing else, and whose layers write their uses to `trace`."""
+    copy = copy_with_same_parameters(model)
+    for path, layer in copy.named_modules():
+        trained = {n: p for n, p in layer.named_parameters(recurse=False) if p.requires_grad}
+        rule = rule_of(layer)
+        if trained and rule is not None:
+            layer.forward = partial(_traced_call, trace, path, layer, rule, trained, layer.forward)
+    return copy
+
+
+def parameters_used_elsewhere(root: Node | None, trace: Trace) -> set[int]:
+    """The ids of the parameters that the graph below `root` uses in any other way than by the uses in `trace`."""
+    found: set[int] = set()
+    seen: set[Node] = set()
+    waiting = [root] if root is not None else []
+    while waiting:
+        node = waiting.pop()
+        for child, _ in node.next_functions:
+            if child is None:
+                continue
+            leaf = getattr(child, "variable", None)
+            if leaf is not None and node not in trace.nodes:
+                found.add(id(leaf))
+            if child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    return found
+
+
+def unclear_uses(trace: Trace, of_one: Trace, batch: int) -> Iterator[Use]:
+    """The uses whose first axis is not the batch, seen by comparing with the same pass over one example."""
+    paths = [use.path for use in trace.uses]
+    comparable = paths == [use.path for use in of_one.uses]
+    for index, use in enumerate(trace.uses):
+        one = of_one.uses[index] if comparable else None
+        if one is None or not all(
+            single[:1] == (1,) and many == (batch, *single[1:])
+            for many, single in ((use.a.shape, one.a.shape), (use.output_shape, one.output_shape))
+        ):
+            yield use
+
+
+def require_unchanged(uses: Iterable[Use]) -> None:
+    """Refuse inputs that an in-place operation has written over since their layer read them."""
+    for use in uses:
+        if use.a._version != use.version:
+            raise InputError(
+                f"the input of {use.path or type(use.layer).__name__} is written over by a later in-place operation; "
+                "use the operation that returns a tensor of its own, such as nn.ReLU(inplace=False)"
+            )
+
+
+def _traced_call(
+    trace: Trace,
+    path: str,
+    layer: nn.Module,
+    rule: GhostRule,
+    trained: dict[str, nn.Parameter],
+    forward: Any,
+    *args: Any,
+    **named: Any,
+) -> Any:
+    a = _only_input(args, named)
+    if a is None or not torch.is_grad_enabled():
+        return forward(*args, **named)
+    views = {id(p): p.view_as(p) for p in trained.values()}
+    version = a._version
+    with parameters_replaced(layer, views):
+        output = rule.output(layer, forward, a, trace.passing)
+    # An in-place write to a view rewrites the history of its base, and the edge would lie outside the graph.
+    output = output.clone() if output._is_view() else output
+    trace.nodes |= {view.grad_fn for view in views.values() if view.grad_fn is not None}
+    trace.uses.append(Use(path, layer, rule, trained, a, version, output.shape, get_gradient_edge(output)))
+    return output
+
+
+def _only_input(args: tuple[Any, ...], named: dict[str, Any]) -> Tensor | None:
+    if len(args) + len(named) != 1:
+        return None
+    a = args[0] if args else named.get("input")
+    return a if isinstance(a, Tensor) else None

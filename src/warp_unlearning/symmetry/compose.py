@@ -1,0 +1,70 @@
+"""Symmetries one after another: T = Tₙ ∘ … ∘ T₁, each drawn for the network as the ones before have moved it.
+
+Points, gradients, labels and layer inputs go through the moves in turn; the inverse is T₁⁻¹ ∘ … ∘ Tₙ⁻¹.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from .move import Move, apply_move
+from .symmetry import Symmetry
+
+
+@dataclass(frozen=True, eq=False)
+class ComposedMove:
+    """Moves in the order they are made."""
+
+    moves: tuple[Move, ...]
+
+    def point(self, name: str, value: Tensor) -> Tensor:
+        """Weights after all moves."""
+        for move in self.moves:
+            value = move.point(name, value)
+        return value
+
+    def covector(self, name: str, value: Tensor) -> Tensor:
+        """Gradients after all moves."""
+        for move in self.moves:
+            value = move.covector(name, value)
+        return value
+
+    def selection(self, name: str, value: Tensor) -> Tensor:
+        """Labels of entries after all moves."""
+        for move in self.moves:
+            value = move.selection(name, value)
+        return value
+
+    def inputs(self, name: str, value: Tensor) -> Tensor:
+        """Layer inputs after all moves."""
+        for move in self.moves:
+            value = move.inputs(name, value)
+        return value
+
+    def inverse(self) -> ComposedMove:
+        """The moves back, last one first."""
+        return ComposedMove(tuple(move.inverse() for move in reversed(self.moves)))
+
+
+class Compose:
+    """Several symmetries as one."""
+
+    def __init__(self, *symmetries: Symmetry) -> None:
+        if not symmetries:
+            raise InputError("Compose() was given no symmetry; name at least one, such as Compose(Permutation())")
+        self.symmetries = symmetries
+
+    def move(self, model: nn.Module, *, generator: torch.Generator) -> ComposedMove:
+        """A move of each symmetry in turn; `model` is left as it is."""
+        moves: list[Move] = []
+        moved = deepcopy(model) if len(self.symmetries) > 1 else model
+        for symmetry in self.symmetries:
+            if moves:
+                apply_move(moved, moves[-1])
+            moves.append(symmetry.move(moved, generator=generator))
+        return ComposedMove(tuple(moves))

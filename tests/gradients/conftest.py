@@ -1,0 +1,101 @@
+"""The oracle of gradient energies, vmap(grad) with a backward pass through it, and networks and examples to try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from warp_unlearning.gradients.energy import cross_entropy, gradient_energy
+
+
+def _materialised(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor]) -> Tensor:
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    # Names of every place, for functional_call ties weights only by corrupting modules that are used twice.
+    places = {
+        f"{path}.{slot}".lstrip("."): p
+        for path, module in model.named_modules()
+        for slot, p in module.named_parameters(recurse=False)
+    }
+    names = {id(p): name for name, p in trained.items()}
+
+    def one(parameters: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
+        values = {place: parameters[names[id(p)]] for place, p in places.items() if id(p) in names}
+        return loss(functional_call(model, values, (one_x[None],), tie_weights=False), one_y[None]).sum()
+
+    gradients = vmap(grad(one), in_dims=(None, 0, 0))(trained, x, y)
+    return torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)
+
+
+def _by_loop(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor]) -> Tensor:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    found = []
+    for i in range(len(x)):
+        # Fused attention has no second derivative.
+        with sdpa_kernel(SDPBackend.MATH):
+            one = loss(model(x[i : i + 1].clone()), y[i : i + 1]).sum()
+        gradients = torch.autograd.grad(one, trained, create_graph=True, allow_unused=True)
+        found.append(torch.stack([g.square().sum() for g in gradients if g is not None]).sum())
+    return torch.stack(found)
+
+
+def _assert_exact(
+    model: nn.Module, x: Tensor, y: Tensor, *, loss: Callable[..., Tensor] = cross_entropy, oracle: str = "vmap"
+) -> None:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    # Unequal weights, so that a gradient given to the wrong example is seen.
+    weights = torch.linspace(0.5, 1.5, len(x), dtype=torch.float64)
+    expected = (_by_loop if oracle == "loop" else _materialised)(model, x, y, loss)
+    found = gradient_energy(model, x, y, loss=loss)
+    assert float(expected.detach().max()) > 0
+    assert float((found - expected).detach().abs().max()) <= 1e-9 * float(expected.detach().max())
+    move, expected_move = (
+        torch.autograd.grad(e @ weights, trained, allow_unused=True, materialize_grads=True) for e in (found, expected)
+    )
+    scale = float(torch.stack([g.norm() for g in expected_move]).norm())
+    assert scale > 0
+    for one, other in zip(move, expected_move, strict=True):
+        assert float((one - other).norm()) <= 1e-9 * scale
+
+
+def _drawn(build: Callable[[], nn.Module], *, seed: int = 0) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = build().double().eval()
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if tensor.is_floating_point():
+                noise = 0.3 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+                tensor.add_(noise.abs() if tensor.dim() == 1 else noise)
+    return model
+
+
+def _examples(count: int, *shape: int, seed: int = 0, classes: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+    return x, torch.randint(0, classes, (count,), generator=generator)
+
+
+@pytest.fixture(scope="session")
+def assert_exact() -> Any:
+    """Value and parameter gradient of `gradient_energy` agree with vmap(grad), or a loop of double backwards."""
+    return _assert_exact
+
+
+@pytest.fixture(scope="session")
+def drawn() -> Any:
+    """A module in float64 and eval mode whose weights and running statistics are all drawn, so none is special."""
+    return _drawn
+
+
+@pytest.fixture(scope="session")
+def examples() -> Any:
+    """Normal inputs (count, *shape) and labels."""
+    return _examples

@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from warp_unlearning.errors import InputError
+from warp_unlearning.gradients import fallback
+from warp_unlearning.gradients.energy import gradient_energy
+from warp_unlearning.models.small_resnet import SmallResNet
+
+
+class Calls(nn.Module):
+    """Layers and a function of them and the input."""
+
+    def __init__(self, forward: Callable[..., Tensor], **layers: nn.Module) -> None:
+        super().__init__()
+        self.function = forward
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **named: object) -> Tensor:
+        raise AssertionError("fell back")
+
+    monkeypatch.setattr("warp_unlearning.gradients.energy.materialised_energy", fail)
+
+
+def test_residual_network(assert_exact: Any, drawn: Any, examples: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_fallback(monkeypatch)
+    model = drawn(lambda: SmallResNet(classes=3, width=4))
+    assert_exact(model, *examples(3, 1, 8, 8))
+    assert_exact(model, *examples(3, 1, 8, 8), oracle="loop")
+
+
+def test_batches_taken_in_shares(assert_exact: Any, drawn: Any, examples: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warp_unlearning.gradients.energy.CPU_EXAMPLES", 2)
+    assert_exact(drawn(lambda: SmallResNet(classes=3, width=4)), *examples(5, 1, 8, 8))
+
+
+def test_one_linear_layer_by_hand() -> None:
+    model = nn.Linear(2, 2).double()
+    x, y = torch.tensor([[1.0, 2.0], [0.0, 3.0]], dtype=torch.float64), torch.tensor([0, 1])
+    error = model(x).softmax(1) - F.one_hot(y, 2)
+    expected = error.square().sum(1) * (x.square().sum(1) + 1)
+    torch.testing.assert_close(gradient_energy(model, x, y), expected, rtol=1e-12, atol=0)
+
+
+def test_module_used_twice_counts_the_cross_terms(assert_exact: Any, drawn: Any, examples: Any) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.out(self.conv(torch.tanh(self.conv(x))).mean((2, 3)))
+
+    model = drawn(lambda: Calls(forward, conv=nn.Conv2d(2, 2, 3, groups=2), out=nn.Linear(2, 3)))
+    assert_exact(model, *examples(3, 2, 6, 6))
+
+
+def test_two_axes_between_batch_and_width(assert_exact: Any, drawn: Any, examples: Any) -> None:
+    model = drawn(lambda: Calls(lambda m, x: m.b(m.a(x).sin()).mean((1, 2)), a=nn.Linear(2, 4), b=nn.Linear(4, 3)))
+    assert_exact(model, *examples(3, 5, 2, 2))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_layers_that_do_not_have_the_batch_first(assert_exact: Any, drawn: Any, examples: Any, batch: int) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = self.first(x.transpose(0, 1)).sin().transpose(0, 1)
+        rows = self.second(h.reshape(-1, 4)).reshape(len(x), -1, 4)
+        return self.third(rows.cumsum(1).sin()).mean(1)
+
+    model = drawn(
+        lambda: Calls(forward, first=nn.Linear(2, 4), second=nn.Linear(4, 4), third=nn.Linear(4, 3, bias=False))
+    )
+    # As many positions as examples: the shape alone does not show which axis is the batch.
+    assert_exact(model, *examples(batch, 3, 2))
+
+
+def test_parameter_used_inside_and_outside_a_layer(assert_exact: Any, drawn: Any, examples: Any) -> None:
+    model = drawn(lambda: Calls(lambda m, x: m.a(x) + (x @ m.a.weight.mT).sin(), a=nn.Linear(3, 3)))
+    assert_exact(model, *examples(4, 3))
+
+
+def test_kernel_used_inside_and_outside_a_layer(assert_exact: Any, drawn: Any, examples: Any) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.out((self.conv(x).sin() + F.conv2d(x.cos(), self.conv.weight)).mean((2, 3)))
+
+    model = drawn(lambda: Calls(forward, conv=nn.Conv2d(2, 3, 3, bias=False), out=nn.Linear(3, 3)))
+    assert_exact(model, *examples(3, 2, 5, 5))
+
+
+def test_attention_falls_back(assert_exact: Any, drawn: Any, examples: Any) -> None:
+    def build() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        return Calls(lambda m, x: m.out(m.layer(x).mean(1)), layer=layer, out=nn.Linear(4, 3))
+
+    assert_exact(drawn(build), *examples(2, 3, 4), oracle="loop")
+
+
+def test_recurrent_layer_is_right_or_refused(drawn: Any, examples: Any, assert_exact: Any) -> None:
+    model = drawn(
+        lambda: Calls(lambda m, x: m.out(m.cell(x)[0][:, -1]), cell=nn.RNN(2, 3, batch_first=True), out=nn.Linear(3, 3))
+    )
+    try:
+        gradient_energy(model, *examples(2, 3, 2))
+    except InputError:
+        return
+    assert_exact(model, *examples(2, 3, 2), oracle="loop")
+
+
+def test_unknown_layer_that_normalises(assert_exact: Any, drawn: Any, examples: Any) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.shift = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.layer_norm(x, (4,), self.scale, self.shift).sin()
+
+    model = drawn(lambda: nn.Sequential(nn.Linear(3, 4), Own(), nn.LayerNorm(4), nn.Linear(4, 3)))
+    assert_exact(model, *examples(3, 3), oracle="loop")
+
+
+def test_subclass_with_its_own_forward_falls_back(assert_exact: Any, drawn: Any, examples: Any) -> None:
+    class Doubled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x).sin()
+
+    assert_exact(drawn(lambda: Doubled(3, 3)), *examples(3, 3))
+
+
+def test_hooks_of_the_user_are_part_of_the_function(assert_exact: Any, drawn: Any, examples: Any) -> None:
+    model = drawn(lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)))
+    model[0].register_forward_hook(lambda layer, args, output: output.sin() * 3)
+    model[0].register_forward_pre_hook(lambda layer, args: (args[0] * 2,))
+    assert_exact(model, *examples(3, 3))
+
+
+def test_in_place_operations_on_outputs(assert_exact: Any, drawn: Any, examples: Any) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = self.norm(self.conv(x))
+        h += self.short(x)
+        h = self.relu(h)
+        # The block below adds relu(h), because the activation writes over h.
+        h = h - 0.1
+        h = h + self.conv2(self.relu(h))
+        tokens = self.linear(h.flatten(2).mT)
+        tokens.mul_(tokens.detach().cos())
+        return self.out(tokens).mean(1)
+
+    def build() -> nn.Module:
+        return Calls(
+            forward,
+            conv=nn.Conv2d(2, 4, 3, padding=1, bias=False),
+            norm=nn.BatchNorm2d(4),
+            short=nn.Conv2d(2, 4, 1),
+            conv2=nn.Conv2d(4, 4, 3, padding=1),
+            relu=nn.ReLU(inplace=True),
+            linear=nn.Linear(4, 4),
+            out=nn.Linear(4, 3),
+        )
+
+    assert_exact(drawn(build), *examples(3, 2, 4, 4), oracle="loop")
+
+
+def test_input_written_over_later_is_refused(drawn: Any, examples: Any) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = self.a(x)
+        g = self.norm(h)
+        h.add_(g.detach())
+        return g + h
+
+    model = drawn(lambda: Calls(forward, a=nn.Linear(3, 3), norm=nn.LayerNorm(3)))
+    with pytest.raises(InputError, match="input of norm is written over"):
+        gradient_energy(model, *examples(2, 3))
+
+
+def test_the_model_and_the_input_come_back_untouched(drawn: Any, examples: Any) -> None:
+    model = drawn(lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout()))
+    model[3].train()
+    model[3].p = 0.0
+    model[1].bias.requires_grad_(False)
+    x, y = examples(4, 3)
+    before_x, state = x.clone(), {k: v.clone() for k, v in model.state_dict().items()}
+    flags = [(type(m), m.training, sorted(vars(m))) for m in model.modules()]
+    gradient_energy(model, x, y).sum().backward()
+    assert torch.equal(x, before_x)
+    assert flags == [(type(m), m.training, sorted(vars(m))) for m in model.modules()]
+    assert model[0].inplace
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert [p.requires_grad for p in model.parameters()] == [True, False, True, True]
+    assert model[1].bias.grad is None
+    assert model[1].weight.grad is not None
+
+
+def test_without_grad_mode_the_values_are_the_same(drawn: Any, examples: Any) -> None:
+    model = drawn(lambda: SmallResNet(classes=3, width=4))
+    x, y = examples(3, 1, 8, 8)
+    with torch.no_grad():
+        energy = gradient_energy(model, x, y)
+    assert not energy.requires_grad
+    torch.testing.assert_close(energy, gradient_energy(model, x, y).detach(), rtol=1e-12, atol=0)
+
+
+def test_another_loss(assert_exact: Any, drawn: Any, examples: Any) -> None:
+    model = drawn(lambda: nn.Linear(3, 2))
+    x, _ = examples(3, 3)
+    y = torch.linspace(0, 1, 6, dtype=torch.float64).reshape(3, 2)
+    assert_exact(model, x, y, loss=lambda output, target: (output - target).square().sum(1))
+
+
+def test_parameters_the_loss_does_not_reach_count_nothing(drawn: Any, examples: Any) -> None:
+    model = drawn(lambda: Calls(lambda m, x: m.a(x), a=nn.Linear(3, 3), idle=nn.Linear(5, 5)))
+    x, y = examples(2, 3)
+    torch.testing.assert_close(gradient_energy(model, x, y), gradient_energy(model.a, x, y))
+
+
+def test_float32_within_its_rounding(drawn: Any, examples: Any) -> None:
+    model = drawn(lambda: SmallResNet(classes=3, width=4))
+    x, y = examples(3, 1, 8, 8)
+    exact = gradient_energy(model, x, y).detach()
+    coarse = gradient_energy(model.float(), x.float(), y).detach()
+    assert coarse.dtype == torch.float32
+    torch.testing.assert_close(coarse.double(), exact, rtol=1e-4, atol=1e-5 * float(exact.max()))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m, x, y: (m.train(), x, y), r"batch norm 1 is in train mode.*model\.eval\(\)"),
+        (lambda m, x, y: (m.half(), x.half(), y), r"0\.weight has type torch\.float16.*model\.float\(\)"),
+        (lambda m, x, y: (m.requires_grad_(False), x, y), "no trainable parameter"),
+        (lambda m, x, y: (m, x.index_fill(0, torch.tensor([1]), torch.nan), y), "example 1"),
+        (lambda m, x, y: (m, x, y[:-1]), "a label for each"),
+        (lambda m, x, y: (m, x[:0], y[:0]), "at least one example"),
+        (lambda m, x, y: (nn.Sequential(m, nn.Dropout(0.5).train()), x, y), "dropout 1 is in train mode"),
+        (lambda m, x, y: (nn.Sequential(m, nn.BatchNorm1d(3, track_running_stats=False).eval()), x, y), "GroupNorm"),
+        (lambda m, x, y: (nn.Embedding(9, 3, max_norm=1.0), y, y), "max_norm 1.0"),
+        (lambda m, x, y: (nn.Embedding(9, 3, scale_grad_by_freq=True), y, y), "scale_grad_by_freq"),
+    ],
+)
+def test_bad_input(drawn: Any, examples: Any, change: Any, message: str) -> None:
+    model = drawn(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    with pytest.raises(InputError, match=message):
+        gradient_energy(*change(model, *examples(4, 3)))
+
+
+def test_bad_losses(drawn: Any, examples: Any) -> None:
+    model, (x, y) = drawn(lambda: nn.Linear(3, 3)), examples(4, 3)
+    with pytest.raises(InputError, match=r"shape \(\) for 4 examples"):
+        gradient_energy(model, x, y, loss=F.cross_entropy)
+    with pytest.raises(InputError, match="depends on no trainable parameter"):
+        gradient_energy(model, x, y, loss=lambda output, target: output.detach()[:, 0])
+    with pytest.raises(InputError, match="loss of example 2 is nan"):
+        gradient_energy(model, x, y, loss=lambda output, target: output[:, 0] / (torch.arange(4) != 2) * 0)
+
+
+def test_examples_that_mix_in_an_unknown_layer_are_refused(drawn: Any, examples: Any) -> None:
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale * (x - x.mean(0))
+
+    with pytest.raises(InputError, match="do not sum to the batch's"):
+        gradient_energy(drawn(Mixing), *examples(3, 3))
+
+
+def test_what_vmap_cannot_do_is_named(drawn: Any, examples: Any) -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale if float(x.sum()) < 1e9 else x
+
+    with pytest.raises(InputError, match=r"scale belong to no layer with a rule.*vmap"):
+        gradient_energy(drawn(Branching), *examples(3, 3))
+
+
+def test_the_fallback_is_given_what_no_rule_knows_alone(
+    drawn: Any, examples: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def spy(*args: Any, **named: Any) -> Tensor:
+        seen.extend(named["parameters"])
+        return fallback.materialised_energy(*args, **named)
+
+    monkeypatch.setattr("warp_unlearning.gradients.energy.materialised_energy", spy)
+    model = drawn(lambda: nn.Sequential(nn.Linear(3, 3), nn.PReLU(), nn.Linear(3, 3)))
+    gradient_energy(model, *examples(3, 3))
+    assert seen == ["1.weight"]
