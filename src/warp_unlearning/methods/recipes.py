@@ -1,8 +1,10 @@
 """Settings of the methods for small data: a thousand examples, batches of 64, seconds on one core.
 
-The defaults of the methods are the published ones, made for tens of thousands of images, and do too little in the few
-steps that an epoch of small data has. These were chosen on the conformance kit's
-`digits_problem` with seeds 100 to 114; tests and reported numbers use seeds below 100.
+The defaults of the methods are the published ones or near them, made for tens of thousands of images, and do too little
+in the few steps that an epoch of small data has. These were chosen by hand on digits: all on another split with the
+classes 0 and 1 forgotten, then ngp and pgu again on the conformance kit's `digits_problem` with seeds 100 to 114, after
+pgu had lost too much at seed 4. Reported numbers use seeds from 20 on, which nobody had looked at; the images are the
+same.
 """
 
 from __future__ import annotations
