@@ -3,7 +3,8 @@
 ResNet-18 on random 32x32 images, value and parameter gradient of the summed energy, against unchunked vmap(grad) with a
 backward pass through it, and against a loop of double backwards over single examples. Times are ratios of medians,
 interleaved in one process on one thread; memory is the growth of each variant's own fresh process, or what the GPU
-reports as its peak.
+reports as its peak. With --exact neither convolutions nor products on a GPU may round to TF32; else torch's defaults
+hold.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def ghost(model: nn.Module, x: Tensor, y: Tensor) -> Gradient:
 
 
 def materialised(model: nn.Module, x: Tensor, y: Tensor) -> Gradient:
-    parameters = dict(model.named_parameters())
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
 
     def loss(values: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(model, values, (one_x[None],)), one_y[None])
@@ -107,6 +108,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stem", choices=["cifar", "imagenet"], default="cifar")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--exact", action="store_true")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--only", choices=list(VARIANTS), help=argparse.SUPPRESS)
@@ -116,6 +118,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
+    if options.exact:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     if options.only:
         print(json.dumps(extra_mebibytes(options)))
         return
@@ -127,12 +131,13 @@ def main() -> None:
     for _ in range(options.repetitions):
         for variant in options.variants:
             times[variant].append(seconds(variant, setting))
-    print(f"{options.stem} stem, batch {options.batch}, {options.device}, torch {torch.__version__}; ghost is 1")
+    print(f"{options.stem} stem, batch {options.batch}, {options.device}, torch {torch.__version__}", end="")
+    print(f"{', exact' if options.exact else ''}; ghost is 1")
     for variant in options.variants:
         ratio = median(times[variant]) / median(times["ghost"])
         pairs = sorted(a / b for a, b in zip(times[variant], times["ghost"], strict=True))
         error = float((gradients[variant] - gradients["ghost"]).norm() / gradients["ghost"].norm())
-        print(f"{variant}: time {ratio:.2f} (pairs {pairs[0]:.2f} to {pairs[-1]:.2f}), {median(times[variant]):.2f} s,")
+        print(f"{variant}: time {ratio:.2f} (pairs {pairs[0]:.2f} to {pairs[-1]:.2f}), {median(times[variant]):.3f} s,")
         print(
             f"  extra memory {memory[variant] / memory['ghost']:.2f}, {memory[variant]:.0f} MiB, differs by {error:.1e}"
         )

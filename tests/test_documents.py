@@ -17,7 +17,7 @@ def blocks(document: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/methods.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/methods.md", "docs/defenses.md"])
 def test_python_blocks_run(document: str, tmp_path: Path) -> None:
     found = blocks(document, "python")
     assert found
@@ -38,6 +38,7 @@ def test_commands_of_the_readme_run(tmp_path: Path) -> None:
         done = subprocess.run([*program, *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (line, done.stderr)
     assert (tmp_path / "runs/second/record.json").is_file()
+    assert (tmp_path / "runs/moved/certificate.json").is_file()
 
 
 def test_the_readme_names_every_method() -> None:
@@ -45,3 +46,37 @@ def test_the_readme_names_every_method() -> None:
 
     text = (ROOT / "README.md").read_text()
     assert all(f"`{name}`" in text for name in method_classes())
+
+
+def test_the_documents_name_every_defence_symmetry_and_option() -> None:
+    from warp_unlearning.defense.registry import defense_names, defense_options
+    from warp_unlearning.symmetry.registry import symmetry_names, symmetry_options
+
+    readme, text = ((ROOT / name).read_text() for name in ("README.md", "docs/defenses.md"))
+    assert all(f"`{name}`" in readme for name in defense_names())
+    options = [o.name for name in defense_names() for o in defense_options(name).options]
+    options += [o.name for name in symmetry_names() for o in symmetry_options(name)]
+    for name in (*defense_names(), *symmetry_names(), *options):
+        assert f"`{name}`" in text, name
+
+
+def _yaml(value: object) -> str:
+    return {"True": "true", "None": "null"}.get(str(value), str(value))
+
+
+@pytest.mark.parametrize("name", ["warp", "cob", "conjugate"])
+def test_the_defaults_in_the_document_are_those_of_the_code(name: str) -> None:
+    """Rows "| `option`, `option` | default, default | ..." below the heading of the defence; its own options first."""
+    from warp_unlearning.defense.registry import defense_options
+
+    (section,) = re.findall(
+        rf"^## `{name}`.*?(?=^## )", (ROOT / "docs/defenses.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    stated = [
+        (option.strip("` "), default.strip("` "))
+        for options, defaults in re.findall(r"^\| (`.*?) \| (.*?) \|", section, re.MULTILINE)
+        for option, default in zip(options.split(","), defaults.split(","), strict=True)
+    ]
+    about = defense_options(name)
+    own = about.options if name != "cob" else ()
+    assert sorted(stated) == sorted((o.name, _yaml(o.default)) for o in (*own, *about.symmetry_options))

@@ -29,7 +29,11 @@ Warp = Callable[..., Answer]
 def run(*args: object) -> Answer:
     """`warp` with these arguments, in this process, on one thread."""
     command = [str(a) for a in args]
-    if command and command[0] in ("train", "unlearn", "evaluate") and not {"--help", "--threads"} & {*command}:
+    if (
+        command
+        and command[0] in ("train", "unlearn", "evaluate", "teleport")
+        and not {"--help", "--threads"} & {*command}
+    ):
         command += ["--threads", "1"]
     out, err = io.StringIO(), io.StringIO()
     code: object = 0

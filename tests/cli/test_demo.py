@@ -11,6 +11,7 @@ from warp_unlearning.errors import DataError
 from warp_unlearning.stats.intervals import Estimate
 from warp_unlearning.workflows import demo as module
 from warp_unlearning.workflows.demo import AGAIN, DemoResult, DemoRow
+from warp_unlearning.workflows.demo_defenses import DefendedRow
 
 Warp = Callable[..., Any]
 
@@ -28,6 +29,14 @@ RESULT = DemoResult(
         AGAIN: DemoRow(SCORES, Estimate(0.155, 0.1, 0.2), 7.5),
         "ngp": DemoRow(SCORES, Estimate(0.266, 0.2, 0.3), 1.5),
     },
+    {
+        "ngp": {
+            "none": DefendedRow(9041.4, None, 0.123, {"forget": 0.011, "retain": 0.922, "test": 0.833}, 1.5, 1.0),
+            "warp": DefendedRow(43.21, 0.00051, 0.456, {"forget": 0.012, "retain": 0.923, "test": 0.834}, 3.9, 2.6),
+            "conjugate": DefendedRow(None, -2e-9, 0.789, {"forget": 0.013, "retain": 0.924, "test": 0.835}, 2, 1.33),
+        }
+    },
+    0.519,
 )
 
 
@@ -57,6 +66,21 @@ def test_the_table_shows_every_model(warp: Warp, folders: list[tuple[Path, int, 
     assert "…" not in answer.out
 
 
+def test_defences_have_a_row_each_and_times_stand_by_themselves(
+    warp: Warp, folders: list[tuple[Path, int, bool]]
+) -> None:
+    rows = [line.split() for line in warp("demo").out.splitlines()]
+    assert ["ngp", "9,041", "-", "0.123", "0.011", "0.922", "0.833"] in rows
+    assert ["ngp", "+", "warp", "43.2", "0.0005", "0.456", "0.012", "0.923", "0.834"] in rows
+    assert ["ngp", "+", "conjugate", "-", "0.0000", "0.789", "0.013", "0.924", "0.835"] in rows
+    assert ["method", "warp", "conjugate"] in rows
+    assert ["ngp", "2.60", "1.33"] in rows
+    text = warp("demo").out
+    assert "(original: 0.519)" in text
+    assert "Experiment only" in text
+    assert "may undo a move" in text
+
+
 def test_runs_are_kept_only_where_asked(warp: Warp, folders: list[tuple[Path, int, bool]], tmp_path: Path) -> None:
     warp("demo")
     answer = warp("demo", "--out", tmp_path / "runs", "--seed", "4")
@@ -70,6 +94,8 @@ def test_runs_are_kept_only_where_asked(warp: Warp, folders: list[tuple[Path, in
 def test_json_alone_is_on_the_output(warp: Warp, folders: list[tuple[Path, int, bool]], tmp_path: Path) -> None:
     data = json.loads(warp("demo", "--json", "--out", tmp_path / "runs").out)
     assert data["schema_version"] == 1
+    assert data["experiment_only"] is True
+    assert data["defended"]["ngp"]["warp"]["time_ratio"] == 2.6
     assert data["rows"]["retrained"]["gap"] is None
     assert data["rows"]["ngp"]["gap"] == {"value": 0.266, "low": 0.2, "high": 0.3}
 

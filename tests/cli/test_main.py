@@ -15,7 +15,7 @@ from warp_unlearning.version import __version__
 from warp_unlearning.workflows import train as train_module
 
 Warp = Callable[..., Any]
-COMMANDS = ("demo", "methods", "train", "unlearn", "evaluate")
+COMMANDS = ("demo", "methods", "defenses", "train", "unlearn", "evaluate", "teleport")
 SCRIPT = Path(sys.executable).parent / "warp"
 
 

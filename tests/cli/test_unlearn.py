@@ -78,6 +78,41 @@ def test_the_configuration_given_back_makes_the_same_weights(
     assert digest(tmp_path / "again") == digest(unlearned)
 
 
+@pytest.mark.parametrize("defense", ["warp", "fastwarp", "cob", "conjugate"])
+def test_a_user_sees_what_the_defence_did(warp: Warp, trained: Path, tmp_path: Path, defense: str) -> None:
+    out = tmp_path / "run"
+    answer = warp("unlearn", trained, "--out", out, "--forget-class", "3", "--defense", defense, *QUICK)
+    assert answer.code == 0
+    about = json.loads((out / "summary.json").read_text())["defense"]
+    teleports = json.loads((out / "teleports.json").read_text())["teleports"]
+    assert len(teleports) == about["teleports"] == (2 if defense == "conjugate" else 1)
+    lines = answer.out.splitlines()
+    count = "2 teleports" if defense == "conjugate" else "1 teleport"
+    (line,) = [line for line in lines if line.startswith(f"defended by {defense}: {count}, 0 shortened and 0 taken")]
+    assert line.endswith(f"; the largest change of the retain loss by one is {about['largest_retain_drift']:+.2g}")
+    energy = about["forget_energy"]
+    words = ["forget", "gradient", "energy", f"{energy['original']:.4g}", "->", f"{energy['unlearned']:.4g}"]
+    assert words in [line.split() for line in lines]
+    assert "experiment only" not in answer.out
+    (deletion,) = json.loads((out / "record.json").read_text())["deletions"]
+    assert deletion["defense"]["name"] == ("conjugate" if defense == "conjugate" else "warp")
+    assert not deletion["experiment_only"]
+
+
+def test_options_of_a_defence_and_a_fixed_seed_reach_the_record(warp: Warp, trained: Path, tmp_path: Path) -> None:
+    more = ("--defense", "warp", "-o", "defense.options.energy=0.95", "-o", "defense.options.every=7", *QUICK)
+    runs = [tmp_path / "first", tmp_path / "second"]
+    for run in runs:
+        answer = warp("unlearn", trained, "--out", run, "--forget-class", "3", "--defense-seed", "5", *more)
+        assert answer.code == 0
+        assert "  experiment only: whoever knows the seed can undo the defence\n" in answer.out
+        (deletion,) = json.loads((run / "record.json").read_text())["deletions"]
+        assert deletion["experiment_only"]
+        assert deletion["defense"]["options"]["every"] == 7
+        assert deletion["defense"]["options"]["symmetry"]["options"]["energy"] == 0.95
+    assert digest(runs[0]) == digest(runs[1])
+
+
 def test_files_are_for_their_owner_alone(unlearned: Path) -> None:
     files = [p for p in unlearned.rglob("*") if p.is_file()]
     names = {p.name for p in files}
@@ -193,6 +228,21 @@ def test_indices_of_the_validation_set(warp: Warp, trained: Path, tmp_path: Path
         (["--forget-class", "1", "-o", "method.options.epochs=1.5"], ["ngp: epochs is 1.5", "valid integer"]),
         (["--forget-class", "1", "-o", "method.options.weight_decay=x"], ["ngp: weight_decay is 'x'", "number"]),
         (["--forget-class", "1", "-o", "method.opions.lr=1"], ["method has no key 'opions'", "'options'?"]),
+        (["--forget-class", "1", "--defense", "wrap"], ["unknown defence 'wrap'", "did you mean 'warp'?"]),
+        (
+            ["--forget-class", "1", "--defense", "warp", "-o", "defense.options.enrgy=1"],
+            ["warp has no option 'enrgy'", "did you mean 'energy'?"],
+        ),
+        (
+            ["--forget-class", "1", "--defense", "warp", "-o", "defense.options.energy=1.01"],
+            ["energy to protect is 1.01", "above 0 and at most 1"],
+        ),
+        (
+            ["--forget-class", "1", "--defense", "cob", "-o", "defense.options.spread=1"],
+            ["could be zero or negative", "give a spread below 1"],
+        ),
+        (["--forget-class", "1", "-o", "defense.options.energy=1"], ["no defence", "--defense"]),
+        (["--forget-class", "1", "--defense-seed", "1"], ["no defence", "--defense"]),
         (["--forget-class", "1", "-o", "data.name=npz"], ["data differs from that of the run", "leave it out"]),
         (["--forget-class", "1", "--device", "gpu"], ["the device 'gpu' cannot be used", "try auto or cpu"]),
         (["--forget-class", "1", "--model", "x.py"], ["'x.py' names no model builder", "FILE.py:NAME"]),

@@ -24,7 +24,7 @@ def test_a_configuration_does_not_change_once_made(section: type[BaseModel]) -> 
 
 
 def test_there_are_the_sections_promised() -> None:
-    assert len(sections()) == 6
+    assert len(sections()) == 7
 
 
 def test_the_training_section_is_a_recipe() -> None:

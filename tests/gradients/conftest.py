@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from warp_unlearning.gradients import traced_pass
 from warp_unlearning.gradients.energy import cross_entropy, gradient_energy
+from warp_unlearning.gradients.ghost import batch_norm, kernel_norm
+from warp_unlearning.gradients.ghost.kernel_contraction import KernelContraction
 
 
 def _materialised(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor]) -> Tensor:
@@ -46,22 +51,36 @@ def _by_loop(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor]
 
 
 def _assert_exact(
-    model: nn.Module, x: Tensor, y: Tensor, *, loss: Callable[..., Tensor] = cross_entropy, oracle: str = "vmap"
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    loss: Callable[..., Tensor] = cross_entropy,
+    oracle: str = "vmap",
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float64,
+    tolerance: float = 1e-9,
 ) -> None:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    # Unequal weights, so that a gradient given to the wrong example is seen.
-    weights = torch.linspace(0.5, 1.5, len(x), dtype=torch.float64)
     expected = (_by_loop if oracle == "loop" else _materialised)(model, x, y, loss)
-    found = gradient_energy(model, x, y, loss=loss)
-    assert float(expected.detach().max()) > 0
-    assert float((found - expected).detach().abs().max()) <= 1e-9 * float(expected.detach().max())
-    move, expected_move = (
-        torch.autograd.grad(e @ weights, trained, allow_unused=True, materialize_grads=True) for e in (found, expected)
+    there = model if (device, dtype) == ("cpu", torch.float64) else deepcopy(model).to(device, dtype)
+    found = gradient_energy(
+        there, x.to(device, dtype) if x.is_floating_point() else x.to(device), y.to(device), loss=loss
     )
+    assert found.dtype == dtype
+    assert float(expected.detach().max()) > 0
+    assert float((found.cpu() - expected).detach().abs().max()) <= tolerance * float(expected.detach().max())
+    move, expected_move = (_weighted_gradient(e, m) for e, m in ((found, there), (expected, model)))
     scale = float(torch.stack([g.norm() for g in expected_move]).norm())
     assert scale > 0
     for one, other in zip(move, expected_move, strict=True):
-        assert float((one - other).norm()) <= 1e-9 * scale
+        assert float((one.cpu() - other).norm()) <= tolerance * scale
+
+
+def _weighted_gradient(energy: Tensor, model: nn.Module) -> tuple[Tensor, ...]:
+    """Of the energies with unequal weights, so that a gradient given to the wrong example is seen."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    weights = torch.linspace(0.5, 1.5, len(energy)).to(energy)
+    return torch.autograd.grad(energy @ weights, trained, allow_unused=True, materialize_grads=True)
 
 
 def _drawn(build: Callable[[], nn.Module], *, seed: int = 0) -> nn.Module:
@@ -81,6 +100,28 @@ def _examples(count: int, *shape: int, seed: int = 0, classes: int = 3) -> tuple
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, *shape, generator=generator, dtype=torch.float64)
     return x, torch.randint(0, classes, (count,), generator=generator)
+
+
+@contextmanager
+def _as_on_a_gpu() -> Iterator[list[KernelContraction]]:
+    chosen: list[KernelContraction] = []
+    choose = kernel_norm.contraction_for
+
+    def spy(device: torch.device, dtype: torch.dtype, *args: Any) -> KernelContraction:
+        chosen.append(choose(torch.device("cuda"), torch.float32, *args))
+        return chosen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel_norm, "contraction_for", spy)
+        patch.setattr(batch_norm, "few_steps", lambda device: True)
+        patch.setattr(traced_pass, "suits_channels_last", lambda x: x.dim() == 4)
+        yield chosen
+
+
+@pytest.fixture(scope="session")
+def as_on_a_gpu() -> Any:
+    """A context within which everything is chosen as for float32 on a GPU, and which gives the contractions chosen."""
+    return _as_on_a_gpu
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -208,6 +210,22 @@ def test_without_grad_mode_the_values_are_the_same(drawn: Any, examples: Any) ->
     torch.testing.assert_close(energy, gradient_energy(model, x, y).detach(), rtol=1e-12, atol=0)
 
 
+def test_memory_is_free_once_the_energies_are(drawn: Any, examples: Any) -> None:
+    outputs: list[weakref.ref[Tensor]] = []
+    model = drawn(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(27, 3)))
+    model[0].register_forward_hook(lambda layer, args, output: outputs.append(weakref.ref(output)))
+    gc.collect()
+    gc.disable()
+    try:
+        energy = gradient_energy(model, *examples(2, 2, 5, 5))
+        kept = outputs[0]() is not None
+        del energy
+        assert kept
+        assert all(output() is None for output in outputs)
+    finally:
+        gc.enable()
+
+
 def test_another_loss(assert_exact: Any, drawn: Any, examples: Any) -> None:
     model = drawn(lambda: nn.Linear(3, 2))
     x, _ = examples(3, 3)
@@ -272,6 +290,12 @@ def test_examples_that_mix_in_an_unknown_layer_are_refused(drawn: Any, examples:
 
     with pytest.raises(InputError, match="do not sum to the batch's"):
         gradient_energy(drawn(Mixing), *examples(3, 3))
+
+
+def test_examples_that_mix_in_a_known_layer_are_refused(drawn: Any, examples: Any) -> None:
+    model = drawn(lambda: Calls(lambda m, x: m.a((x[:, None] - x).square()).sin().mean(1), a=nn.Linear(3, 3)))
+    with pytest.raises(InputError, match="do not sum to the batch's"):
+        gradient_energy(model, *examples(3, 3))
 
 
 def test_what_vmap_cannot_do_is_named(drawn: Any, examples: Any) -> None:

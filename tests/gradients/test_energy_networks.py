@@ -130,6 +130,17 @@ def test_networks_of_images(assert_exact: Any, drawn: Any, examples: Any, built:
     assert_exact(model, *examples(3, *shape, seed=seed))
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
+@hypothesis_settings(max_examples=60)
+@given(built=image_networks(), seed=st.integers(0, 2**16))
+def test_networks_of_images_as_on_a_gpu(
+    assert_exact: Any, drawn: Any, examples: Any, as_on_a_gpu: Any, built: Any, seed: int
+) -> None:
+    network, shape = built
+    with as_on_a_gpu():
+        assert_exact(drawn(lambda: network, seed=seed), *examples(3, *shape, seed=seed))
+
+
 @hypothesis_settings(max_examples=80)
 @given(
     options=st.fixed_dictionaries(

@@ -7,7 +7,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.linalg.subspace import Rule, principal_subspace, project_out, rank_for
+from warp_unlearning.linalg.subspace import (
+    Rule,
+    Subspace,
+    principal_subspace,
+    project_out,
+    rank_for,
+    row_space,
+)
 
 rules = st.sampled_from(["energy", "singular_values"])
 
@@ -108,3 +115,61 @@ def test_project_out_is_the_complement_projector(seed: int, dim: int, draw: st.D
     expected = rows @ (np.eye(dim) - basis @ basis.T)
     found = project_out(torch.from_numpy(rows), torch.from_numpy(basis))
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
+
+
+def test_a_decomposition_in_float32_has_the_same_span() -> None:
+    x = torch.from_numpy(data(4, 60, 20, 20))
+    coarse = principal_subspace(x.T @ x, 0.99, dtype=torch.float32)
+    exact = principal_subspace(x.T @ x, 0.99)
+    assert coarse.rank == exact.rank
+    torch.testing.assert_close(coarse.basis @ coarse.basis.T, exact.basis @ exact.basis.T, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(6, 12), (40, 12)])
+def test_a_row_space_keeps_directions_that_a_second_moment_cannot_hold(rows: int, dim: int) -> None:
+    rng = np.random.default_rng(0)
+    left, right = (np.linalg.qr(rng.normal(size=(n, 4)))[0] for n in (rows, dim))
+    x = torch.from_numpy(left * [1.0, 1e-3, 1e-9, 1e-11] @ right.T)
+    found = row_space(x)
+    assert found.rank == 4
+    np.testing.assert_allclose((found.basis @ found.basis.T).numpy(), right @ right.T, atol=1e-4)
+    assert principal_subspace(x.T @ x, 1.0).rank < 4
+    assert [row_space(x, noise=n).rank for n in (1e-2, 1e-6, 1e-10)] == [1, 2, 3]
+
+
+def test_a_row_space_leaves_out_coordinates_without_data() -> None:
+    x = torch.zeros(5, 6, dtype=torch.float64)
+    x[:, [1, 4]] = torch.from_numpy(data(0, 5, 2, 2))
+    assert row_space(x).basis[[0, 2, 3, 5]].abs().max() == 0
+    assert row_space(x).captured == pytest.approx(1.0)
+    nothing = row_space(torch.zeros(3, 4))
+    assert nothing.basis.shape == (4, 0)
+    assert nothing.captured == 0.0
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 10**6), st.integers(1, 8), st.data())
+def test_without_its_last_coordinate_a_subspace_is_the_span_of_what_is_left(
+    seed: int, dim: int, draw: st.DataObject
+) -> None:
+    k = draw.draw(st.integers(0, dim))
+    rng = np.random.default_rng(seed)
+    basis = np.linalg.qr(rng.normal(size=(dim, k)))[0]
+    found = Subspace(torch.from_numpy(basis), 0.5).without_last().basis.numpy()
+    left = basis[:-1]
+    np.testing.assert_allclose(found @ found.T, left @ np.linalg.pinv(left, rcond=1e-9), atol=1e-7)
+    np.testing.assert_allclose(found.T @ found, np.eye(found.shape[1]), atol=1e-12)
+
+
+def test_the_constant_alone_leaves_nothing_behind() -> None:
+    assert Subspace(torch.eye(3)[:, 2:], 1.0).without_last().rank == 0
+    assert Subspace(torch.eye(3)[:, :1], 1.0).without_last().rank == 1
+
+
+def test_missed_energy_is_what_a_projection_leaves() -> None:
+    rows = torch.from_numpy(data(5, 9, 6, 6))
+    basis = torch.linalg.qr(torch.from_numpy(data(6, 6, 6, 6))).Q[:, :2]
+    inside = sum(float((row @ column) ** 2) for row in rows for column in basis.T)
+    total = sum(float(row @ row) for row in rows)
+    assert Subspace(basis, 0.0).missed(rows) == pytest.approx(1 - inside / total)
+    assert Subspace(basis, 0.0).missed(0 * rows) == 0.0

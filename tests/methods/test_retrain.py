@@ -10,6 +10,7 @@ from warp_unlearning.methods.protocol import Task
 from warp_unlearning.methods.retrain import Retrain, frozen_state
 from warp_unlearning.models.reinitialise import reinitialise
 from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.symmetry.move import apply_move
 from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.training import Training, run_training
 
@@ -75,3 +76,29 @@ def test_frozen_state_holds_buffers_of_frozen_layers_alone() -> None:
     assert set(frozen_state(model)) == {
         f"0.{n}" for n in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     }
+
+
+def test_the_first_update_alone_says_that_it_starts_from_fresh_weights(kit: Any, model: nn.Module, task: Task) -> None:
+    updates = kit.run(Retrain(epochs=2, batch_size=8), model, task)
+    assert [update.restarts for update in updates] == [True, *[False] * 7]
+    settings: dict[str, Any] = {"epochs": 2, "batch_size": 8}
+    reference = kit.network()
+    expected = list(Training(reference, task.retain, recipe=Recipe(**settings), streams=task.streams).updates())
+    for found, other in zip(updates, expected, strict=True):
+        assert not other.restarts
+        assert (found.step, found.of, found.epoch, found.ends_epoch) == (
+            other.step,
+            other.of,
+            other.epoch,
+            other.ends_epoch,
+        )
+
+
+def test_moves_reach_the_training_inside(kit: Any, task: Task) -> None:
+    """Permuted after its third update, momentum included, it ends as the permuted result of the run left alone."""
+    still, moved = kit.network(), kit.network()
+    move = kit.permutation([3, 1, 0, 2, 5, 4])
+    kit.run(Retrain(epochs=2, batch_size=8), still, task)
+    kit.run(Retrain(epochs=2, batch_size=8), moved, task, move_after={3: move})
+    apply_move(still, move)
+    kit.assert_close(moved, still, tolerance=1e-9)

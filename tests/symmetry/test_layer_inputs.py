@@ -7,7 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from warp_unlearning.symmetry.layer_inputs import has_linear_inputs, input_second_moments, layer_columns
+from warp_unlearning.symmetry.layer_inputs import (
+    has_linear_inputs,
+    input_second_moments,
+    layer_columns,
+    layer_rows,
+    observe_inputs,
+    reached_inputs,
+)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -182,3 +189,79 @@ def test_a_parametrised_weight_has_no_entry_and_keyword_inputs_are_seen() -> Non
     hidden = model.first(x).detach()
     assert set(moments) == {"second.weight"}
     assert torch.allclose(moments["second.weight"], hidden.T @ hidden, rtol=1e-12, atol=0)
+
+
+GROUPED: list[nn.Module] = [
+    nn.Conv2d(4, 6, 3, groups=2, stride=2, padding=1),
+    nn.Conv2d(4, 4, 3, groups=4, padding=1, padding_mode="reflect"),
+    nn.Conv2d(4, 3, (2, 3), padding=(1, 2), padding_mode="circular"),
+    nn.Conv2d(4, 2, 3, padding="same", padding_mode="replicate", dilation=2, groups=2),
+    nn.Conv1d(4, 6, 3, groups=2, padding=2, dilation=2),
+    nn.Conv1d(4, 4, 2, stride=2, padding=1, padding_mode="circular", groups=4),
+    nn.Linear(7, 3),
+]
+
+
+@pytest.mark.parametrize("layer", GROUPED, ids=str)
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_weight_applied_to_its_rows_is_what_the_layer_computes(layer: nn.Module, batched: bool) -> None:
+    layer = layer.double()
+    x = normal(3, 4, 6, 7) if not isinstance(layer, nn.Conv1d) else normal(3, 4, 7)
+    x = x if batched else x[0]
+    rows = layer_rows(layer, x)
+    groups = getattr(layer, "groups", 1)
+    weight = layer.weight.reshape(groups, -1, layer.weight[0].numel())
+    found = torch.cat(list(rows @ weight.mT), dim=1) + layer.bias
+    output = layer(x)
+    if not isinstance(layer, nn.Linear):
+        output = output.movedim(1 if batched else 0, -1)
+    torch.testing.assert_close(found, output.reshape(-1, len(layer.weight)))
+
+
+class Deaf(nn.Module):
+    """Channels 1 and 4 of the hidden layer are never active, and the last kernels hang over the edge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 6, 3, stride=2)
+        self.second = nn.Conv2d(6, 6, 3, padding=1, groups=3)
+        self.linear = nn.Linear(6, 2)
+        self.linear_again = nn.Linear(6, 2)
+        self.linear_again.weight = self.linear.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.relu(self.first(x)) * torch.tensor([1.0, 0, 1, 1, 0, 1])[:, None, None]
+        pooled = self.second(hidden).mean((2, 3))
+        flags = torch.tensor([1.0, 1, 0, 0, 0, 0])
+        return self.linear(pooled * flags) + self.linear_again(input=pooled * flags.flip(0))
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_reached_coordinates_are_those_of_any_row(size: int) -> None:
+    model = Deaf().double()
+    model = model.to(torch.float64)
+    batches = [normal(2, 2, size, size, seed=1), normal(3, 2, size, size, seed=2)]
+    expected: dict[str, Tensor] = {}
+
+    def record(weight: Any, layer: nn.Module, x: Tensor) -> None:
+        seen = (layer_rows(layer, x) != 0).any(1)
+        expected[weight.name] = expected.get(weight.name, torch.zeros_like(seen)) | seen
+
+    observe_inputs(model, batches, record)
+    found = reached_inputs(model, batches)
+    assert found.keys() == expected.keys() == {"first.weight", "second.weight", "linear.weight"}
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    assert found["second.weight"].shape == (3, 18)
+    assert not found["second.weight"].all()
+    assert found["linear.weight"].tolist() == [[True, True, False, False, True, True]]
+
+
+def test_observing_leaves_no_hook_behind_and_shows_inputs_before_they_are_written_over() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 4), nn.ReLU(inplace=True)).double()
+    x, seen = normal(5, 3), []
+    observe_inputs(model, [x], lambda weight, layer, a: seen.append((weight.name, a.clone())))
+    assert [name for name, _ in seen] == ["0.weight", "2.weight"]
+    torch.testing.assert_close(seen[1][1], F.relu(model[0](x)))
+    with pytest.raises(RuntimeError):
+        observe_inputs(model, [normal(5, 2)], lambda weight, layer, a: None)
+    assert all(not m._forward_pre_hooks for m in model.modules())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from warp_unlearning.models.mlp import MLP
 from warp_unlearning.models.small_resnet import SmallResNet
 from warp_unlearning.symmetry.layer_inputs import layer_columns
-from warp_unlearning.symmetry.move import AxisMap, ChannelMove, apply_move
+from warp_unlearning.symmetry.move import AxisMap, BlockMap, ChannelMove, MomentumReset, Translation, apply_move
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -212,3 +212,59 @@ def test_gradients_after_a_move_are_the_moved_gradients() -> None:
     apply_move(model, move)
     for name, gradient in gradients().items():
         torch.testing.assert_close(gradient, move.covector(name, before[name]))
+
+
+@settings(deadline=None)
+@given(st.floats(-3, 3), st.integers(0, 1000))
+def test_a_translation_shifts_points_and_nothing_else(factor: float, seed: int) -> None:
+    shift, value, step = (normal(4, 3, seed=seed + i) for i in range(3))
+    move = Translation({"w": shift})
+    torch.testing.assert_close(move.point("w", value), value + shift)
+    torch.testing.assert_close(move.point("w", value + step) - move.point("w", value), step)
+    for how in (move.covector, move.selection, move.inputs):
+        assert how("w", value) is value
+    assert move.point("other", value) is value
+    torch.testing.assert_close(move.scaled(factor).point("w", value), value + factor * shift)
+    torch.testing.assert_close(move.inverse().point("w", move.point("w", value)), value)
+
+
+def test_a_reset_is_the_move_inside_but_for_the_optimizer() -> None:
+    inside = ChannelMove({"w": (AxisMap(0, torch.tensor([1, 0]), vector([2.0, 4.0])), AxisMap(1, None, vector([3.0])))})
+    move, value = MomentumReset(inside), normal(2, 1)
+    for how in ("point", "covector", "selection"):
+        assert torch.equal(getattr(move, how)("w", value), getattr(inside, how)("w", value))
+    assert not torch.equal(move.point("w", value), move.covector("w", value))
+    columns = normal(1, 2)
+    assert torch.equal(move.inputs("w", columns), inside.inputs("w", columns))
+    assert not isinstance(move.inverse(), MomentumReset)
+    torch.testing.assert_close(move.inverse().point("w", move.point("w", value)), value)
+
+
+def test_blocks_of_rows_go_each_their_own_way() -> None:
+    blocks = BlockMap((AxisMap(1, torch.tensor([1, 0])), AxisMap(1, None, vector([2.0, 5.0]))))
+    value = vector([1.0, 2.0, 3.0, 4.0]).reshape(2, 2)
+    assert blocks.apply(value).tolist() == [[2.0, 1.0], [6.0, 20.0]]
+    assert blocks.apply_inverse_transpose(value).tolist() == [[2.0, 1.0], [1.5, 0.8]]
+    assert blocks.reorder(value).tolist() == [[2.0, 1.0], [3.0, 4.0]]
+    torch.testing.assert_close(blocks.inverse().apply(blocks.apply(value)), value)
+
+
+def test_a_tied_weight_moves_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    before = model[0].weight.detach().clone()
+    apply_move(model, Translation({"0.weight": torch.ones(3, 3)}))
+    assert torch.equal(model[1].weight, before + 1)
+
+
+def test_frozen_parameters_and_buffers_are_moved_in_place() -> None:
+    model = nn.BatchNorm1d(2)
+    model.weight.requires_grad_(False)
+    kept = model.weight, model.running_mean
+    apply_move(model, Translation({"weight": torch.ones(2), "running_mean": torch.full((2,), 3.0)}))
+    assert model.weight is kept[0]
+    assert model.running_mean is kept[1]
+    assert model.weight.tolist() == [2.0, 2.0]
+    assert model.running_mean.tolist() == [3.0, 3.0]
+    assert not model.weight.requires_grad
+    assert int(model.num_batches_tracked) == 0

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import InputError
-from warp_unlearning.symmetry.move import ChannelMove, apply_move
+from warp_unlearning.symmetry.move import ChannelMove, MomentumReset, Translation, apply_move
 from warp_unlearning.training.constraints import Mask
 from warp_unlearning.training.stepper import Stepper
 
@@ -234,3 +234,50 @@ def test_state_is_put_back_in_its_parameters_memory_layout() -> None:
     buffer = other.optimizer.state[second.weight]["momentum_buffer"]
     assert buffer.stride() == second.weight.stride()
     assert torch.equal(buffer, stepper.optimizer.state[first.weight]["momentum_buffer"])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_reset_forgets_all_state_and_goes_on_as_a_fresh_optimizer(
+    network: Network, points: Points, hidden_move: Callable[..., ChannelMove], optimizer: Any
+) -> None:
+    model, data = network(), points()
+    stepper = Stepper(model, optimizer=optimizer, momentum=0.9, weight_decay=0.01)
+    for rate in RATES[:2]:
+        stepper.step(loss_of(model, data), lr=rate)
+    assert stepper.state()
+    move = hidden_move([3, 0, 5, 1, 4, 2], torch.tensor([2.0, 0.5, 4.0, 1.0, 3.0, 0.25], dtype=torch.float64))
+    apply_move(model, move)
+    other = deepcopy(model)
+    stepper.carry(MomentumReset(move))
+    assert stepper.state() == {}
+    fresh = Stepper(other, optimizer=optimizer, momentum=0.9, weight_decay=0.01)
+    for rate in RATES[2:]:
+        stepper.step(loss_of(model, data), lr=rate)
+        fresh.step(loss_of(other, data), lr=rate)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_a_reset_still_carries_the_constraint(
+    network: Network, points: Points, hidden_move: Callable[..., ChannelMove]
+) -> None:
+    model, data = network(), points()
+    mask = masked(model)
+    allowed = {n: m.clone() for n, m in mask.movable.items()}
+    stepper = Stepper(model, constraint=mask)
+    stepper.step(loss_of(model, data), lr=0.1)
+    order = [3, 0, 5, 1, 4, 2]
+    stepper.carry(MomentumReset(hidden_move(order)))
+    assert torch.equal(mask.movable["0.weight"], allowed["0.weight"][order])
+    assert not torch.equal(mask.movable["0.weight"], allowed["0.weight"])
+
+
+def test_a_shift_carries_momentum_as_it_is_and_no_move_at_all_does_not_reset(network: Network, points: Points) -> None:
+    model, data = network(), points()
+    stepper = Stepper(model)
+    stepper.step(loss_of(model, data), lr=0.1)
+    before = stepper.state()
+    for move in (None, Translation({n: torch.ones_like(p) for n, p in model.named_parameters()})):
+        stepper.carry(move)
+        after = stepper.state()
+        assert after.keys() == before.keys()
+        assert all(torch.equal(after[n], t) for n, t in before.items())

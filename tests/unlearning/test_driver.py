@@ -145,8 +145,10 @@ def test_unusable_arguments_are_refused() -> None:
         unlearn(build(), method="scrubb", **sets())
     with pytest.raises(InputError, match="the method is a int"):
         unlearn(build(), method=3, **sets())  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="the defence is a str"):
-        unlearn(build(), method="ngp", defense="warp", **sets())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="the defence is a int"):
+        unlearn(build(), method="ngp", defense=3, **sets())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"unknown defence 'wrap'; did you mean 'warp'\?"):
+        unlearn(build(), method="ngp", defense="wrap", **sets())
     with pytest.raises(InputError, match="no parameters"):
         unlearn(nn.ReLU(), method="ngp", **sets())
     with pytest.raises(InputError, match="the forget set is a str"):
@@ -306,7 +308,7 @@ def test_the_defence_is_called_between_updates_and_at_the_end() -> None:
     assert defense.session.modes == [True, True, True, True]
     assert result.teleports == [1, 2, 4]
     (deletion,) = result.record.deletions
-    assert deletion.defense == "shuffle"
+    assert deletion.defense == {"name": "shuffle", "options": {}}
     assert deletion.experiment_only
     assert deletion.original == model_digest(build(torch.float64))
 

@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from warp_unlearning.config.resolve import resolve
 from warp_unlearning.config.schema import Config
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.workflows import demo as module
 from warp_unlearning.workflows.demo import DemoResult, run_demo
+from warp_unlearning.workflows.demo_defenses import SHOWN
+from warp_unlearning.workflows.source import load_source
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[DemoResult, Path, li
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "resolve", short)
-        patch.setattr(module, "SMALL_DATA", {"ngp": {}, "salun": {}})
+        patch.setattr(module, "SMALL_DATA", {"ngp": {}, "bad_teacher": {}})
         patch.setattr(module, "run_all", lambda work, jobs: [work(job) for job in jobs])
         patch.setattr(module, "available_cores", lambda: 1)
         result = run_demo(folder, seed=5, say=said.append)
@@ -33,8 +36,10 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[DemoResult, Path, li
 
 def test_there_is_a_row_a_model_in_the_order_of_reading(demo: tuple[DemoResult, Path, list[str]]) -> None:
     result, folder, _ = demo
-    assert list(result.rows) == ["original", "retrained", result.floor, "ngp", "salun"]
-    assert {p.name for p in folder.iterdir()} == {"original", "retrain", "retrained again", "ngp", "salun"}
+    assert list(result.rows) == ["original", "retrained", result.floor, "ngp", "bad_teacher"]
+    defended = {f"{method} + {defense}" for method in ("ngp", "bad_teacher") for defense in SHOWN}
+    alone = {"original", "retrain", "retrained again", "ngp", "bad_teacher"}
+    assert {p.name for p in folder.iterdir()} == alone | defended
     for run in folder.iterdir():
         open_run(run)
 
@@ -72,17 +77,52 @@ def test_the_seed_reaches_every_run(demo: tuple[DemoResult, Path, list[str]]) ->
         assert open_run(run).config()["device"] == "cpu"
 
 
+def test_each_method_has_a_row_alone_and_with_each_defence(demo: tuple[DemoResult, Path, list[str]]) -> None:
+    result, folder, _ = demo
+    assert {method: list(rows) for method, rows in result.defended.items()} == {
+        method: ["none", *SHOWN] for method in ("ngp", "bad_teacher")
+    }
+    for method, rows in result.defended.items():
+        names = {"none": method, **{defense: f"{method} + {defense}" for defense in SHOWN}}
+        assert rows["none"].drift is None
+        assert rows["none"].time_ratio == 1
+        assert rows["none"].accuracy["retain"] == result.rows[method].accuracy["retain"].value
+        for name, row in rows.items():
+            cpu = [open_run(folder / run).read_json("summary.json")["cpu_seconds"] for run in (names[name], method)]
+            assert row.time_ratio == cpu[0] / cpu[1]
+            if name != "none":
+                assert row.drift is not None
+                about = open_run(folder / f"{method} + {name}").read_json("summary.json")["defense"]
+                assert (about["name"], row.drift) == (name, about["largest_retain_drift"])
+                assert row.energy == pytest.approx(about["forget_energy"]["unlearned"], rel=1e-5)
+                assert result.original_energy == pytest.approx(about["forget_energy"]["original"], rel=1e-5)
+                assert about["experiment_only"]
+
+
+def test_distances_are_over_weights_that_data_reaches(demo: tuple[DemoResult, Path, list[str]]) -> None:
+    """Every weight of this network is reached by some image, except where a pixel is the same in all."""
+    result, folder, _ = demo
+    start = load_source(folder / "original").model.state_dict()
+    model = load_source(folder / "ngp + warp").model
+    ways = [(p.detach() - start[n]).double().flatten() for n, p in model.named_parameters()]
+    norms = [start[n].double().flatten() for n, _ in model.named_parameters()]
+    expected = float(torch.cat(ways).norm() / torch.cat(norms).norm())
+    assert result.defended["ngp"]["warp"].distance == pytest.approx(expected, rel=0.02)
+    assert result.defended["ngp"]["warp"].distance > result.defended["ngp"]["none"].distance
+
+
 def test_it_says_what_it_does(demo: tuple[DemoResult, Path, list[str]]) -> None:
     text = " ".join(demo[2])
     assert "training" in text
-    assert "the digit 3 by ngp, salun" in text
+    assert "the digit 3 by ngp, bad_teacher, alone and defended by warp, fastwarp, conjugate" in text
     assert "retraining" in text
 
 
 def test_the_json_form(demo: tuple[DemoResult, Path, list[str]]) -> None:
     data: dict[str, Any] = json.loads(json.dumps(demo[0].as_json(), allow_nan=False))
     assert data["schema_version"] == 1
-    assert set(data) == {"schema_version", "label", "counts", "rows"}
+    names = {"schema_version", "experiment_only", "label", "counts", "rows", "defended", "original_energy"}
+    assert set(data) == names
     assert data["rows"]["ngp"]["gap"]["low"] <= data["rows"]["ngp"]["gap"]["value"]
 
 
@@ -101,5 +141,6 @@ def test_jobs_run_on_all_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(module, "train_run", lambda request: {"accuracy": {"test": 1.0}})
     with pytest.raises(Enough):
         run_demo(tmp_path, seed=0, say=lambda text: None)
-    names = ["retrain", "ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on", "retrained again"]
+    names = ["retrain", "retrained again", "ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on"]
+    names += [f"{method} + {defense}" for defense in SHOWN for method in names[2:]]
     assert handed[0][1] == [tmp_path / name for name in names]

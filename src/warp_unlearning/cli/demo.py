@@ -17,7 +17,10 @@ def demo(
     seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Train on digits, forget a class by six methods, and compare with retraining. Takes about a minute."""
+    """Train on digits, forget a class by six methods, alone and defended, and compare with retraining.
+
+    Takes two to three minutes.
+    """
     from ..workflows.demo import run_demo
     from .demo_report import show_demo
 

@@ -14,9 +14,11 @@ import typer
 
 from ..errors import WarpError
 from ..version import __version__
+from .defenses import defenses
 from .demo import demo
 from .evaluate import evaluate
 from .methods import methods
+from .teleport import teleport
 from .train import train
 from .unlearn import unlearn
 
@@ -28,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, methods, train, unlearn, evaluate):
+for command in (demo, methods, defenses, train, unlearn, evaluate, teleport):
     app.command()(command)
 
 

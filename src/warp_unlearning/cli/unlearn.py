@@ -19,6 +19,10 @@ def unlearn(
     forget_fraction: Annotated[float | None, typer.Option(help="Forget a random fraction of each class.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Forget what earlier requests asked for, too.")] = False,
     method: Annotated[str | None, typer.Option(help="See `warp methods`.")] = None,
+    defense: Annotated[str | None, typer.Option(help="See `warp defenses`; none without it.")] = None,
+    defense_seed: Annotated[
+        int | None, typer.Option(min=0, help="For experiments only: whoever knows it can undo the defence.")
+    ] = None,
     config: ConfigFile = None,
     override: Overrides = None,
     seed: Annotated[int | None, typer.Option(help="Decides every random draw.")] = None,
@@ -39,6 +43,8 @@ def unlearn(
         forget__fraction=forget_fraction,
         forget__again=True if again else None,
         method__name=method,
+        defense__name=defense,
+        defense__seed=defense_seed,
         seed=seed,
         device=device,
     )
@@ -59,4 +65,19 @@ def _show(summary: dict[str, Any], out: Path) -> None:
     )
     for what, before in summary["accuracy"]["original"].items():
         typer.echo(f"  accuracy on {what:<20}{before:.4f} -> {summary['accuracy']['unlearned'][what]:.4f}")
+    if summary["defense"] is not None:
+        _show_defense(summary["defense"])
     typer.echo(f"written to {out}; the deletion record is {out / 'record.json'}")
+
+
+def _show_defense(about: dict[str, Any]) -> None:
+    drift, energy, count = about["largest_retain_drift"], about["forget_energy"], about["teleports"]
+    typer.echo(
+        f"defended by {about['name']}: {count} teleport{'s' * (count != 1)}, {about['shortened']} shortened and "
+        f"{about['taken_back']} taken back"
+        + ("" if drift is None else f"; the largest change of the retain loss by one is {drift:+.2g}")
+    )
+    if None not in energy.values():
+        typer.echo(f"  forget gradient energy        {energy['original']:.4g} -> {energy['unlearned']:.4g}")
+    if about["experiment_only"]:
+        typer.echo("  experiment only: whoever knows the seed can undo the defence")

@@ -25,7 +25,7 @@ def resolve(
     """The configuration of `file` over `base`, then each override "key.sub=value" (the value as YAML) over that."""
     data: dict[str, Any] = _merged(dict(base or {}), _read(file) if file else {})
     for override in overrides:
-        data = _merged(data, _parsed(override))
+        data = _merged(data, parse_override(override))
     try:
         return Config.model_validate(_with_recipe(data))
     except ValidationError as error:
@@ -61,7 +61,12 @@ def _read(path: Path) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key != RESOLVED}
 
 
-def _parsed(override: str) -> dict[str, Any]:
+def parse_override(override: str) -> dict[str, Any]:
+    """The nested data that "key.sub=value" stands for, the value read as YAML.
+
+    >>> parse_override("training.lr=1e-3")
+    {'training': {'lr': 0.001}}
+    """
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
         raise InputError(f"the override {override!r} is not of the form key.sub=value, such as training.lr=0.1")

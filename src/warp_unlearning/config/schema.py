@@ -65,6 +65,19 @@ class MethodConfig(_Section):
     options: dict[str, Any] = Field(default_factory=dict, description="settings of the method, over the recipe's")
 
 
+class DefenseConfig(_Section):
+    """What hides the trace, and where its randomness comes from."""
+
+    name: str | None = Field(default=None, description="warp, fastwarp, cob or conjugate; none without it")
+    options: dict[str, Any] = Field(default_factory=dict, description="settings of the defence and of its symmetry")
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        lt=2**63,
+        description="for experiments only: fixes what the operating system's entropy decides",
+    )
+
+
 class Config(_Section):
     """Everything that decides a result."""
 
@@ -74,5 +87,6 @@ class Config(_Section):
     validation: float = Field(default=0.1, ge=0, lt=1, description="fraction of the training part held for validation")
     forget: ForgetConfig = ForgetConfig()
     method: MethodConfig = MethodConfig()
+    defense: DefenseConfig = DefenseConfig()
     seed: int = 0
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")

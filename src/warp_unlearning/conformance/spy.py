@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..methods.protocol import Task
+from ..symmetry.certificate import Certificate
 from ..symmetry.move import Move, apply_move
 from ..training.update import Update
 
@@ -43,7 +44,7 @@ class SpySession:
     at_end: Glance
     model: nn.Module
     task: Task
-    certificates: Sequence[object] = ()
+    certificates: Sequence[Certificate] = ()
 
     def between(self, update: Update) -> Move | None:
         """Look, and move where told to."""

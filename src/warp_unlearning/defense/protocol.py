@@ -6,13 +6,14 @@ can draw the same moves can undo them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..methods.protocol import Task
+from ..symmetry.certificate import Certificate
 from ..symmetry.move import Move
 from ..training.update import Update
 
@@ -21,7 +22,7 @@ class Session(Protocol):
     """A defence at work during one unlearning, on the model it was started with."""
 
     @property
-    def certificates(self) -> Sequence[object]:
+    def certificates(self) -> Sequence[Certificate]:
         """What each teleport so far did."""
 
     def between(self, update: Update) -> Move | None:
@@ -29,6 +30,14 @@ class Session(Protocol):
 
     def finish(self) -> None:
         """Called after the last update; may move the weights in place once more."""
+
+
+@runtime_checkable
+class InAnotherBasis(Protocol):
+    """A session during which the weights are in a basis that nobody may learn."""
+
+    def brought_back(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of that time in the original's basis."""
 
 
 @runtime_checkable

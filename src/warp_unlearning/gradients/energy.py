@@ -8,7 +8,7 @@ parameter used several times counts with the sum of its uses, eᵢ ∋ ‖Σᵤ 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,11 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import ghost
-from .energy_checks import check_batch, check_losses, check_model
+from .energy_checks import check_batch, check_finite, check_losses, check_model
 from .fallback import materialised_energy
-from .uses import Trace, Use, parameters_used_elsewhere, require_unchanged, traced_copy, unclear_uses
+from .ghost.rule import GhostRule, Part
+from .traced_pass import TracedPass, traced_pass
+from .uses import Trace, Use, parameters_used_elsewhere, require_unchanged, unclear_uses
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -40,6 +42,9 @@ def gradient_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cros
     `loss(model(x), y)` gives one loss for each example, and rows of x and y are examples. Batch norm and dropout must
     be in eval mode. The model is left as it was; without grad mode the result carries no graph.
 
+    On a GPU all that stands for a convolution is computed in the precision of torch's convolutions, TF32 by default;
+    `torch.backends.cudnn.allow_tf32 = False` makes it exact.
+
     >>> layer = nn.Linear(2, 2)
     >>> gradient_energy(layer, torch.ones(3, 2), torch.tensor([0, 1, 1])).shape
     torch.Size([3])
@@ -56,21 +61,35 @@ def gradient_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cros
 
 
 def _energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss, differentiable: bool) -> Tensor:
-    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-    trace, of_one = Trace(), Trace()
-    traced_copy(model, of_one)(x[:1].clone())
-    losses = loss(traced_copy(model, trace)(x.clone()), y)
+    traced = traced_pass(model, x)
+    try:
+        return _energy_of_pass(traced, model, x, y, loss=loss, differentiable=differentiable)
+    finally:
+        traced.trace.close()
+
+
+def _energy_of_pass(
+    traced: TracedPass, model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss, differentiable: bool
+) -> Tensor:
+    trace = traced.trace
+    losses = loss(traced.output, y)
     check_losses(losses, len(x))
+    refuse_infinite = check_finite(losses)
     require_unchanged(trace.uses)
     total = losses.sum()
-    elsewhere = parameters_used_elsewhere(total.grad_fn, trace)
-    elsewhere |= {id(p) for use in unclear_uses(trace, of_one, len(x)) for p in use.parameters.values()}
-    other = {names[key]: p for key, p in _by_id(model).items() if key in elsewhere}
-    sums = torch.autograd.grad(total, list(other.values()), retain_graph=True, allow_unused=True) if other else ()
     found = _output_gradients(total, trace, differentiable=differentiable)
-    energy = torch.zeros_like(losses)
-    for parts in _by_parameter(trace.uses, found, elsewhere).values():
-        energy = energy + _squared_norm(parts)
+    elsewhere = parameters_used_elsewhere(total.grad_fn, trace)
+    misshapen = _parameters(use for use in trace.uses if not use.a.shape[:1] == use.output_shape[:1] == x.shape[:1])
+    norms = list(_squared_norms(trace.uses, found, elsewhere | misshapen))
+    # After the norms, which a GPU works on meanwhile, and which seldom prove to be in vain.
+    unclear = _parameters(unclear_uses(trace, traced.copy, x))
+    if unclear != misshapen:
+        norms = list(_squared_norms(trace.uses, found, elsewhere | unclear))
+    elsewhere |= unclear
+    energy = torch.stack([torch.zeros_like(losses), *norms]).sum(0)
+    refuse_infinite()
+    other = {name: p for name, p in model.named_parameters() if id(p) in elsewhere} if elsewhere else {}
+    sums = torch.autograd.grad(total, list(other.values()), retain_graph=True, allow_unused=True) if other else ()
     summed = {name: g for name, g in zip(other, sums, strict=True) if g is not None}
     if summed:
         known = {name: other[name] for name in summed}
@@ -85,35 +104,38 @@ def _output_gradients(total: Tensor, trace: Trace, *, differentiable: bool) -> t
         return ()
     trace.passing.outputs_only = True
     try:
-        return torch.autograd.grad(total, edges, create_graph=differentiable, allow_unused=True)
+        # The fallback differentiates the same graph, and so does the caller.
+        return torch.autograd.grad(total, edges, create_graph=differentiable, retain_graph=True, allow_unused=True)
     finally:
         trace.passing.outputs_only = False
 
 
-Part = tuple[Use, str, Tensor]
+def _parameters(uses: Iterable[Use]) -> set[int]:
+    return {id(p) for use in uses for p in use.parameters.values()}
 
 
-def _by_parameter(uses: list[Use], found: tuple[Tensor | None, ...], elsewhere: set[int]) -> dict[int, list[Part]]:
-    """The uses of each parameter that rules know in full, with the gradients at their outputs."""
-    parts: dict[int, list[Part]] = {}
-    for use, g in zip(uses, found, strict=False):
+Share = tuple[Use, str, Tensor]
+
+
+def _squared_norms(uses: list[Use], found: tuple[Tensor | None, ...], elsewhere: set[int]) -> Iterator[Tensor]:
+    """The norms of the parameters that rules know in full, from the gradients found at the outputs of their uses."""
+    reached = [(use, g) for use, g in zip(uses, found, strict=False) if g is not None]
+    shares: dict[int, list[Share]] = {}
+    for use, g in reached:
         for name, p in use.parameters.items():
-            if g is not None and id(p) not in elsewhere:
-                parts.setdefault(id(p), []).append((use, name, g))
-    return parts
+            if id(p) not in elsewhere:
+                shares.setdefault(id(p), []).append((use, name, g))
+    kin: dict[Hashable, tuple[GhostRule, list[str], list[Part]]] = {}
+    for index, (use, g) in enumerate(reached):
+        names = [name for name, p in use.parameters.items() if len(shares.get(id(p), ())) == 1]
+        if names:
+            kinship = use.rule.kinship(use.layer, use.a, g)
+            key = index if kinship is None else (use.rule, tuple(names), kinship)
+            kin.setdefault(key, (use.rule, names, []))[2].append(Part(use.layer, use.a, g))
+    yield from (rule.squared_norms(names, parts) for rule, names, parts in kin.values())
+    yield from (sum_of_uses(parts).flatten(1).square().sum(1) for parts in shares.values() if len(parts) > 1)
 
 
-def _squared_norm(parts: list[Part]) -> Tensor:
-    if len(parts) == 1:
-        use, name, g = parts[0]
-        return use.rule.squared_norm(use.layer, name, use.a, g)
-    return sum_of_uses(parts).flatten(1).square().sum(1)
-
-
-def sum_of_uses(parts: list[Part]) -> Tensor:
+def sum_of_uses(shares: list[Share]) -> Tensor:
     """The gradient of a parameter that several uses share, shape (batch, *parameter)."""
-    return torch.stack([use.rule.gradient(use.layer, name, use.a, g) for use, name, g in parts]).sum(0)
-
-
-def _by_id(model: nn.Module) -> dict[int, nn.Parameter]:
-    return {id(p): p for p in model.parameters() if p.requires_grad}
+    return torch.stack([use.rule.gradient(use.layer, name, use.a, g) for use, name, g in shares]).sum(0)

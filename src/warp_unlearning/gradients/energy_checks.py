@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -23,18 +25,23 @@ def check_batch(x: Tensor, y: Tensor) -> None:
 
 def check_model(model: nn.Module) -> None:
     """Refuse weights that gradients cannot be squared in, and layers that mix examples or draw at random."""
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if not trained:
-        raise InputError(f"{type(model).__name__} has no trainable parameter; set requires_grad_(True) on some")
-    for name, p in trained:
-        if p.dtype not in (torch.float32, torch.float64):
-            raise InputError(f"{name} has type {p.dtype}, too coarse for squared gradients; use `model.float()`")
+    trained = False
     for path, layer in model.named_modules():
         _check_layer(path or type(model).__name__, layer)
+        for name, p in layer._parameters.items():
+            if p is not None and p.requires_grad:
+                trained = True
+                if p.dtype not in (torch.float32, torch.float64):
+                    where = f"{path}.{name}".lstrip(".")
+                    raise InputError(
+                        f"{where} has type {p.dtype}, too coarse for squared gradients; use `model.float()`"
+                    )
+    if not trained:
+        raise InputError(f"{type(model).__name__} has no trainable parameter; set requires_grad_(True) on some")
 
 
 def check_losses(losses: Tensor, batch: int) -> None:
-    """Refuse a loss that is not one finite number for each example, or that does not depend on a parameter."""
+    """Refuse a loss that is not one number for each example, or that does not depend on a parameter."""
     if losses.shape != (batch,):
         raise InputError(
             f"the loss has shape {tuple(losses.shape)} for {batch} examples; give one that returns a number for each, "
@@ -42,9 +49,26 @@ def check_losses(losses: Tensor, batch: int) -> None:
         )
     if not losses.requires_grad:
         raise InputError("the loss depends on no trainable parameter; unfreeze one that the model uses")
-    if not bool(losses.detach().isfinite().all()):
-        bad = int((~losses.detach().isfinite()).nonzero()[0])
-        raise InputError(f"the loss of example {bad} is {losses[bad].item()}; repair the weights or the example")
+
+
+def check_finite(losses: Tensor) -> Callable[[], None]:
+    """Begin to look whether all losses are finite; what is returned refuses them if not.
+
+    It waits for the losses alone, not for work that a GPU was given after them.
+    """
+    finite = losses.detach().isfinite().all().to("cpu", non_blocking=True)
+    known = torch.cuda.Event() if losses.is_cuda else None  # type: ignore[no-untyped-call]
+    if known is not None:
+        known.record(torch.cuda.current_stream(losses.device))
+
+    def refuse() -> None:
+        if known is not None:
+            known.synchronize()
+        if not bool(finite):
+            bad = int((~losses.detach().isfinite()).nonzero()[0])
+            raise InputError(f"the loss of example {bad} is {losses[bad].item()}; repair the weights or the example")
+
+    return refuse
 
 
 def _check_layer(path: str, layer: nn.Module) -> None:

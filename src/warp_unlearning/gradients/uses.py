@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 
 from ..errors import InputError
 from .ghost.rule import GhostRule, Passing, rule_of
-from .parameter_slots import copy_with_same_parameters, parameters_replaced
+from .parameter_slots import copy_with_same_parameters
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,44 @@ class Use:
     output: GradientEdge
 
 
+# The path of a layer, and the shapes of what enters and leaves it.
+Shapes = tuple[str, torch.Size, torch.Size]
+
+
 @dataclass
 class Trace:
-    """The uses of a forward pass in order, and the graph nodes that hand a parameter to one of them."""
+    """The uses of a forward pass in order, and the graph nodes that hand a parameter to one of them.
+
+    While `shapes` is a list, calls add to it instead. `layers` are those whose calls are traced.
+    """
 
     uses: list[Use] = field(default_factory=list)
     nodes: set[Node] = field(default_factory=set)
     passing: Passing = field(default_factory=Passing)
+    shapes: list[Shapes] | None = None
+    layers: list[nn.Module] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Let the layers go, which refer to themselves by their calls: circles keep memory until they are found."""
+        for layer in self.layers:
+            del vars(layer)["forward"]
+        self.layers.clear()
 
 
 def traced_copy(model: nn.Module, trace: Trace) -> nn.Module:
-    """A copy that shares the parameters and nothing else, and whose layers write their uses to `trace`."""
+    """A copy that shares the parameters and nothing that changes, and whose layers write their calls to `trace`."""
     copy = copy_with_same_parameters(model)
+    by_rule: dict[GhostRule, list[nn.Module]] = {}
     for path, layer in copy.named_modules():
-        trained = {n: p for n, p in layer.named_parameters(recurse=False) if p.requires_grad}
-        rule = rule_of(layer)
-        if trained and rule is not None:
-            layer.forward = partial(_traced_call, trace, path, layer, rule, trained, layer.forward)
+        trained = {n: p for n, p in layer._parameters.items() if p is not None and p.requires_grad}
+        rule = rule_of(layer) if trained else None
+        if rule is not None:
+            # Assignment by attribute is slow.
+            vars(layer)["forward"] = partial(_traced_call, trace, path, layer, rule, trained, layer.forward)
+            trace.layers.append(layer)
+            by_rule.setdefault(rule, []).append(layer)
+    for rule, layers in by_rule.items():
+        rule.prepare(layers)
     return copy
 
 
@@ -73,16 +94,19 @@ def parameters_used_elsewhere(root: Node | None, trace: Trace) -> set[int]:
     return found
 
 
-def unclear_uses(trace: Trace, of_one: Trace, batch: int) -> Iterator[Use]:
-    """The uses whose first axis is not the batch, seen by comparing with the same pass over one example."""
-    paths = [use.path for use in trace.uses]
-    comparable = paths == [use.path for use in of_one.uses]
+def unclear_uses(trace: Trace, copy: nn.Module, x: Tensor) -> Iterator[Use]:
+    """The uses whose first axis is not the batch, seen by comparing with a pass of the traced copy over one example."""
+    of_one: list[Shapes] = []
+    trace.shapes = of_one
+    try:
+        copy(x[:1].clone())
+    finally:
+        trace.shapes = None
+    batch = x.shape[0]
+    comparable = [use.path for use in trace.uses] == [path for path, _, _ in of_one]
     for index, use in enumerate(trace.uses):
-        one = of_one.uses[index] if comparable else None
-        if one is None or not all(
-            single[:1] == (1,) and many == (batch, *single[1:])
-            for many, single in ((use.a.shape, one.a.shape), (use.output_shape, one.output_shape))
-        ):
+        pairs = zip((use.a.shape, use.output_shape), of_one[index][1:], strict=True) if comparable else ()
+        if not comparable or not all(one[:1] == (1,) and many == (batch, *one[1:]) for many, one in pairs):
             yield use
 
 
@@ -109,14 +133,23 @@ def _traced_call(
     a = _only_input(args, named)
     if a is None or not torch.is_grad_enabled():
         return forward(*args, **named)
-    views = {id(p): p.view_as(p) for p in trained.values()}
+    if trace.shapes is not None:
+        output = forward(a)
+        trace.shapes.append((path, a.shape, output.shape))
+        return output
+    views = {name: p.view_as(p) for name, p in trained.items()}
     version = a._version
-    with parameters_replaced(layer, views):
+    # Assignment by attribute would refuse tensors that are no nn.Parameter.
+    layer._parameters.update(views)  # type: ignore[arg-type]
+    try:
         output = rule.output(layer, forward, a, trace.passing)
+    finally:
+        layer._parameters.update(trained)
     # An in-place write to a view rewrites the history of its base, and the edge would lie outside the graph.
     output = output.clone() if output._is_view() else output
+    node = cast(Node, output.grad_fn)
     trace.nodes |= {view.grad_fn for view in views.values() if view.grad_fn is not None}
-    trace.uses.append(Use(path, layer, rule, trained, a, version, output.shape, get_gradient_edge(output)))
+    trace.uses.append(Use(path, layer, rule, trained, a, version, output.shape, GradientEdge(node, output.output_nr)))
     return output
 
 

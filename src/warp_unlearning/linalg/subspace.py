@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from .gram import gram
+from .orthonormal import orthonormal
 
 Rule = Literal["energy", "singular_values"]
 
@@ -28,6 +30,23 @@ class Subspace:
     def rank(self) -> int:
         """k, the number of directions."""
         return self.basis.shape[1]
+
+    def project_out(self, rows: Tensor) -> Tensor:
+        """Each row of shape (..., d) less its part in the subspace."""
+        return project_out(rows, self.basis)
+
+    def missed(self, rows: Tensor) -> float:
+        """The share of the energy of rows (n, d) that lies outside of the subspace."""
+        return energy_share(self.project_out(rows), rows)
+
+    def without_last(self) -> Subspace:
+        """What the subspace is in its first d − 1 coordinates: the span of its vectors with the last one left out."""
+        turned = last_in_one_column(self.basis)
+        return Subspace(_unit_columns(turned[:-1]), self.captured)
+
+    def to(self, dtype: torch.dtype) -> Subspace:
+        """The same subspace in another floating-point type."""
+        return Subspace(self.basis.to(dtype), self.captured)
 
 
 def rank_for(eigenvalues: Tensor, fraction: float, *, rule: Rule = "energy") -> int:
@@ -53,15 +72,17 @@ def rank_for(eigenvalues: Tensor, fraction: float, *, rule: Rule = "energy") -> 
     return min(int((share < fraction).sum()) + 1, rank)
 
 
-def principal_subspace(second_moment: Tensor, fraction: float, *, rule: Rule = "energy") -> Subspace:
-    """The leading eigenvectors of a second moment (d, d) that hold `fraction` of it.
+def principal_subspace(
+    second_moment: Tensor, fraction: float, *, rule: Rule = "energy", dtype: torch.dtype = torch.float64
+) -> Subspace:
+    """The leading eigenvectors of a second moment (d, d) that hold `fraction` of it, decomposed in `dtype`.
 
     Coordinates that no data reaches (zero rows and columns) are left out first: an eigensolver may fail to converge on
     thousands of them. The basis has the dtype of the input and zeros in those coordinates.
     """
     alive = second_moment.diagonal() > 0
-    values, vectors = torch.linalg.eigh(second_moment[alive][:, alive].double())
-    values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
+    values, vectors = torch.linalg.eigh(restricted(second_moment, alive).to(dtype))
+    values, vectors = values.double().flip(0).clamp(min=0), vectors.flip(1)
     rank = rank_for(values, fraction, rule=rule)
     basis = second_moment.new_zeros(len(second_moment), rank)
     basis[alive] = vectors[:, :rank].to(basis.dtype)
@@ -69,21 +90,72 @@ def principal_subspace(second_moment: Tensor, fraction: float, *, rule: Rule = "
     return Subspace(basis, float(values[:rank].sum()) / total if total else 0.0)
 
 
-def principal_subspace_of(rows: Tensor, fraction: float, *, rule: Rule = "energy") -> Subspace:
+def principal_subspace_of(
+    rows: Tensor, fraction: float, *, rule: Rule = "energy", dtype: torch.dtype = torch.float64
+) -> Subspace:
     """The leading right singular vectors of `rows` (n, d) that hold `fraction` of it.
 
-    Decomposes the smaller of the second moment (d, d) and the Gram matrix (n, n), in float64: with rows = U S Vᵀ, the
+    Decomposes the smaller of the second moment (d, d) and the Gram matrix (n, n), in `dtype`: with rows = U S Vᵀ, the
     Gram matrix has eigenvectors U and V = rowsᵀ U S⁻¹.
     """
-    exact = rows.double()
+    exact = rows.to(dtype)
     if len(rows) >= rows.shape[1]:
-        found = principal_subspace(exact.mT @ exact, fraction, rule=rule)
-        return Subspace(found.basis.to(rows.dtype), found.captured)
-    dual = principal_subspace(exact @ exact.mT, fraction, rule=rule)
-    image = exact.mT @ dual.basis
-    return Subspace((image / image.norm(dim=0)).to(rows.dtype), dual.captured)
+        return principal_subspace(gram(exact), fraction, rule=rule, dtype=dtype).to(rows.dtype)
+    dual = principal_subspace(gram(exact.mT), fraction, rule=rule, dtype=dtype)
+    # The images of the trailing eigenvectors are not orthogonal to rounding: they are smaller than U is accurate.
+    return Subspace(orthonormal(exact.mT @ dual.basis).to(rows.dtype), dual.captured)
+
+
+def row_space(rows: Tensor, *, noise: float = 0.0) -> Subspace:
+    """The span of `rows` (n, d), by the singular values of the rows themselves.
+
+    Singular values down to `noise` or the rounding error of float64, relative to the largest, count: their squares need
+    not be representable beside each other, as they must be in a second moment.
+    """
+    alive = (rows != 0).any(0)
+    exact = rows[:, alive].double()
+    if len(exact) > exact.shape[1]:
+        exact = torch.linalg.qr(exact, mode="r").R
+    values, right = torch.linalg.svd(exact, full_matrices=False)[1:]
+    floor = max(noise, max(exact.shape) * torch.finfo(torch.float64).eps)
+    rank = int((values > floor * values[0]).sum()) if values.numel() else 0
+    basis = rows.new_zeros(rows.shape[1], rank)
+    basis[alive] = right[:rank].mT.to(basis.dtype)
+    total = float(values.square().sum())
+    return Subspace(basis, float(values[:rank].square().sum()) / total if total else 0.0)
+
+
+def restricted(second_moment: Tensor, alive: Tensor) -> Tensor:
+    """The rows and columns of a second moment (d, d) marked in `alive`, bool (d)."""
+    return second_moment if bool(alive.all()) else second_moment[alive][:, alive]
 
 
 def project_out(rows: Tensor, basis: Tensor) -> Tensor:
     """Each row of shape (..., d) less its part in the span of `basis` (d, k): rows − (rows B) Bᵀ."""
     return rows - (rows @ basis) @ basis.mT
+
+
+def energy_share(part: Tensor, whole: Tensor) -> float:
+    """‖part‖² / ‖whole‖², and 0 of nothing."""
+    total = float(whole.square().sum())
+    return float(part.square().sum()) / total if total else 0.0
+
+
+def last_in_one_column(columns: Tensor) -> Tensor:
+    """Orthonormal columns of the same span, of which at most the first has a last entry other than zero."""
+    last = columns[-1]
+    if not bool(last[1:].any()):
+        return columns
+    # The reflection that takes `last` to a multiple of the first axis, away from it for the sake of rounding.
+    normal = last.clone()
+    normal[0] += torch.where(last[0] < 0, -1.0, 1.0) * last.norm()
+    turned: Tensor = columns - torch.outer(columns @ normal, normal) * (2 / normal.dot(normal))
+    return turned
+
+
+def _unit_columns(columns: Tensor) -> Tensor:
+    """The columns brought to length one, without those that are zero to rounding."""
+    length = columns.norm(dim=0)
+    long = length > 8 * torch.finfo(columns.dtype).eps
+    unit: Tensor = columns[:, long] / length[long]
+    return unit

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..symmetry.move import Move
+from ..symmetry.then import then
 
 
 class Anchor:
@@ -15,20 +16,18 @@ class Anchor:
 
     def __init__(self, model: nn.Module) -> None:
         self._start = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
-        self._back: list[Move] = []
+        self._back: Move | None = None
 
     def distance_squared(self, model: nn.Module) -> Tensor:
         """Differentiable with respect to the parameters of `model`."""
         terms = []
         for name, value in model.named_parameters():
             if name in self._start:
-                pulled: Tensor = value
-                for move in self._back:
-                    pulled = move.point(name, pulled)
+                pulled = value if self._back is None else self._back.point(name, value)
                 terms.append((pulled - self._start[name]).square().sum())
         return torch.stack(terms).sum()
 
     def carry(self, move: Move | None) -> None:
         """Take one more move back before measuring."""
         if move is not None:
-            self._back.insert(0, move.inverse())
+            self._back = move.inverse() if self._back is None else then(move.inverse(), self._back)

@@ -20,6 +20,7 @@ from ..errors import WarpWarning
 from ..gradients.per_sample import clipped_mean_gradient
 from ..stats.langevin import langevin_noise
 from ..symmetry.move import Move
+from ..symmetry.then import then
 from ..training.stepper import Stepper
 from ..training.update import Update, Updates
 from .protocol import NormMode, Task, option, require
@@ -106,21 +107,21 @@ class Noise:
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
-        self._moves: list[Move] = []
+        self._move: Move | None = None
 
     @torch.no_grad()
     def add_to(self, names: list[str], parameters: list[nn.Parameter], scale: float) -> None:
         """Add `scale` times standard normal noise."""
         for name, p in zip(names, parameters, strict=True):
             drawn = torch.randn(p.shape, generator=self._generator, device=p.device, dtype=p.dtype)
-            for move in self._moves:
-                drawn = move.selection(name, drawn)
+            if self._move is not None:
+                drawn = self._move.selection(name, drawn)
             p.add_(drawn, alpha=scale)
 
     def carry(self, move: Move | None) -> None:
         """Follow the weights to where a move put them."""
         if move is not None:
-            self._moves.append(move)
+            self._move = then(self._move, move)
 
 
 def _warn_if_drowned(model: nn.Module, spread: float, epsilon: float | None) -> None:

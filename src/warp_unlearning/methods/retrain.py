@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, get_args
 
 from torch import Tensor, nn
@@ -55,7 +55,21 @@ class Retrain:
             flip=self.flip,
             precision=self.precision,
         )
-        return Training(model, task.retain, recipe=recipe, streams=task.streams, fill=self.fill).updates()
+        training = Training(model, task.retain, recipe=recipe, streams=task.streams, fill=self.fill)
+        return _from_fresh_weights(training.updates())
+
+
+def _from_fresh_weights(updates: Updates) -> Updates:
+    """The same updates, the first marked as one that starts from other weights than there were."""
+    moved = None
+    restarts = True
+    while True:
+        try:
+            update = updates.send(moved)
+        except StopIteration:
+            return
+        moved = yield replace(update, restarts=restarts)
+        restarts = False
 
 
 def frozen_state(model: nn.Module) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from .channel_graph import ChannelGraph, ChannelReport
 from .channel_walk import Use
 from .laws import Law, check_law, draw_scales
 from .move import AxisMap, BlockMap, ChannelMove
+from .symmetry import Probe, Sizes
 
 
 class ChangeOfBasis:
@@ -32,11 +33,16 @@ class ChangeOfBasis:
         self.law: Law = law
         self.through_norm = through_norm
 
-    def report(self, model: nn.Module) -> ChannelReport:
+    @property
+    def looks_at(self) -> Sizes:
+        """Nothing: the network is enough."""
+        return Sizes()
+
+    def report(self, model: nn.Module, *, probe: Probe | None = None) -> ChannelReport:
         """How many channels of `model` are free, and which operations pin the others."""
         return ChannelGraph(model, kind="scale", through_norm=self.through_norm).report()
 
-    def move(self, model: nn.Module, *, generator: torch.Generator) -> ChannelMove:
+    def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> ChannelMove:
         """A random rescaling of `model`, which is left as it is."""
         graph = ChannelGraph(model, kind="scale", through_norm=self.through_norm)
         free = torch.tensor(graph.free_channels(), dtype=torch.long)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from .move import Move, apply_move
-from .symmetry import Symmetry
+from .symmetry import Probe, Sizes, Symmetry
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +59,35 @@ class Compose:
             raise InputError("Compose() was given no symmetry; name at least one, such as Compose(Permutation())")
         self.symmetries = symmetries
 
-    def move(self, model: nn.Module, *, generator: torch.Generator) -> ComposedMove:
+    @property
+    def looks_at(self) -> Sizes:
+        """The most that any of the symmetries wants."""
+        wanted = [symmetry.looks_at for symmetry in self.symmetries]
+        return Sizes(max(w.retain for w in wanted), max(w.forget for w in wanted))
+
+    def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> ComposedMove:
         """A move of each symmetry in turn; `model` is left as it is."""
         moves: list[Move] = []
         moved = deepcopy(model) if len(self.symmetries) > 1 else model
         for symmetry in self.symmetries:
             if moves:
                 apply_move(moved, moves[-1])
-            moves.append(symmetry.move(moved, generator=generator))
+            moves.append(symmetry.move(moved, generator=generator, probe=probe))
         return ComposedMove(tuple(moves))
+
+
+class FixedMove:
+    """One given move as a symmetry, on behalf of the symmetry it was drawn from."""
+
+    def __init__(self, of: Symmetry, move: Move) -> None:
+        self.of = of
+        self._move = move
+
+    @property
+    def looks_at(self) -> Sizes:
+        """Nothing: the move is known."""
+        return Sizes()
+
+    def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> Move:
+        """The move."""
+        return self._move

@@ -1,18 +1,48 @@
-"""What enters each linear map of a network: second moments of layer inputs, by one forward pass over the data.
+"""What enters each linear map of a network, by one forward pass over the data.
 
 For a Linear layer an input is a row of the last axis; for a convolution it is a patch, unfolded with the layer's own
 kernel, stride, padding and dilation, laid out as (channels, taps) like a row of the flattened weight. So W flattened to
-(out, d) acts on inputs of length d, and ΔW with ΔW p = 0 for every input p leaves the layer's output unchanged.
+(out, d) acts on inputs of length d, and ΔW with ΔW p = 0 for every input p leaves the layer's output unchanged. Each
+group of a grouped convolution has inputs of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .linear_weights import LinearWeight, linear_weights
+
+Record = Callable[[LinearWeight, nn.Module, Tensor], None]
+
+
+def observe_inputs(model: nn.Module, batches: Iterable[Tensor], record: Record) -> None:
+    """Run the model, as it stands, over the batches and show `record` every input of every linear weight.
+
+    What is shown is the layer's own input, which a later in-place operation may write over: it must be used at once.
+    """
+    handles = []
+
+    def watch(weight: LinearWeight, layer: nn.Module) -> None:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            record(weight, module, (args[0] if args else named["input"]).detach())
+
+        handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+
+    try:
+        for weight in linear_weights(model):
+            for layer in weight.layers:
+                watch(weight, layer)
+        with torch.no_grad():
+            for x in batches:
+                model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def input_second_moments(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:
@@ -45,6 +75,25 @@ def input_second_moments(model: nn.Module, batches: Iterable[Tensor]) -> dict[st
     return moments
 
 
+def reached_inputs(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Which coordinates of each linear weight's inputs are ever other than zero: bool (groups, d), by weight name.
+
+    The coordinates are those of a row of the flattened weight, without a constant for the bias. A tap that meets
+    nothing but padding, or a channel that is never active, is not reached: the weights behind it do nothing.
+    """
+    reached: dict[str, Tensor] = {}
+
+    def record(weight: LinearWeight, layer: nn.Module, x: Tensor) -> None:
+        # Whether a coordinate is reached is a question about sums of |x|, which commute with unfolding.
+        x = _batched(layer, x) if isinstance(layer, nn.Conv1d | nn.Conv2d) else x.reshape(-1, x.shape[-1])
+        size = x.abs().amax(0, keepdim=True)
+        found = (layer_rows(layer, size) != 0).any(1).repeat_interleave(weight.groups // groups_of(layer), 0)
+        reached[weight.name] = reached[weight.name] | found if weight.name in reached else found
+
+    observe_inputs(model, batches, record)
+    return reached
+
+
 def has_linear_inputs(module: nn.Module) -> bool:
     """Whether the module is one whose inputs `layer_columns` can lay out."""
     if isinstance(module, nn.Conv1d | nn.Conv2d):
@@ -53,33 +102,63 @@ def has_linear_inputs(module: nn.Module) -> bool:
 
 
 def layer_columns(module: nn.Module, x: Tensor) -> Tensor:
-    """The inputs of one layer as rows, shape (positions, d)."""
-    if isinstance(module, nn.Conv1d):
-        x = x.unsqueeze(-2)
-        return _patches(x, (1, *module.kernel_size), (1, *module.stride), _padding(module), (1, *module.dilation))
-    if isinstance(module, nn.Conv2d):
-        return _patches(x, module.kernel_size, module.stride, _padding(module), module.dilation)
-    return x.reshape(-1, x.shape[-1])
+    """The inputs of one ungrouped layer as rows, shape (positions, d)."""
+    return layer_rows(module, x)[0]
 
 
-def _patches(
-    x: Tensor,
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: list[int],
-    dilation: tuple[int, ...],
-) -> Tensor:
-    columns = F.unfold(F.pad(x, padding), kernel, stride=stride, dilation=dilation)
-    return columns.transpose(1, 2).reshape(-1, columns.shape[1])
+def layer_rows(module: nn.Module, x: Tensor) -> Tensor:
+    """The inputs of each group of one layer as rows, shape (groups, positions, d)."""
+    if not isinstance(module, nn.Conv1d | nn.Conv2d):
+        return x.reshape(1, -1, x.shape[-1])
+    window = Window(module)
+    columns = F.unfold(window.padded(x), window.kernel, stride=window.stride, dilation=window.dilation)
+    # Positions stay side by side in memory, as unfolding leaves them; turning patches around costs more than their use.
+    split = columns.reshape(len(columns), module.groups, -1, columns.shape[2]).permute(1, 2, 0, 3)
+    return split.flatten(2).mT
+
+
+def groups_of(module: nn.Module) -> int:
+    """How many groups of output rows see inputs of their own."""
+    return module.groups if isinstance(module, nn.Conv1d | nn.Conv2d) else 1
+
+
+class Window:
+    """The patches of a convolution, as of a two-dimensional one on an image that is already padded."""
+
+    def __init__(self, layer: nn.Conv1d | nn.Conv2d) -> None:
+        self.layer = layer
+        self.kernel = _pair(layer.kernel_size)
+        self.stride = _pair(layer.stride)
+        self.dilation = _pair(layer.dilation)
+
+    def padded(self, x: Tensor) -> Tensor:
+        """The layer's input with its padding, shape (batch, channels, height, width)."""
+        mode = "constant" if self.layer.padding_mode == "zeros" else self.layer.padding_mode
+        sides = _padding(self.layer)
+        x = _batched(self.layer, x)
+        x = F.pad(x, sides, mode=mode) if any(sides) else x
+        return x if isinstance(self.layer, nn.Conv2d) else x.unsqueeze(-2)
+
+    def grid(self, image: Tensor) -> tuple[int, int]:
+        """How many places the kernel has on a padded image, down and across."""
+        reach = [d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True)]
+        down, across = ((n - r) // s + 1 for n, r, s in zip(image.shape[2:], reach, self.stride, strict=True))
+        return down, across
+
+
+def _batched(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
+    return x if x.dim() == layer.weight.dim() else x.unsqueeze(0)
+
+
+def _pair(values: tuple[int, ...]) -> tuple[int, int]:
+    return (values[0], values[1]) if len(values) == 2 else (1, values[0])
 
 
 def _padding(module: nn.Conv1d | nn.Conv2d) -> list[int]:
-    """(left, right, top, bottom), also where the layer says "same" or "valid"."""
+    """Before and after, last axis first, as F.pad takes it, also where the layer says "same" or "valid"."""
     if module.padding == "valid":
-        sides: list[int] = [0] * (2 * len(module.kernel_size))
-    elif module.padding == "same":
+        return [0] * (2 * len(module.kernel_size))
+    if module.padding == "same":
         totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-        sides = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
-    else:
-        sides = [side for p in reversed(cast("tuple[int, ...]", module.padding)) for side in (p, p)]
-    return sides if isinstance(module, nn.Conv2d) else [*sides, 0, 0]
+        return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+    return [side for p in reversed(cast("tuple[int, ...]", module.padding)) for side in (p, p)]

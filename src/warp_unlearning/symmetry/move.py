@@ -18,6 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from .head_map import HeadMap
+
 
 class Move(Protocol):
     """What a method that keeps state in weight coordinates needs to carry it across a teleport. Names are `state_dict`
@@ -40,6 +42,22 @@ class Move(Protocol):
 
     def inverse(self) -> Move:
         """The move back."""
+
+
+class TensorMap(Protocol):
+    """A linear map of one tensor, which is one part of a move."""
+
+    def apply(self, value: Tensor) -> Tensor:
+        """Weights after the map."""
+
+    def apply_inverse_transpose(self, value: Tensor) -> Tensor:
+        """Gradients after the map."""
+
+    def reorder(self, value: Tensor) -> Tensor:
+        """Labels of entries after the map: reordered where it reorders, and nothing else."""
+
+    def inverse(self) -> TensorMap:
+        """The map back."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +138,7 @@ class ChannelMove:
     `offsets` holds the ε of running variances: they become τ²(v + ε) − ε, exact including ε.
     """
 
-    axes: Mapping[str, tuple[AxisMap | BlockMap, ...]]
+    axes: Mapping[str, tuple[TensorMap, ...]]
     offsets: Mapping[str, float] = field(default_factory=dict)
 
     def point(self, name: str, value: Tensor) -> Tensor:
@@ -144,7 +162,9 @@ class ChannelMove:
         A grouped convolution has inputs of its own in every group and no basis for all; its columns stay.
         """
         for axis_map in self.axes.get(name, ()):
-            if isinstance(axis_map, AxisMap) and axis_map.axis == 1 and axis_map.length:
+            if isinstance(axis_map, HeadMap) and axis_map.axis == 1:
+                value = axis_map.apply_inverse_transpose(value.unsqueeze(0)).squeeze(0)
+            elif isinstance(axis_map, AxisMap) and axis_map.axis == 1 and axis_map.length:
                 channels = axis_map.length
                 rows = value.reshape(1, channels, value.numel() // channels)
                 value = axis_map.apply_inverse_transpose(rows).reshape(value.shape)
@@ -156,10 +176,71 @@ class ChannelMove:
             {n: tuple(a.inverse() for a in reversed(maps)) for n, maps in self.axes.items()}, self.offsets
         )
 
-    def _each(self, name: str, value: Tensor, how: Callable[[AxisMap | BlockMap, Tensor], Tensor]) -> Tensor:
+    def _each(self, name: str, value: Tensor, how: Callable[[TensorMap, Tensor], Tensor]) -> Tensor:
         for axis_map in self.axes.get(name, ()):
             value = how(axis_map, value)
         return value
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """Weights shifted: θ′ = θ + δ, each named tensor by its own; tensors not named stay.
+
+    Gradients, labels and layer inputs are as before. `scaled` is the same direction at another length.
+    """
+
+    shifts: Mapping[str, Tensor]
+
+    def point(self, name: str, value: Tensor) -> Tensor:
+        """Weights after the move."""
+        return value + self.shifts[name].to(value) if name in self.shifts else value
+
+    def covector(self, name: str, value: Tensor) -> Tensor:
+        """Gradients, which a shift leaves as they are."""
+        return value
+
+    def selection(self, name: str, value: Tensor) -> Tensor:
+        """Labels, which a shift leaves where they are."""
+        return value
+
+    def inputs(self, name: str, value: Tensor) -> Tensor:
+        """Layer inputs, which a shift orthogonal to them leaves as they are."""
+        return value
+
+    def scaled(self, factor: float) -> Translation:
+        """θ′ = θ + factor · δ."""
+        return Translation({name: factor * shift for name, shift in self.shifts.items()})
+
+    def inverse(self) -> Translation:
+        """The move back."""
+        return self.scaled(-1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class MomentumReset:
+    """A move after which optimizers forget their state; everything else follows the move inside."""
+
+    move: Move
+
+    def point(self, name: str, value: Tensor) -> Tensor:
+        """Weights after the move."""
+        return self.move.point(name, value)
+
+    def covector(self, name: str, value: Tensor) -> Tensor:
+        """Gradients after the move."""
+        return self.move.covector(name, value)
+
+    def selection(self, name: str, value: Tensor) -> Tensor:
+        """Labels after the move."""
+        return self.move.selection(name, value)
+
+    def inputs(self, name: str, value: Tensor) -> Tensor:
+        """Layer inputs after the move."""
+        return self.move.inputs(name, value)
+
+    def inverse(self) -> Move:
+        """The move back, which asks nobody to forget anything."""
+        return self.move.inverse()
 
 
 def apply_move(model: nn.Module, move: Move) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .channel_graph import ChannelGraph, ChannelReport
 from .move import AxisMap, BlockMap, ChannelMove
+from .symmetry import Probe, Sizes
 
 
 class Permutation:
@@ -21,11 +22,16 @@ class Permutation:
     concatenation only each with its own. A network without such channels gets the identity, and `report` says why.
     """
 
-    def report(self, model: nn.Module) -> ChannelReport:
+    @property
+    def looks_at(self) -> Sizes:
+        """Nothing: the network is enough."""
+        return Sizes()
+
+    def report(self, model: nn.Module, *, probe: Probe | None = None) -> ChannelReport:
         """How many channels of `model` may change places, and which operations pin the others."""
         return ChannelGraph(model, kind="order").report()
 
-    def move(self, model: nn.Module, *, generator: torch.Generator) -> ChannelMove:
+    def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> ChannelMove:
         """A random reordering of `model`, which is left as it is."""
         graph = ChannelGraph(model, kind="order")
         taken_from = torch.arange(len(graph.roots))

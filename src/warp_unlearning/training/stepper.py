@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..symmetry.move import Move
+from ..symmetry.move import MomentumReset, Move
 from .constraints import Constraint
 
 OptimizerName = Literal["sgd", "adam"]
@@ -79,10 +79,12 @@ class Stepper:
     @torch.no_grad()
     def carry(self, move: Move | None) -> None:
         """Follow the weights across a move: momentum sums gradients, so it is a covector; second moments go by their
-        root.
+        root. A `MomentumReset` clears all of it.
         """
         if move is None:
             return
+        if isinstance(move, MomentumReset):
+            self.optimizer.state.clear()
         for name, parameter in zip(self.names, self.parameters, strict=True):
             state = self.optimizer.state.get(parameter, {})
             for key in ("momentum_buffer", "exp_avg"):

@@ -16,7 +16,8 @@ class Update:
 
     `losses` are the terms that were minimised or maximised, each as the loss itself (positive for a cross-entropy),
     evaluated before the step; they stay tensors on the device, so that nobody waits for a GPU to read them. `frozen`
-    marks the entries (True) of each named parameter that this step was not allowed to move.
+    marks the entries (True) of each named parameter that this step was not allowed to move. `restarts` says that the
+    step was taken from other weights than the update before left, such as fresh ones.
     """
 
     step: int
@@ -25,6 +26,7 @@ class Update:
     ends_epoch: bool
     losses: Mapping[str, Tensor]
     frozen: Mapping[str, Tensor] = field(default_factory=dict)
+    restarts: bool = False
 
 
 Updates = Generator[Update, Move | None, None]

@@ -13,18 +13,20 @@ import torch
 from torch import nn
 
 from ..data.examples import Examples, as_examples
-from ..defense.protocol import Defense, Session
-from ..errors import InputError, WarpWarning
+from ..defense.protocol import Defense, InAnotherBasis, Session
+from ..defense.registry import as_defense
+from ..errors import DivergedError, InputError, WarpWarning
 from ..methods.protocol import Method, Task
 from ..methods.registry import as_method
 from ..models.device import choose_device
 from ..models.digest import model_digest
 from ..models.normalisation import enter_mode
 from ..randomness import LayerDraws, Streams
+from ..symmetry.certificate import Certificate
 from ..training.update import Update
 from .checks import check_disjoint, check_examples
 from .guard import Guard, restore_modes, training_modes
-from .record import Deletion, DeletionRecord, describe, examples_digest, now, versions
+from .record import Deletion, DeletionRecord, describe, describe_defense, examples_digest, now, versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +37,7 @@ class Unlearned:
 
     model: nn.Module
     history: list[dict[str, float]]
-    teleports: list[object]
+    teleports: list[Certificate]
     seconds: float
     record: DeletionRecord
 
@@ -46,7 +48,7 @@ def unlearn(
     forget: object,
     retain: object,
     method: str | Method,
-    defense: Defense | None = None,
+    defense: str | Defense | None = None,
     validation: object | None = None,
     seed: int = 0,
     defense_seed: int | None = None,
@@ -57,7 +59,8 @@ def unlearn(
 
     `forget`, `retain` and `validation` are each a pair of tensors (x, y), a `Dataset` of such pairs, or a `DataLoader`.
     `method` is a name ("ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on", "retrain", "finetune", "langevin") or
-    an object of `warp_unlearning.methods`. The same `seed` gives the same weights on the same machine. A defence draws
+    an object of `warp_unlearning.methods`. `defense` is None, a name ("warp", "fastwarp", "cob", "conjugate") or an
+    object of `warp_unlearning.defense`. The same `seed` gives the same weights on the same machine. A defence draws
     from the operating system's entropy; `defense_seed` fixes it for experiments, and the record then says so.
 
     >>> from torch.nn import Linear
@@ -67,17 +70,14 @@ def unlearn(
     5
     """
     chosen = as_method(method)
-    if defense is not None and not isinstance(defense, Defense):
-        raise InputError(
-            f"the defence is a {type(defense).__name__}; give an object of warp_unlearning.defense, or None"
-        )
+    guarding = as_defense(defense)
     place = choose_device(str(device)) if device is not None else _device_of(model)
     working = working_copy(model, place)
     task = make_task(working, forget=forget, retain=retain, validation=validation, seed=seed)
     entropy = torch.Generator().manual_seed(secrets.randbits(63) if defense_seed is None else defense_seed)
     modes = training_modes(working)
     began = perf_counter()
-    history, session = _drive(working, task, chosen, defense, entropy, on_update)
+    history, session = _drive(working, task, chosen, guarding, entropy, on_update)
     seconds = perf_counter() - began
     restore_modes(working, modes)
     digests = model_digest(task.original), model_digest(working)
@@ -96,8 +96,8 @@ def unlearn(
         original=digests[0],
         unlearned=digests[1],
         method=describe(chosen),
-        defense=None if defense is None else defense.name,
-        experiment_only=defense is not None and defense_seed is not None,
+        defense=describe_defense(guarding),
+        experiment_only=guarding is not None and defense_seed is not None,
         seed=seed,
         seconds=seconds,
         date=now(),
@@ -141,19 +141,25 @@ def _drive(
     draws = LayerDraws(task.streams.number("layers"), device=_device_of(model))
     updates = method.updates(model, task)
     move = None
-    while True:
-        try:
-            with draws:
-                update = updates.send(move)
-        except StopIteration:
-            break
-        guard.watch(update)
-        if on_update is not None:
-            on_update(update)
-        move = None if session is None else session.between(update)
-        if move is not None:
-            enter_mode(model, method.norm_mode)
-    guard.flush()
+    try:
+        while True:
+            try:
+                with draws:
+                    update = updates.send(move)
+            except StopIteration:
+                break
+            guard.watch(update)
+            if on_update is not None:
+                on_update(update)
+            move = None if session is None else session.between(update)
+            if move is not None:
+                enter_mode(model, method.norm_mode)
+        guard.flush()
+    except DivergedError as error:
+        holder: object = session
+        if isinstance(holder, InAnotherBasis):
+            error.state = holder.brought_back(error.state)
+        raise
     if session is not None:
         session.finish()
     model.zero_grad(set_to_none=True)

@@ -16,8 +16,10 @@ import torch
 
 from ..data.digest import array_digest
 from ..data.examples import Examples, TensorExamples
+from ..defense.protocol import Defense
 from ..errors import DataError
 from ..methods.protocol import Method
+from ..symmetry.symmetry import settings_of
 from ..version import __version__
 
 SCHEMA_VERSION = 1
@@ -34,7 +36,7 @@ class Deletion:
     original: str
     unlearned: str
     method: Mapping[str, Any]
-    defense: str | None
+    defense: Mapping[str, Any] | None
     experiment_only: bool
     seed: int
     seconds: float
@@ -105,6 +107,15 @@ def describe(method: Method) -> dict[str, Any]:
         "name": method.name,
         "options": {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()},
     }
+
+
+def describe_defense(defense: Defense | None) -> dict[str, Any] | None:
+    """A defence's name and settings as plain data, and nothing that it drew: of an object that is no dataclass, nobody
+    knows which attributes are settings.
+    """
+    if defense is None:
+        return None
+    return {"name": defense.name, "options": settings_of(defense) if is_dataclass(defense) else {}}
 
 
 def versions() -> dict[str, str]:

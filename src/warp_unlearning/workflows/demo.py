@@ -1,4 +1,4 @@
-"""The demo: one network on digits, one class to forget, every method, and the retrained model to compare with."""
+"""The demo: one network on digits, one class to forget, every method, alone and defended, and the retrained model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from ..methods.recipes import SMALL_DATA
 from ..runs.cores import available_cores, use_threads
 from ..runs.workers import run_all
 from ..stats.intervals import Estimate
+from .defense import forget_energy
+from .demo_defenses import SHOWN, DefendedRow, Times, defended_name, defended_rows
 from .source import load_source
 from .train import TrainRequest, train_run
 from .unlearn import UnlearnRequest, unlearn_run
@@ -35,11 +37,15 @@ class DemoRow:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The forgotten class, the sizes of the sets, and a row a model."""
+    """The forgotten class, the sizes of the sets, a row a model, a row for each method and defence, and the forget
+    gradient energy of the original. The defences drew from a fixed seed, so they are for experiments only.
+    """
 
     label: int
     counts: Mapping[str, int]
     rows: Mapping[str, DemoRow]
+    defended: Mapping[str, Mapping[str, DefendedRow]]
+    original_energy: float | None
 
     @property
     def floor(self) -> str:
@@ -48,7 +54,7 @@ class DemoResult:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, with the version of its form."""
-        return {"schema_version": 1, **asdict(self)}
+        return {"schema_version": 1, "experiment_only": True, **asdict(self)}
 
 
 def run_demo(folder: Path, *, seed: int, say: Callable[[str], None], label: int = 3) -> DemoResult:
@@ -58,24 +64,39 @@ def run_demo(folder: Path, *, seed: int, say: Callable[[str], None], label: int 
     metrics = train_run(TrainRequest(resolve(overrides=[f"seed={seed}", "device=cpu"]), folder / "original"))
     say(
         f"test accuracy {metrics['accuracy']['test']:.3f}; forgetting the digit {label} by {', '.join(SMALL_DATA)}, "
-        "and retraining without it, twice ..."
+        f"alone and defended by {', '.join(SHOWN)}, and retraining without it, twice ..."
     )
-    requests = {name: _request(folder, name, name, seed, label) for name in ("retrain", *SMALL_DATA)}
-    requests[AGAIN] = _request(folder, AGAIN, "retrain", seed + 1, label)
-    seconds = dict(zip(requests, run_all(_seconds, list(requests.values())), strict=True))
-    return _compared(folder, seconds, label)
+    requests = _requests(folder, seed, label)
+    times = dict(zip(requests, run_all(_times, list(requests.values())), strict=True))
+    return _compared(folder, times, label)
 
 
-def _request(folder: Path, name: str, method: str, seed: int, label: int) -> UnlearnRequest:
-    settings = (f"seed={seed}", f"forget.label={label}", f"method.name={method}")
+def _requests(folder: Path, seed: int, label: int) -> dict[str, UnlearnRequest]:
+    # The first job of a worker also loads what torch loads late, so that none whose time is compared should be first.
+    requests = {
+        "retrain": _request(folder, "retrain", "retrain", seed, label),
+        AGAIN: _request(folder, AGAIN, "retrain", seed + 1, label),
+    }
+    requests |= {name: _request(folder, name, name, seed, label) for name in SMALL_DATA}
+    for defense in SHOWN:
+        settings = f"defense.name={defense}", f"defense.seed={seed}"
+        for method in SMALL_DATA:
+            name = defended_name(method, defense)
+            requests[name] = _request(folder, name, method, seed, label, *settings)
+    return requests
+
+
+def _request(folder: Path, name: str, method: str, seed: int, label: int, *more: str) -> UnlearnRequest:
+    settings = (f"seed={seed}", f"forget.label={label}", f"method.name={method}", *more)
     return UnlearnRequest(folder / "original", folder / name, overrides=settings)
 
 
-def _seconds(request: UnlearnRequest) -> float:
-    return float(unlearn_run(request).summary["seconds"])
+def _times(request: UnlearnRequest) -> Times:
+    summary = unlearn_run(request).summary
+    return Times(float(summary["seconds"]), float(summary["cpu_seconds"]))
 
 
-def _compared(folder: Path, seconds: Mapping[str, float], label: int) -> DemoResult:
+def _compared(folder: Path, times: Mapping[str, Times], label: int) -> DemoResult:
     original = load_source(folder / "original")
     retrained = load_source(folder / "retrain").model
     split = load_split(folder / "retrain" / "split")
@@ -89,6 +110,9 @@ def _compared(folder: Path, seconds: Mapping[str, float], label: int) -> DemoRes
         counts = result.counts
         if not rows:
             rows["original"] = DemoRow(result.models["original"].accuracy, result.gaps["original"].forget_output, None)
-            rows["retrained"] = DemoRow(result.models["retrained"].accuracy, None, seconds["retrain"])
-        rows[name] = DemoRow(result.models["unlearned"].accuracy, result.gaps["unlearned"].forget_output, seconds[name])
-    return DemoResult(label, counts, rows)
+            rows["retrained"] = DemoRow(result.models["retrained"].accuracy, None, times["retrain"].seconds)
+        scores, gap = result.models["unlearned"], result.gaps["unlearned"]
+        rows[name] = DemoRow(scores.accuracy, gap.forget_output, times[name].seconds)
+    sets = {"forget": forget, "retain": retain, "test": others}
+    defended = defended_rows(folder, list(SMALL_DATA), times, original.model, sets)
+    return DemoResult(label, counts, rows, defended, forget_energy(original.model, forget))

@@ -128,12 +128,17 @@ def _from_run(path: Path, config_file: Path | None, overrides: Sequence[str], bu
     run = open_run(path)
     base = {k: v for k, v in run.config().items() if k in Config.model_fields}
     started = resolve(base=base)
-    config = resolve(base={**base, "method": {}, "forget": {}}, file=config_file, overrides=overrides)
+    config = resolve(base={**base, "method": {}, "forget": {}, "defense": {}}, file=config_file, overrides=overrides)
     _check_fixed(config, started, path)
     data = load_examples(config)
     model = _with_weights(path / "model.safetensors", config, data, builder)
+    known: IndexArray | None
     if run.kind == "train":
         known, held = (_indices(path / f"{name}.npy", len(data.train)) for name in ("train", "validation"))
+        return Source(model, data, known, held, config, DeletionRecord())
+    if run.kind == "teleport":
+        # A moved model is another than the one a deletion record ends with.
+        known, held = _split_of_file(path / "model.safetensors", config, data)
         return Source(model, data, known, held, config, DeletionRecord())
     split = load_split(path / "split", train_count=len(data.train), test_count=len(data.test))
     record = DeletionRecord.from_json(run.read_json("record.json"))

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import process_time
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..config.schema import ForgetConfig
 from ..data.examples import TensorExamples
 from ..data.split_folder import save_split
 from ..data.splits import ForgetRule, IndexArray, Indices, RandomFraction, Split, WholeClass, make_split
+from ..defense.protocol import Defense
 from ..errors import DataError, DivergedError, InputError, WarpWarning
 from ..evaluation.compare import Comparison, compare
 from ..methods.protocol import Method, options
@@ -30,7 +32,8 @@ from ..runs.directory import RunDirectory, start_run
 from ..training.scoring import accuracy
 from ..unlearning.checks import copies_of
 from ..unlearning.driver import Unlearned, unlearn
-from ..unlearning.record import DeletionRecord, describe
+from ..unlearning.record import DeletionRecord, describe, describe_defense
+from .defense import choose_defense, defense_summary, idle_note, plain_teleports
 from .source import Builder, Source, choose_device, header, load_source, read_indices
 from .train import Watch, keep_diverged
 
@@ -63,16 +66,23 @@ def unlearn_run(
     rule = forget_rule(source.config.forget, source)
     split, notes = choose_split(source, rule)
     method, settings = choose_method(source)
+    defense = choose_defense(source.config.defense)
     device = choose_device(source.config.device)
-    found = {"method": describe(method), "from_model": model_digest(source.model), "split": split.digest}
+    found = {
+        "method": describe(method),
+        "defense": describe_defense(defense),
+        "from_model": model_digest(source.model),
+        "split": split.digest,
+    }
     run = start_run(request.out, kind="unlearn", config=as_plain(source.config) | {RESOLVED: _plain(found)})
     if not run.complete:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", WarpWarning)
-            _carry_out(source, split, rule, method, run, device, watch)
+            _carry_out(source, split, rule, method, defense, run, device, watch)
         if settings:
             notes += (f"settings for small data: {settings}; method.recipe=published takes the defaults instead",)
         notes += tuple(str(w.message) for w in caught if issubclass(w.category, WarpWarning))
+        notes += idle_note(run.read_json("summary.json")["defense"]) if defense is not None else ()
     return UnlearnOutcome(run.read_json("summary.json"), notes)
 
 
@@ -182,11 +192,13 @@ def _carry_out(
     split: Split,
     rule: ForgetRule,
     method: Method,
+    defense: Defense | None,
     run: RunDirectory,
     device: torch.device,
     watch: Watch,
 ) -> None:
     sets = {name: _part(source, getattr(split, name), device) for name in ("forget", "retain", "validation")}
+    began = process_time()
     try:
         result = unlearn(
             source.model.to(device),
@@ -194,16 +206,21 @@ def _carry_out(
             retain=sets["retain"],
             validation=sets["validation"] if len(sets["validation"]) else None,
             method=method,
+            defense=defense,
             seed=source.config.seed,
+            defense_seed=source.config.defense.seed,
             on_update=watch,
         )
     except DivergedError as error:
         keep_diverged(run, error, header(source.config, source.data, _known(source)))
         raise
+    measured: dict[str, Any] = {"cpu_seconds": process_time() - began, "defense": None}
+    if defense is not None:
+        measured["defense"] = defense_summary(source.config.defense, source.model, result, sets["forget"])
     comparison = compare(
         source.model, result.model, forget=sets["forget"], retain=sets["retain"], test=source.data.test
     )
-    _write(source, split, rule, result, _accuracies(source, split, result.model, comparison), run)
+    _write(source, split, rule, result, _accuracies(source, split, result.model, comparison), measured, run)
 
 
 def _accuracies(source: Source, split: Split, after: nn.Module, comparison: Comparison) -> dict[str, dict[str, float]]:
@@ -238,6 +255,7 @@ def _write(
     rule: ForgetRule,
     result: Unlearned,
     accuracies: dict[str, dict[str, float]],
+    measured: dict[str, Any],
     run: RunDirectory,
 ) -> None:
     deletion = replace(result.record.deletions[0], verdicts={"accuracy": accuracies, "split_digest": split.digest})
@@ -245,14 +263,18 @@ def _write(
     save_weights(run.path / "model.safetensors", result.model, header=header(source.config, source.data, split.retain))
     save_split(split, run.path / "split", rule=rule)
     run.write_json("history.json", {"schema_version": 1, "updates": result.history})
+    if measured["defense"] is not None:
+        run.write_json("teleports.json", {"schema_version": 1, "teleports": plain_teleports(result)})
     run.write_json("record.json", record.as_json())
     summary = {
         "schema_version": 1,
         "method": deletion.method,
+        "defense": measured["defense"],
         "forgotten": deletion.requested,
         "retained": deletion.retained,
         "updates": len(result.history),
         "seconds": result.seconds,
+        "cpu_seconds": measured["cpu_seconds"],
         "requests_so_far": len(record.deletions),
         "accuracy": accuracies,
         "unlearned_model": deletion.unlearned,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,6 +26,17 @@ class Geometry:
         """Elements of a patch that one group sees."""
         return self.width * self.size[0] * self.size[1]
 
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether every output is one input's, so that nothing is to be laid out."""
+        return self.size == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
+
+    @property
+    def turned_padding(self) -> tuple[int, int]:
+        """What an output is padded by where the kernel, turned, runs over it with a stride of 1 to give an input."""
+        down, right = (d * (k - 1) - p for d, k, p in zip(self.dilation, self.size, self.padding, strict=True))
+        return down, right
+
 
 def image(x: Tensor) -> Tensor:
     """(batch, channels, height, width) of (batch, channels, width) or of an image."""
@@ -33,37 +45,56 @@ def image(x: Tensor) -> Tensor:
 
 def plane(layer: nn.Conv1d | nn.Conv2d, a: Tensor) -> tuple[Tensor, Geometry]:
     """The input as images, padded here where zeros of equal size on both sides cannot say it, and the geometry."""
-    size = _pair(layer.kernel_size, 1)
-    dilation = _pair(layer.dilation, 1)
-    padding = (0, 0)
-    before_and_after = _sides(layer)
-    if layer.padding_mode != "zeros":
-        a = F.pad(a, before_and_after, mode=layer.padding_mode)
-    elif any(before_and_after[k] != before_and_after[k + 1] for k in range(0, len(before_and_after), 2)):
-        a = F.pad(a, before_and_after)
-    else:
-        padding = _pair(tuple(reversed(before_and_after[::2])), 0)
-    geometry = Geometry(
-        out=layer.out_channels,
-        width=layer.in_channels // layer.groups,
-        size=size,
-        stride=_pair(layer.stride, 1),
-        padding=padding,
-        dilation=dilation,
-        groups=layer.groups,
+    geometry, sides = _geometry(
+        layer.in_channels,
+        layer.out_channels,
+        layer.kernel_size,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        layer.groups,
+        layer.padding_mode,
     )
+    if sides:
+        a = F.pad(a, sides, mode="constant" if layer.padding_mode == "zeros" else layer.padding_mode)
     return image(a), geometry
+
+
+@lru_cache(maxsize=256)
+def _geometry(
+    inputs: int,
+    outputs: int,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...] | str,
+    dilation: tuple[int, ...],
+    groups: int,
+    mode: str,
+) -> tuple[Geometry, tuple[int, ...]]:
+    """The geometry, and what is to be padded before and after, last axis first, where it does not say that."""
+    sides = _sides(size, padding, dilation)
+    said = mode == "zeros" and sides[::2] == sides[1::2]
+    geometry = Geometry(
+        out=outputs,
+        width=inputs // groups,
+        size=_pair(size, 1),
+        stride=_pair(stride, 1),
+        padding=_pair(sides[::2][::-1], 0) if said else (0, 0),
+        dilation=_pair(dilation, 1),
+        groups=groups,
+    )
+    return geometry, () if said else sides
 
 
 def _pair(values: tuple[int, ...], height: int) -> tuple[int, int]:
     return (values[0], values[1]) if len(values) == 2 else (height, values[0])
 
 
-def _sides(layer: nn.Conv1d | nn.Conv2d) -> list[int]:
+def _sides(size: tuple[int, ...], padding: tuple[int, ...] | str, dilation: tuple[int, ...]) -> tuple[int, ...]:
     """Padding before and after, last axis first, as F.pad takes it."""
-    if layer.padding == "same":
-        totals = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-        return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
-    if isinstance(layer.padding, str):
-        return [0] * (2 * len(layer.kernel_size))
-    return [side for p in reversed(layer.padding) for side in (p, p)]
+    if padding == "same":
+        totals = [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
+        return tuple(side for total in reversed(totals) for side in (total // 2, total - total // 2))
+    if isinstance(padding, str):
+        return (0,) * (2 * len(size))
+    return tuple(side for p in reversed(padding) for side in (p, p))

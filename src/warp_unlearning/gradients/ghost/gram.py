@@ -1,9 +1,8 @@
-"""nᵢ = ‖∂ℓᵢ/∂W‖² of a convolution as Σₜₜ' Kₜₜ' Γₜₜ': K are inner products of patches, Γ those of output gradients.
+"""nᵢ = Σₜₜ' Kₜₜ' Γₜₜ': K are inner products of patches, Γ those of output gradients, tap by tap.
 
 Patches are never laid out. Tap δ of the patch at t lies at the input position s(t, δ), so K is a sum over taps of cuts
 of the inner products A of input positions: Kₜₜ' = Σ_δ A[s(t, δ), s(t', δ)]. With S the sum of the cuts of Γ pasted back
-to where those of A came from, ∂n/∂a = 2·a·S and ∂n/∂G = 2·G·K. Images have shape (n, channels, height, width), one for
-each group of each example.
+to where those of A came from, ∂n/∂a = 2·a·S and ∂n/∂G = 2·G·K. Nothing is kept, which suits a CPU.
 """
 
 from __future__ import annotations
@@ -14,31 +13,44 @@ from itertools import product
 from torch import Tensor
 
 from .geometry import Geometry
+from .kernel_contraction import Kept, KernelContraction, Size
 
 Cut = tuple[slice, ...]
 
 
-def gram_cost(inputs: int, outputs: int, geometry: Geometry) -> int:
-    """Multiplications for one group of one example with this many input and output positions."""
-    taps = geometry.size[0] * geometry.size[1]
-    return inputs**2 * geometry.width + outputs**2 * (geometry.out // geometry.groups + taps)
+class Gram(KernelContraction):
+    """By inner products of positions; the cost is counted in multiplications."""
 
+    # 4 MiB in float32, which caches hold.
+    chunk = 2**20
 
-def gram_norms(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
-    """nᵢ for every image, shape (n,)."""
-    return (_patch_products(a, g, geometry) * _products(g)).flatten(1).sum(1)
+    def cost(self, inputs: Size, outputs: Size, geometry: Geometry) -> int:
+        """Those of A, Γ and the sum over taps."""
+        taps = geometry.size[0] * geometry.size[1]
+        within, without = inputs[0] * inputs[1], outputs[0] * outputs[1]
+        return within**2 * geometry.width + without**2 * (geometry.out + taps)
 
+    def numbers(self, inputs: Size, outputs: Size, geometry: Geometry) -> int:
+        """Those in A and Γ."""
+        return (inputs[0] * inputs[1]) ** 2 + (outputs[0] * outputs[1]) ** 2
 
-def gram_pullbacks(a: Tensor, g: Tensor, upstream: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """Σᵢ upstreamᵢ nᵢ differentiated with respect to a and g; `upstream` has shape (n,)."""
-    twice = 2 * upstream[:, None, None]
-    between_outputs = _products(g)
-    pasted = a.new_zeros(len(a), *a.shape[2:], *a.shape[2:])
-    for into, out_of in _cuts(a, g, geometry):
-        pasted[out_of] += between_outputs[into]
-    for_a = a.flatten(2) @ (_square(pasted) * twice)
-    for_g = g.flatten(2) @ (_square(_patch_products(a, g, geometry)) * twice)
-    return for_a.reshape(a.shape), for_g.reshape(g.shape)
+    def norms(self, a: Tensor, g: Tensor, geometry: Geometry, *, wants_a: bool, wants_g: bool) -> tuple[Tensor, Kept]:
+        """Nothing is kept."""
+        return (_patch_products(a, g, geometry) * _products(g)).flatten(1).sum(1), ()
+
+    def pullbacks(
+        self, a: Tensor, g: Tensor, kept: Kept, upstream: Tensor, geometry: Geometry, *, wants_a: bool
+    ) -> tuple[Tensor | None, Tensor]:
+        """With K and Γ computed again."""
+        twice = 2 * upstream[:, None, None]
+        for_g = (g.flatten(2) @ (_square(_patch_products(a, g, geometry)) * twice)).reshape(g.shape)
+        if not wants_a:
+            return None, for_g
+        between_outputs = _products(g)
+        pasted = a.new_zeros(len(a), *a.shape[2:], *a.shape[2:])
+        for into, out_of in _cuts(a, g, geometry):
+            pasted[out_of].add_(between_outputs[into])
+        return (a.flatten(2) @ (_square(pasted) * twice)).reshape(a.shape), for_g
 
 
 def _patch_products(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
@@ -46,7 +58,7 @@ def _patch_products(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     between_inputs = _products(a)
     total = g.new_zeros(len(g), *g.shape[2:], *g.shape[2:])
     for into, out_of in _cuts(a, g, geometry):
-        total[into] += between_inputs[out_of]
+        total[into].add_(between_inputs[out_of])
     return total
 
 

@@ -1,4 +1,4 @@
-"""GroupNorm: with x̂ the input normalised within groups of channels, ∂ℓ/∂γ = Σₜ gₜ x̂ₜ and ∂ℓ/∂β = Σₜ gₜ."""
+"""GroupNorm: x̂ is the input normalised within groups of channels."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .rule import GhostRule, register
+from .affine import AffineRule
+from .rule import register
 
 
 @register(nn.GroupNorm)
-class GroupNormRule(GhostRule):
+class GroupNormRule(AffineRule):
     """Scale and shift of nn.GroupNorm, inputs (batch, channels, ...)."""
 
-    def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
-        """(batch, channels)."""
+    def normalised(self, layer: nn.Module, a: Tensor) -> Tensor:
+        """x̂, shape of a."""
         norm = cast(nn.GroupNorm, layer)
-        if name == "weight":
-            g = g * F.group_norm(a, norm.num_groups, eps=norm.eps)
-        return g.reshape(*g.shape[:2], -1).sum(-1)
+        return F.group_norm(a, norm.num_groups, eps=norm.eps)

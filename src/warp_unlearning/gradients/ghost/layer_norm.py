@@ -1,4 +1,4 @@
-"""LayerNorm: with x̂ the input normalised over its last axes, ∂ℓ/∂γ = Σₜ gₜ x̂ₜ and ∂ℓ/∂β = Σₜ gₜ over the other axes."""
+"""LayerNorm: x̂ is the input normalised over its last axes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .rule import GhostRule, register
+from .affine import AffineRule
+from .rule import register
 
 
 @register(nn.LayerNorm)
-class LayerNormRule(GhostRule):
+class LayerNormRule(AffineRule):
     """Scale and shift of nn.LayerNorm, inputs (batch, ..., *normalised axes)."""
 
-    def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
-        """(batch, *normalised axes)."""
+    def normalised(self, layer: nn.Module, a: Tensor) -> Tensor:
+        """x̂, shape of a."""
         norm = cast(nn.LayerNorm, layer)
-        if name == "weight":
-            g = g * F.layer_norm(a, norm.normalized_shape, eps=norm.eps)
-        return g.reshape(len(g), -1, *norm.normalized_shape).sum(1)
+        return F.layer_norm(a, norm.normalized_shape, eps=norm.eps)
+
+    def summed(self, layer: nn.Module, g: Tensor) -> Tensor:
+        """Over the axes between, shape (batch, *normalised axes)."""
+        return g.reshape(len(g), -1, *cast(nn.LayerNorm, layer).normalized_shape).sum(1)

@@ -7,10 +7,11 @@ example i alone. Both results are differentiable in a and G.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from ...errors import InputError
@@ -23,12 +24,24 @@ class Passing:
     outputs_only: bool = False
 
 
+@dataclass(frozen=True)
+class Part:
+    """A layer, its input, and the gradient at its output."""
+
+    layer: nn.Module
+    a: Tensor
+    g: Tensor
+
+
 class GhostRule(ABC):
     """The per-example gradients of the parameters of one layer type."""
 
     def supports(self, layer: nn.Module) -> bool:
         """Whether the rule holds with the options of this layer."""
         return True
+
+    def prepare(self, layers: Sequence[nn.Module]) -> None:  # noqa: B027
+        """Note in the layers, which are the caller's own copies, what several steps will need of them."""
 
     def output(self, layer: nn.Module, forward: Callable[[Tensor], Tensor], a: Tensor, passing: Passing) -> Tensor:
         """The layer's output; a rule may know a way that is cheaper to differentiate twice than `forward`."""
@@ -41,6 +54,15 @@ class GhostRule(ABC):
     def squared_norm(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
         """‖∂ℓᵢ/∂θ‖² for the layer's parameter `name`, shape (batch,)."""
         return self.gradient(layer, name, a, g).flatten(1).square().sum(1)
+
+    def kinship(self, layer: nn.Module, a: Tensor, g: Tensor) -> Hashable | None:
+        """What uses have in common whose norms are found faster together, or None where a use is better taken alone."""
+        return None
+
+    def squared_norms(self, names: Sequence[str], parts: Sequence[Part]) -> Tensor:
+        """Σ ‖∂ℓᵢ/∂θ‖² over the parameters `names` of the layers of `parts`, uses of one kinship, shape (batch,)."""
+        norms = [self.squared_norm(part.layer, name, part.a, part.g) for part in parts for name in names]
+        return norms[0] if len(norms) == 1 else torch.stack(norms).sum(0)
 
 
 RuleClass = TypeVar("RuleClass", bound=type[GhostRule])

@@ -12,8 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
+from .convolve import convolution_gradients, convolve
 from .geometry import Geometry
 from .rule import Passing
 
@@ -27,8 +27,9 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, weight: Tensor, geometry: Geometry, passing: Passing) -> Tensor:
         ctx.save_for_backward(a, weight)
+        ctx.kernel = _laid_out_like(a, weight)
         ctx.geometry, ctx.passing = geometry, passing
-        return _forward(a, weight, geometry)
+        return convolve(a, ctx.kernel, geometry)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
@@ -36,56 +37,35 @@ class _Convolution(torch.autograd.Function):
         if ctx.passing.outputs_only:
             if not ctx.needs_input_grad[0]:
                 return None, None, None, None
-            return _InputGradient.apply(g, weight, a.shape, ctx.geometry), None, None, None  # type: ignore[no-untyped-call]
-        wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
-        return *_gradients(g, a, weight, ctx.geometry, wanted), None, None
+            found = _InputGradient.apply(g, weight, ctx.kernel, a.detach(), ctx.geometry)  # type: ignore[no-untyped-call]
+            return found, None, None, None
+        at_a, at_kernel = ctx.needs_input_grad[:2]
+        return *convolution_gradients(g, a, ctx.kernel, ctx.geometry, at_a=at_a, at_kernel=at_kernel), None, None
 
 
 class _InputGradient(torch.autograd.Function):
+    """b; `kernel` is W in the layout of a, of which the shape and layout alone matter."""
+
     @staticmethod
-    def forward(ctx: Any, g: Tensor, weight: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+    def forward(ctx: Any, g: Tensor, weight: Tensor, kernel: Tensor, a: Tensor, geometry: Geometry) -> Tensor:
+        # W is kept for its version alone, which tells whether it has been written over.
         ctx.save_for_backward(g, weight)
-        ctx.geometry = geometry
-        # Only the shape of the input matters here, so it takes no memory.
-        found, _ = _gradients(g, g.new_empty(()).expand(shape), weight, geometry, (True, False))
+        ctx.kernel, ctx.geometry = kernel, geometry
+        found, _ = convolution_gradients(g, a, kernel, geometry, at_a=True, at_kernel=False)
         return cast(Tensor, found)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        g, weight = ctx.saved_tensors
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+        g, _ = ctx.saved_tensors
         for_weight = None
         if ctx.needs_input_grad[1]:
-            _, for_weight = _gradients(g, u, weight, ctx.geometry, (False, True))
-        return _forward(u, weight, ctx.geometry), for_weight, None, None
+            _, for_weight = convolution_gradients(g, u, ctx.kernel, ctx.geometry, at_a=False, at_kernel=True)
+        return convolve(u, ctx.kernel, ctx.geometry), for_weight, None, None, None
 
 
-def _forward(a: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    return F.conv2d(
-        a,
-        weight,
-        stride=geometry.stride,
-        padding=geometry.padding,
-        dilation=geometry.dilation,
-        groups=geometry.groups,
-    )
-
-
-def _gradients(
-    g: Tensor, a: Tensor, weight: Tensor, geometry: Geometry, wanted: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients at a and W of a convolution with gradient g at its output."""
-    found = torch.ops.aten.convolution_backward(
-        g,
-        a,
-        weight,
-        None,
-        geometry.stride,
-        geometry.padding,
-        geometry.dilation,
-        False,
-        (0, 0),
-        geometry.groups,
-        (*wanted, False),
-    )
-    return cast("tuple[Tensor | None, Tensor | None]", found[:2])
+def _laid_out_like(a: Tensor, weight: Tensor) -> Tensor:
+    """The kernel with channels running fastest where the input's do: once, instead of in every convolution."""
+    if a.is_contiguous(memory_format=torch.channels_last) and not a.is_contiguous():
+        return weight.contiguous(memory_format=torch.channels_last)
+    return weight

@@ -1,0 +1,134 @@
+"""Defences by name. Options of a defence and options of the symmetry it moves along are given side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import InputError, nearest
+from ..symmetry.options import Option, check_options, options_of
+from ..symmetry.registry import make_symmetry, symmetry_options
+from ..symmetry.symmetry import settings_of
+from .conjugate import Conjugate
+from .protocol import Defense
+from .warp import Warp
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """A defence, the symmetry it moves along, and what either starts from where that is not its own default."""
+
+    kind: type[Warp] | type[Conjugate]
+    symmetry: str
+    about: str
+    own: Mapping[str, Any] = field(default_factory=dict)
+    of_symmetry: Mapping[str, Any] = field(default_factory=dict)
+
+
+_DEFENSES: Mapping[str, _Recipe] = {
+    "warp": _Recipe(Warp, "null_space", "Null-space teleports between the updates, their bases decomposed each time."),
+    "fastwarp": _Recipe(Warp, "tracked_null_space", "The same with bases that follow the model."),
+    "cob": _Recipe(Warp, "change_of_basis", "One change of basis after the last update.", {"every": "end"}),
+    "conjugate": _Recipe(
+        Conjugate,
+        "change_of_basis",
+        "Updates taken in a changed basis, and a move back at the end.",
+        of_symmetry=settings_of(Conjugate().symmetry),
+    ),
+}
+
+_ABOUT: Mapping[str, str] = {
+    "every": "when to teleport: after each epoch, once at the end, after so many updates, or null",
+    "gradient_threshold": "teleport also after an update where the mean forget gradient is longer",
+    "tolerance": "rise of the loss of unseen retained examples beyond which a teleport is halved",
+    "relearning": "share by which the loss of the examples to forget may fall in a teleport; null lifts the bound",
+    "halvings": "how often it is halved before it is taken back",
+    "momentum": "carry the optimizer's momentum across a teleport, or reset it",
+    "match": "length of an update: that of the plain one (length), or the same effect on the loss (effect)",
+}
+
+
+@dataclass(frozen=True)
+class DefenseOptions:
+    """What a defence does, its options, and the symmetry it moves along with the options of that.
+
+    Where both have an option of one name, that of the symmetry is given as `symmetry={name: value}`.
+    """
+
+    about: str
+    options: tuple[Option, ...]
+    symmetry: str
+    symmetry_options: tuple[Option, ...]
+
+
+def defense_names() -> tuple[str, ...]:
+    """The names `unlearn(defense=...)` takes."""
+    return tuple(_DEFENSES)
+
+
+def defense_options(name: str) -> DefenseOptions:
+    """What `make_defense` takes for this name."""
+    recipe = _recipe(name)
+    return DefenseOptions(
+        recipe.about,
+        options_of(recipe.kind, _ABOUT, defaults=recipe.own),
+        recipe.symmetry,
+        symmetry_options(recipe.symmetry, defaults=recipe.of_symmetry),
+    )
+
+
+def make_defense(name: str, /, **options: Any) -> Defense:
+    """The defence `name` with its options and those of its symmetry; unknown ones are errors that name the nearest.
+
+    `symmetry` chooses another symmetry by name, or gives options to the symmetry alone: {"halvings": 2}, with "name"
+    among them for another.
+
+    >>> make_defense("warp", energy=0.95, every=10).symmetry.energy
+    0.95
+    """
+    recipe = _recipe(name)
+    symmetry, theirs = _symmetry_given(name, options.pop("symmetry", {}), recipe)
+    own = {option.name for option in options_of(recipe.kind, _ABOUT)}
+    known = {option.name for option in symmetry_options(symmetry)}
+    for key, value in options.items():
+        if key not in own | known:
+            raise InputError(f"{name} has no option {key!r}; {nearest(key, {*own, *known, 'symmetry'})}")
+        if key not in own:
+            if key in theirs:
+                raise InputError(f"{name}: {key} is given twice, as {value!r} and as symmetry.{key}; leave one out")
+            theirs[key] = value
+    mine = {key: value for key, value in options.items() if key in own}
+    check_options(name, recipe.kind, mine)
+    defaults = recipe.of_symmetry if symmetry == recipe.symmetry else {}
+    return recipe.kind(make_symmetry(symmetry, **{**defaults, **theirs}), **{**recipe.own, **mine})
+
+
+def as_defense(given: object) -> Defense | None:
+    """A defence object from a name or from itself; None stays None."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return make_defense(given)
+    if not isinstance(given, Defense) or isinstance(given, type):
+        raise InputError(
+            f"the defence is a {type(given).__name__}; give a name ({', '.join(defense_names())}), an object of "
+            "warp_unlearning.defense, or None"
+        )
+    return given
+
+
+def _recipe(name: str) -> _Recipe:
+    if name not in _DEFENSES:
+        raise InputError(f"unknown defence {name!r}; {nearest(name, _DEFENSES)}")
+    return _DEFENSES[name]
+
+
+def _symmetry_given(name: str, given: Any, recipe: _Recipe) -> tuple[str, dict[str, Any]]:
+    """The name of the symmetry and the options that are for it alone."""
+    if isinstance(given, str):
+        return given, {}
+    if not isinstance(given, Mapping):
+        raise InputError(f"{name}: symmetry is {given!r}; give the name of one, or its options as {{option: value}}")
+    theirs = dict(given)
+    return str(theirs.pop("name", recipe.symmetry)), theirs

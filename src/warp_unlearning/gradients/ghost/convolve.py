@@ -1,0 +1,46 @@
+"""A convolution of images by its geometry, and the gradients at what enters it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .geometry import Geometry
+
+
+def convolve(a: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
+    """Images (batch, channels, height, width) convolved with a kernel (out, in / groups, *size)."""
+    return F.conv2d(
+        a,
+        kernel,
+        stride=geometry.stride,
+        padding=geometry.padding,
+        dilation=geometry.dilation,
+        groups=geometry.groups,
+    )
+
+
+def convolution_gradients(
+    g: Tensor, a: Tensor, kernel: Tensor, geometry: Geometry, *, at_a: bool, at_kernel: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients at a and at the kernel where g is the one at the output; of what is not asked for, None.
+
+    Of a, only the shape and the memory format matter for its own gradient, and of the kernel only those for its own.
+    """
+    found = torch.ops.aten.convolution_backward.default(
+        g,
+        a,
+        kernel,
+        None,
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        False,
+        (0, 0),
+        geometry.groups,
+        (at_a, at_kernel, False),
+    )
+    return cast("tuple[Tensor | None, Tensor | None]", found[:2])

@@ -1,0 +1,47 @@
+"""One forward pass of a model over a batch, in the layout its device prefers, with the uses of layers on record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .uses import Trace, traced_copy
+
+
+@dataclass(frozen=True)
+class TracedPass:
+    """The copy that was called, what it wrote down, and its output."""
+
+    copy: nn.Module
+    trace: Trace
+    output: Tensor
+
+
+def traced_pass(model: nn.Module, x: Tensor) -> TracedPass:
+    """The pass over x. Its trace is to be closed."""
+    if suits_channels_last(x):
+        try:
+            return _as_laid_out(model, x.clone(memory_format=torch.channels_last))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            # The model asks for views that this layout does not have, or fails in any.
+            x = x.contiguous()
+    return _as_laid_out(model, x.clone())
+
+
+def suits_channels_last(x: Tensor) -> bool:
+    """Whether layers are faster over x where channels run fastest: GPUs convolve so."""
+    return x.is_cuda and x.dim() == 4
+
+
+def _as_laid_out(model: nn.Module, x: Tensor) -> TracedPass:
+    trace = Trace()
+    copy = traced_copy(model, trace)
+    try:
+        return TracedPass(copy, trace, copy(x))
+    except BaseException:
+        trace.close()
+        raise

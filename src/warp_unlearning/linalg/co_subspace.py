@@ -1,0 +1,56 @@
+"""Subspaces of most dimensions, given by the few directions that are orthogonal to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .subspace import Subspace, energy_share, last_in_one_column
+
+
+@dataclass(frozen=True, eq=False)
+class CoSubspace:
+    """A subspace given by what is orthogonal to it: the cheaper form for one of more than half of the dimensions.
+
+    `normals` is an orthonormal basis (d, m) of its complement within the coordinates marked in `alive`, bool (d); it
+    has zeros in the others, which belong to neither.
+    """
+
+    normals: Tensor
+    alive: Tensor
+    captured: float
+
+    @property
+    def rank(self) -> int:
+        """k, the number of directions."""
+        return int(self.alive.sum()) - self.normals.shape[1]
+
+    @property
+    def basis(self) -> Tensor:
+        """An orthonormal basis of the subspace itself, (d, k). It is computed at every call, at the cost of a QR."""
+        basis = self.normals.new_zeros(len(self.alive), self.rank)
+        basis[self.alive] = torch.linalg.qr(self.normals[self.alive], mode="complete").Q[:, self.normals.shape[1] :]
+        return basis
+
+    def project_out(self, rows: Tensor) -> Tensor:
+        """Each row of shape (..., d) less its part in the subspace, and zero in coordinates that are not alive."""
+        return (rows @ self.normals) @ self.normals.mT
+
+    def missed(self, rows: Tensor) -> float:
+        """The share of the energy of rows (n, d) that lies outside of the subspace."""
+        return energy_share(rows @ self.normals, rows) + energy_share(rows[:, ~self.alive], rows)
+
+    def without_last(self) -> CoSubspace:
+        """What the subspace is in its first d − 1 coordinates: the span of its vectors with the last one left out."""
+        turned = last_in_one_column(self.normals)
+        kept = turned[:-1, 1:] if bool(turned[-1].any()) else turned[:-1]
+        return CoSubspace(kept, self.alive[:-1], self.captured)
+
+    def to(self, dtype: torch.dtype) -> CoSubspace:
+        """The same subspace in another floating-point type."""
+        return CoSubspace(self.normals.to(dtype), self.alive, self.captured)
+
+
+AnySubspace = Subspace | CoSubspace

@@ -1,0 +1,75 @@
+"""The span of rows that arrive in batches, without keeping them all.
+
+While fewer rows than dimensions were seen they are kept as they are, and the smaller Gram matrix is decomposed (the
+dual form). Beyond that only their second moment C = Σ p pᵀ is kept, or, where their whole span is asked for, a
+triangular factor R with RᵀR = C: a second moment squares the singular values and loses those below the root of the
+rounding error.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .gram import add_gram, gram, mirrored
+from .subspace import Rule, Subspace, principal_subspace, principal_subspace_of, row_space
+
+
+class StreamedRows:
+    """Rows of `groups` spaces of dimension `d`, seen together: each call adds as many to one space as to the others.
+
+    With `whole` the sums are kept in a form that tells their numerical rank (see above), at about twice the cost.
+    Everything is accumulated and decomposed in `dtype`.
+    """
+
+    def __init__(self, groups: int, d: int, *, whole: bool = False, dtype: torch.dtype = torch.float64) -> None:
+        self.groups, self.d, self.whole, self.dtype = groups, d, whole, dtype
+        self.positions = 0
+        self._noise = torch.finfo(dtype).eps
+        self._kept: list[Tensor] = []
+        self._lower: Tensor | None = None
+
+    def add(self, rows: Tensor) -> None:
+        """Take in rows of shape (groups, n, d)."""
+        self.positions += rows.shape[1]
+        self._noise = max(self._noise, torch.finfo(torch.promote_types(rows.dtype, torch.float32)).eps)
+        rows = rows.to(self.dtype)
+        if self._lower is not None:
+            add_gram(self._lower, rows)
+            return
+        self._kept.append(rows)
+        kept = sum(part.shape[1] for part in self._kept)
+        if kept > (2 * self.d if self.whole else self.d):
+            self._compress()
+
+    def _compress(self) -> None:
+        rows = self._joined()
+        if self.whole:
+            self._kept = [torch.linalg.qr(rows, mode="r").R]
+            return
+        self._kept, self._lower = [], rows.new_zeros(self.groups, self.d, self.d)
+        add_gram(self._lower, rows)
+
+    def _joined(self) -> Tensor:
+        self._kept = [torch.cat(self._kept, dim=1)] if len(self._kept) > 1 else self._kept
+        return self._kept[0]
+
+    def energy(self) -> Tensor:
+        """Σ p² of each coordinate, shape (groups, d); not finite where a row was not."""
+        if self._lower is not None:
+            return self._lower.diagonal(dim1=1, dim2=2)
+        return self._joined().square().sum(1)
+
+    def second_moment(self) -> Tensor:
+        """C = Σ p pᵀ of each space, shape (groups, d, d)."""
+        return gram(self._joined()) if self._lower is None else mirrored(self._lower)
+
+    def subspaces(self, fraction: float, *, rule: Rule = "energy") -> tuple[Subspace, ...]:
+        """For each space the directions that hold `fraction` of its rows; 1 means all of their span."""
+        if self._lower is not None:
+            moments = mirrored(self._lower)
+            return tuple(principal_subspace(m, fraction, rule=rule, dtype=self.dtype) for m in moments)
+        if self.whole and fraction == 1:
+            # Rows computed in a coarser type carry its rounding errors, which span everything.
+            return tuple(row_space(rows, noise=8 * self._noise) for rows in self._joined())
+        return tuple(principal_subspace_of(rows, fraction, rule=rule, dtype=self.dtype) for rows in self._joined())

@@ -1,0 +1,166 @@
+"""For each linear weight the directions its inputs span, and updates of the weight that those inputs do not notice.
+
+A layer computes W p + b for every input p, so with P = [p; 1] an update with [ΔW Δb] P = 0 leaves its output as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import DataError, InputError
+from ..linalg.co_subspace import AnySubspace
+from ..linalg.streamed import StreamedRows
+from ..linalg.subspace import Rule, rank_for
+from .layer_inputs import layer_rows, observe_inputs
+from .linear_weights import LinearWeight
+
+# Entries of unfolded patches laid out at a time. On a processor larger pieces fall out of its caches and into memory;
+# an accelerator needs large ones to be busy.
+_PIECE = 2**22
+_PIECE_ELSEWHERE = 2**26
+
+
+@dataclass(frozen=True, eq=False)
+class InputBasis:
+    """The span of the inputs of one weight, and of the bias that moves with it.
+
+    Where there is a `bias`, the constant input 1 is the last of the d coordinates. `blocks` holds one subspace for each
+    group of the layer, whose rows are equal consecutive blocks of the flattened weight; bases are (d, k), in the dtype
+    of the weight, float32 where that is coarser. `reached`, bool (groups, d), is False in coordinates that were zero in
+    every input. `positions` is the number of inputs seen: rows, or patches.
+    """
+
+    weight: str
+    bias: str | None
+    blocks: tuple[AnySubspace, ...]
+    reached: Tensor
+    positions: int
+
+    @property
+    def d(self) -> int:
+        """Coordinates of an input, the constant included."""
+        return self.reached.shape[1]
+
+    @property
+    def rank(self) -> int:
+        """Directions spanned, over all groups."""
+        return sum(block.rank for block in self.blocks)
+
+    @property
+    def free(self) -> int:
+        """Reached directions left to an update, over all groups: 0 where the layer has no null space."""
+        return int(self.reached.sum()) - self.rank
+
+    @property
+    def captured(self) -> float:
+        """The share of the inputs' energy inside the span, of the group that holds least."""
+        return min(block.captured for block in self.blocks)
+
+    def project_out(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """An update of the weight and bias, less its part in the span of the inputs, and zero where no input reaches.
+
+        Where the bias stays (None), the weight's update alone is made orthogonal to the inputs without their constant.
+        """
+        if bias is not None and self.bias is None:
+            raise InputError(f"no bias moves with {self.weight}; pass None for it and leave its bias where it is")
+        kind = torch.promote_types(weight.dtype, torch.float32)
+        rows = weight.reshape(len(self.blocks), -1, weight[0].numel()).to(kind)
+        if bias is not None:
+            rows = torch.cat([rows, bias.reshape(len(self.blocks), -1, 1).to(kind)], dim=2)
+        blocks = self.blocks
+        if bias is None and self.bias is not None:
+            blocks = tuple(block.without_last() for block in blocks)
+        moved = torch.stack([block.to(kind).project_out(r) for block, r in zip(blocks, rows, strict=True)])
+        # A subspace may reach into coordinates that data reached once and no longer does.
+        moved = moved * self.reached[:, None, : rows.shape[2]]
+        if bias is None:
+            return moved.reshape(weight.shape).to(weight.dtype), None
+        return moved[..., :-1].reshape(weight.shape).to(weight.dtype), moved[..., -1].reshape(bias.shape).to(bias.dtype)
+
+
+def exact_bases(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    *,
+    energy: float,
+    rule: Rule = "energy",
+    dtype: torch.dtype = torch.float64,
+) -> dict[str, InputBasis]:
+    """The basis of every linear weight's inputs that holds `energy` of them, by weight name, in one forward pass.
+
+    The model is evaluated as it stands (put it in eval mode) and is left unchanged. Sums and decompositions are in
+    `dtype`. A weight used by several modules has the inputs of all; layers that are never called have no entry. An
+    energy of 1 keeps the whole span, to rounding.
+    """
+    rank_for(torch.ones(1), energy, rule=rule)
+    seen = observed_rows(model, batches, whole=energy == 1, dtype=dtype)
+    return {name: seen.pop(name).basis(energy, rule=rule) for name in list(seen)}
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedRows:
+    """The inputs of one weight, summed up."""
+
+    weight: LinearWeight
+    rows: StreamedRows
+
+    def basis(self, energy: float, *, rule: Rule = "energy") -> InputBasis:
+        """The basis that holds `energy` of them."""
+        summed = self.rows.energy()
+        require_finite(self.weight.name, summed)
+        kind = torch.promote_types(self.weight.tensor.dtype, torch.float32)
+        blocks = tuple(subspace.to(kind) for subspace in self.rows.subspaces(energy, rule=rule))
+        return InputBasis(self.weight.name, self.weight.bias, blocks, summed > 0, self.rows.positions)
+
+
+def observed_rows(
+    model: nn.Module, batches: Iterable[Tensor], *, whole: bool = False, dtype: torch.dtype | None
+) -> dict[str, ObservedRows]:
+    """The inputs of every linear weight over all batches, by weight name, in one forward pass.
+
+    Sums are in `dtype`; None is the type of each weight, and float32 where that is coarser.
+    """
+    seen: dict[str, ObservedRows] = {}
+
+    def record(weight: LinearWeight, layer: nn.Module, x: Tensor) -> None:
+        if weight.name not in seen:
+            kind = dtype or torch.promote_types(weight.tensor.dtype, torch.float32)
+            d = weight.d + (weight.bias is not None)
+            seen[weight.name] = ObservedRows(weight, StreamedRows(weight.groups, d, whole=whole, dtype=kind))
+        for part in pieces(layer, x, weight.d):
+            seen[weight.name].rows.add(input_rows(weight, layer_rows(layer, part)))
+
+    observe_inputs(model, batches, record)
+    return seen
+
+
+def pieces(layer: nn.Module, x: Tensor, d: int) -> Iterable[Tensor]:
+    """The input of a layer in parts along the batch, so small that their patches find room."""
+    if not isinstance(layer, nn.Conv1d | nn.Conv2d) or x.dim() != layer.weight.dim() or x.numel() == 0:
+        return (x,)
+    patches = x[0, 0].numel() * layer.groups * d
+    room = _PIECE if x.device.type == "cpu" else _PIECE_ELSEWHERE
+    return torch.split(x, max(1, room // patches))
+
+
+def input_rows(weight: LinearWeight, rows: Tensor) -> Tensor:
+    """A layer's inputs (its groups, positions, d) for each group of the weight, with the constant last where a bias
+    moves.
+    """
+    rows = rows.repeat_interleave(weight.groups // len(rows), 0) if weight.groups > len(rows) else rows
+    if weight.bias is None:
+        return rows
+    return torch.cat([rows, rows.new_ones(*rows.shape[:2], 1)], dim=2)
+
+
+def require_finite(name: str, energy: Tensor) -> None:
+    """Refuse inputs that held NaN or infinity, by the energy they summed to."""
+    if not bool(energy.isfinite().all()):
+        raise DataError(
+            f"inputs of the layer of {name} hold NaN or infinity, and have no span; "
+            "check the data, and that the model's weights are finite"
+        )

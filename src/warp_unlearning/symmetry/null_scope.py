@@ -1,0 +1,192 @@
+"""Which parameters a null-space move may touch, and why the others stay.
+
+A weight may move if everything that reads it is a Linear or Conv layer whose inputs were seen, for a shift orthogonal
+to those inputs changes no output. One-dimensional parameters have no such directions: a bias moves only together with
+its weight, whose basis then ends in the constant input 1; the affine of a batch norm acts on each channel by itself, so
+that its projection by the channels' features (`batch_norm="project"`) does change the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..errors import InputError
+from ..gradients.uses import Trace, parameters_used_elsewhere, traced_copy
+from ..linalg.subspace import Rule, Subspace, principal_subspace, project_out
+from .input_bases import InputBasis
+
+Direction = dict[str, Tensor]
+
+# Rounding errors of a projection, in units of the precision: the root of some thousand products that are summed.
+_ROUNDING = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """Bases of the movable weights, feature subspaces of projected batch-norm parameters, and why each other stays."""
+
+    bases: Mapping[str, InputBasis]
+    features: Mapping[str, Subspace]
+    left: Mapping[str, str]
+
+    @property
+    def names(self) -> list[str]:
+        """Every parameter that may move."""
+        paired = [name for basis in self.bases.values() for name in (basis.weight, self._bias(basis)) if name]
+        return [*paired, *self.features]
+
+    def _bias(self, basis: InputBasis) -> str | None:
+        return None if basis.bias in self.left else basis.bias
+
+    def project(self, direction: Mapping[str, Tensor]) -> Direction:
+        """The part of a direction, given for every name of `names`, that the move may take; zero where what is left of
+        a tensor is no more than rounding error, which would point anywhere.
+        """
+        found: Direction = {}
+        for basis in self.bases.values():
+            bias = self._bias(basis)
+            given = None if bias is None else direction[bias]
+            weight, shifted = basis.project_out(direction[basis.weight], given)
+            if bias is None or shifted is None:
+                found |= _beyond_rounding({basis.weight: weight}, direction)
+            else:
+                found |= _beyond_rounding({basis.weight: weight, bias: shifted}, direction)
+        for name, subspace in self.features.items():
+            left = project_out(direction[name], subspace.basis.to(direction[name]))
+            found |= _beyond_rounding({name: left}, direction)
+        return found
+
+    def reached(self, values: Mapping[str, Tensor]) -> Direction:
+        """The values with zeros where no input reaches them."""
+        found = {name: values[name] for name in self.names}
+        for basis in self.bases.values():
+            weight = values[basis.weight]
+            rows = weight.reshape(len(basis.blocks), -1, weight[0].numel())
+            mask = basis.reached[:, None, : rows.shape[-1]].to(weight.device)
+            found[basis.weight] = (rows * mask).reshape(weight.shape)
+        return found
+
+
+def scope_of(model: nn.Module, bases: Mapping[str, InputBasis], x: Tensor, features: Mapping[str, Subspace]) -> Scope:
+    """The scope of a move of `model` whose layers have `bases`; `x` is a batch that shows who reads what."""
+    parameters = dict(model.named_parameters())
+    misread = _read_by_others(model, x[:1])
+    biases = {n for n, p in parameters.items() if p.requires_grad and id(p) not in misread}
+    movable: dict[str, InputBasis] = {}
+    left: dict[str, str] = {}
+    for name, p in parameters.items():
+        basis = bases.get(name)
+        reason = _why_not(p, basis, misread, bias_moves=basis is not None and basis.bias in biases)
+        if reason is not None:
+            left[name] = reason
+        elif basis is not None:
+            _check_precision(name, p)
+            movable[name] = basis
+    for name in [b.bias for b in movable.values() if b.bias is not None]:
+        if name in biases:
+            left.pop(name, None)
+        else:
+            left.setdefault(name, "a buffer, not a parameter")
+    projected = {n: s for n, s in features.items() if parameters[n].requires_grad}
+    return Scope(movable, projected, {n: why for n, why in left.items() if n not in projected})
+
+
+def batch_norm_features(model: nn.Module, batches: Iterable[Tensor], energy: float, rule: Rule) -> dict[str, Subspace]:
+    """For the weight and bias of every batch norm, by name: the leading directions of its input's channels, found in
+    Σ x xᵀ over examples and positions, shape (C, C).
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    moments: dict[nn.Module, Tensor] = {}
+
+    def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        rows = args[0].detach().double().movedim(1, -1).flatten(0, -2)
+        moments[module] = moments.get(module, 0) + rows.mT @ rows
+
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.affine]
+    handles = [norm.register_forward_pre_hook(record) for norm in norms]
+    try:
+        with torch.no_grad():
+            for x in batches:
+                model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    found: dict[str, Subspace] = {}
+    for norm, moment in moments.items():
+        subspace = principal_subspace(moment, energy, rule=rule)
+        found |= {names[id(p)]: subspace for p in norm.parameters(recurse=False) if id(p) in names}
+    return found
+
+
+def _why_not(p: nn.Parameter, basis: InputBasis | None, misread: set[int], *, bias_moves: bool) -> str | None:
+    if not p.requires_grad:
+        return "frozen: requires_grad is False"
+    if basis is None and p.dim() < 2:
+        return "one-dimensional"
+    if id(p) in misread:
+        return "read by something other than a Linear or Conv layer"
+    if basis is None:
+        return "read by no Linear or Conv layer that the batch reached"
+    if _free(basis, bias_moves=bias_moves) <= 0:
+        return "no null space: the inputs span every direction that any input reaches"
+    return None
+
+
+def _free(basis: InputBasis, *, bias_moves: bool) -> int:
+    """Reached directions left to an update of the weight, and of the bias where it moves."""
+    if bias_moves or basis.bias is None:
+        return basis.free
+    return int(basis.reached[:, :-1].sum()) - sum(block.without_last().rank for block in basis.blocks)
+
+
+def _beyond_rounding(left: Direction, given: Mapping[str, Tensor]) -> Direction:
+    """What is left of tensors that were projected together, or zeros where it is rounding error of what was given."""
+    smallest = _ROUNDING * torch.finfo(next(iter(left.values())).dtype).eps
+    norms = [torch.stack([values[name].double().square().sum() for name in left]).sum() for values in (left, given)]
+    return {name: value * (norms[0] > smallest**2 * norms[1]) for name, value in left.items()}
+
+
+def _read_by_others(model: nn.Module, x: Tensor) -> set[int]:
+    """Ids of the trainable parameters that something other than a Linear or Conv layer reads."""
+    trace = Trace()
+    try:
+        with torch.enable_grad():
+            output = traced_copy(model, trace)(x.clone())
+    finally:
+        trace.close()
+    if not isinstance(output, Tensor):
+        raise InputError(f"the model returns a {type(output).__name__}; wrap it so that it returns the logits alone")
+    found = parameters_used_elsewhere(output.grad_fn, trace)
+    layers = nn.Linear | nn.Conv1d | nn.Conv2d
+    return found | {id(p) for use in trace.uses if not isinstance(use.layer, layers) for p in use.parameters.values()}
+
+
+def _check_precision(name: str, p: Tensor) -> None:
+    if p.dtype not in (torch.float32, torch.float64):
+        raise InputError(
+            f"{name} is {p.dtype}, in which a shift cannot be kept orthogonal to the layer's inputs; "
+            "convert the model with .float() first"
+        )
+
+
+def norm_of(direction: Mapping[str, Tensor]) -> float:
+    """‖δ‖ over all tensors."""
+    return sqrt(inner(direction, direction))
+
+
+def inner(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    """⟨first, second⟩ over the tensors of the second."""
+    products = [(first[name].double() * value.double()).sum() for name, value in second.items()]
+    return float(torch.stack(products).sum()) if products else 0.0
+
+
+def combined(terms: Sequence[tuple[float, Mapping[str, Tensor]]]) -> Direction:
+    """Σ weight · direction; the directions have the same names."""
+    first = terms[0][1]
+    return {name: torch.stack([w * d[name] for w, d in terms]).sum(0) for name in first}

@@ -1,0 +1,156 @@
+"""Null-space moves: weights shifted orthogonally to what enters their layers on data that is to be kept.
+
+With B an orthonormal basis of a layer's inputs, ΔW B = 0 leaves the layer's outputs, and so the inputs of all layers
+behind it, as they were: on those inputs the function is kept however long the move. A basis that holds `energy` < 1 of
+the inputs' squared singular values, or inputs it has not seen, make this approximate; the certificate says by how much.
+
+The move descends L(θ) = ½ Σᵢ ‖∇ℓᵢ(θ)‖² − (β/2) ‖θ − θ_org‖² through the projector I − BBᵀ, the sum being over a batch
+of examples to forget. Units are relative, so that settings carry over between networks: steps have the length
+`step_size` · ‖θ_org‖, and β is `dispersion` times the ratio of the two terms' projected gradients, so that
+`dispersion` = 1 gives both the same pull. The second term has no gradient at θ_org and pulls along whatever
+displacement there is; a random kick of length `kick` · ‖θ_org‖ is added to the displacement before its direction is
+taken. As the term has no lower bound, ‖θ − θ_org‖ stays within `radius` · ‖θ_org‖, or where it is if it is further. All
+norms are over movable weights that inputs reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import DataError, InputError, nearest
+from ..linalg.subspace import Rule
+from .input_bases import InputBasis, exact_bases
+from .linear_weights import linear_weights
+from .null_move import NullMove
+from .null_scope import Scope, batch_norm_features, scope_of
+from .null_walk import Aim, Protected, walk
+from .symmetry import Probe, Sizes
+
+BatchNormRule = Literal["freeze", "project"]
+
+
+@dataclass(kw_only=True)
+class NullSpace:
+    """Descent on the gradient energy of what is forgotten, in directions that what is kept does not feel.
+
+    `energy` by `rule`, "energy" being squared singular values, decides how much of the inputs is protected;
+    `batch_size` and `forget_size` are how many examples a move looks at. With `protect="both"` the bases hold the
+    inputs of the forget batch too, and steps stay orthogonal to the gradient of its mean loss; with "retain", which is
+    the paper's form, the descent lowers the energy in part by learning those examples again. `aim="random"` draws each
+    step at random instead, the control that shows what the descent adds. `batch_norm="project"` also moves batch-norm
+    parameters, by the projection of channel features, which does not keep the function. A step that would raise L, or
+    the energy for the sake of distance, is halved, at most `halvings` times.
+    """
+
+    energy: float = 0.99
+    rule: Rule = "energy"
+    batch_size: int = 2048
+    forget_size: int = 256
+    step_size: float = 0.05
+    steps: int = 1
+    dispersion: float = 0.5
+    kick: float = 0.01
+    radius: float = 0.5
+    protect: Protected = "both"
+    aim: Aim = "descent"
+    batch_norm: BatchNormRule = "freeze"
+    halvings: int = 4
+
+    def __post_init__(self) -> None:
+        _require("energy", self.energy)
+        if not 0 < self.energy <= 1:
+            raise InputError(f"the energy to protect is {self.energy}; it must be above 0 and at most 1")
+        for name in ("step_size", "radius"):
+            _require(name, getattr(self, name), above=0)
+        for name in ("dispersion", "kick"):
+            _require(name, getattr(self, name), at_least=0)
+        for name, least in (("batch_size", 1), ("forget_size", 1), ("steps", 1), ("halvings", 0)):
+            _require_count(name, getattr(self, name), least)
+        for name, kinds in (("aim", Aim), ("batch_norm", BatchNormRule), ("protect", Protected), ("rule", Rule)):
+            if getattr(self, name) not in get_args(kinds):
+                raise InputError(
+                    f"{name} is {getattr(self, name)!r}; {nearest(str(getattr(self, name)), get_args(kinds))}"
+                )
+
+    @property
+    def looks_at(self) -> Sizes:
+        """How many examples a probe should hold."""
+        return Sizes(self.batch_size, self.forget_size)
+
+    def input_bases(
+        self, model: nn.Module, batches: Sequence[Tensor], *, generator: torch.Generator
+    ) -> dict[str, InputBasis]:
+        """The bases of every layer's inputs, decomposed exactly; `model` is in eval mode."""
+        return exact_bases(model, batches, energy=self.energy, rule=self.rule)
+
+    def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> NullMove:
+        """A move of `model` from where it stands, away from `probe.reference` (itself, if None)."""
+        if probe is None or not probe.retain:
+            raise InputError("a null-space move needs examples that are to be kept; give retain=...")
+        batches, forget = _finite(probe.retain), _finite([] if probe.forget is None else [probe.forget[0]])
+        if self.protect == "both":
+            batches = [*batches, *forget]
+        working = deepcopy(model).eval()
+        _check_real(working)
+        bases = self.input_bases(working, batches, generator=generator)
+        features = {}
+        if self.batch_norm == "project":
+            features = batch_norm_features(working, batches, self.energy, self.rule)
+        scope = scope_of(working, bases, batches[0], features)
+        shifts, energies = walk(working, scope, probe, self, generator=generator)
+        return NullMove(shifts, bases=bases, left=scope.left, energies=energies, notes=_notes(scope, shifts))
+
+
+def _finite(batches: Sequence[Tensor]) -> Sequence[Tensor]:
+    for x in batches:
+        if x.is_floating_point() and not bool(x.isfinite().all()):
+            raise DataError("an example of the probe holds a NaN or infinite number; remove or repair it")
+    return batches
+
+
+def _check_real(model: nn.Module) -> None:
+    for weight in linear_weights(model):
+        if not weight.tensor.is_floating_point():
+            raise InputError(
+                f"{weight.name} is {weight.tensor.dtype}; the inputs of a layer of whole numbers have no span that "
+                "weights could be shifted beside. Convert the model with .float() first"
+            )
+
+
+def _notes(scope: Scope, shifts: Mapping[str, Tensor]) -> tuple[str, ...]:
+    notes = []
+    few = [basis for basis in scope.bases.values() if basis.positions < basis.d]
+    if few:
+        worst = min(few, key=lambda basis: basis.positions / basis.d)
+        notes.append(
+            f"{len(few)} layers saw fewer inputs than they have directions ({worst.weight}: {worst.positions} of "
+            f"{worst.d}): part of their null space is only what the batch did not show; raise batch_size"
+        )
+    if scope.features:
+        notes.append("batch-norm parameters were projected by channel features, which does not keep the function")
+    if not scope.names:
+        notes.append("no layer could move")
+    elif not any(bool(shift.any()) for shift in shifts.values()):
+        notes.append("nothing moved: no step was found that stays within the radius and lowers the loss")
+    return tuple(notes)
+
+
+def _require(name: str, value: float, *, above: float | None = None, at_least: float | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise InputError(f"{name} is {value!r}; it must be a finite number")
+    if above is not None and not value > above:
+        raise InputError(f"{name} is {value}; it must be above {above}")
+    if at_least is not None and not value >= at_least:
+        raise InputError(f"{name} is {value}; it must be at least {at_least}")
+
+
+def _require_count(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name} is {value!r}; it must be a whole number of at least {least}")

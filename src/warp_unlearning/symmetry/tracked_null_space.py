@@ -1,0 +1,34 @@
+"""Null-space moves whose bases follow the model instead of being decomposed anew at every move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from .input_bases import InputBasis
+from .null_space import NullSpace
+from .tracked_bases import TrackedBases
+
+
+@dataclass(kw_only=True)
+class TrackedNullSpace(NullSpace):
+    """`NullSpace` with `rounds` of subspace iteration on sampled inputs in place of every decomposition but the first.
+
+    It remembers the bases of the network it last moved, so use one object for one network; a defence works on a copy.
+    """
+
+    rounds: int = 2
+    _tracked: TrackedBases = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._tracked = TrackedBases(self.energy, rule=self.rule, rounds=self.rounds)
+
+    def input_bases(
+        self, model: nn.Module, batches: Sequence[Tensor], *, generator: torch.Generator
+    ) -> dict[str, InputBasis]:
+        """The bases of every layer's inputs, refreshed from those of the move before."""
+        return self._tracked.refresh(model, batches, generator=generator)

@@ -1,0 +1,162 @@
+"""A tiny network, a task on it, and symmetries that do what a test tells them, for the tests of defences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from warp_unlearning.conformance.problem import Problem, noise_problem
+from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.defense.probing import View
+from warp_unlearning.methods.protocol import Task
+from warp_unlearning.randomness import Streams
+from warp_unlearning.symmetry.move import Move, Translation
+from warp_unlearning.symmetry.symmetry import Probe, Sizes
+from warp_unlearning.training.stepper import Stepper
+from warp_unlearning.training.update import Update
+
+Named = dict[str, Tensor]
+
+
+@dataclass
+class Given:
+    """A symmetry whose move a test gives, and which remembers what it was shown."""
+
+    make: Callable[[nn.Module, Probe | None], Move]
+    sizes: Sizes = field(default_factory=Sizes)
+    seen: list[tuple[Named, Probe | None]] = field(default_factory=list)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Given:
+        return self
+
+    @property
+    def looks_at(self) -> Sizes:
+        return self.sizes
+
+    def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> Move:
+        assert not model.training
+        self.seen.append(({n: t.clone() for n, t in model.state_dict().items()}, probe))
+        return self.make(model, probe)
+
+
+class Watching:
+    """Descends the retain loss, and remembers what it was sent and its optimizer's state around each move."""
+
+    name: ClassVar[str] = "watching"
+
+    def __init__(
+        self, *, steps: int = 6, an_epoch: int = 2, lr: float = 0.05, momentum: float = 0.9, norm_mode: str = "eval"
+    ) -> None:
+        self.steps, self.an_epoch, self.lr, self.momentum, self.norm_mode = steps, an_epoch, lr, momentum, norm_mode
+        self.log: list[tuple[Move | None, Named, Named]] = []
+
+    def updates(self, model: nn.Module, task: Task) -> Generator[Update, Move | None, None]:
+        stepper = Stepper(model, momentum=self.momentum)
+        x, y = task.retain.take(torch.arange(len(task.retain)))
+        for step in range(1, self.steps + 1):
+            loss = F.cross_entropy(model(x), y)
+            stepper.step(loss, lr=self.lr)
+            ends = step % self.an_epoch == 0
+            moved = yield Update(step, self.steps, (step - 1) // self.an_epoch, ends, {"retain": loss.detach()})
+            before = {n: t.clone() for n, t in stepper.state().items()}
+            stepper.carry(moved)
+            self.log.append((moved, before, {n: t.clone() for n, t in stepper.state().items()}))
+
+
+class Kit:
+    Given = Given
+    Watching = Watching
+
+    @staticmethod
+    def network(seed: int = 0, *, inputs: int = 5, hidden: int = 8, norm: bool = True) -> nn.Sequential:
+        """Float64, classes 0 to 2, with batch norm and dropout unless told otherwise."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            middle: list[nn.Module] = [nn.BatchNorm1d(hidden), nn.Dropout(0.3)] if norm else []
+            model = nn.Sequential(nn.Linear(inputs, hidden), *middle, nn.ReLU(), nn.Linear(hidden, 3)).double()
+            with torch.no_grad():
+                model(torch.randn(30, inputs, dtype=torch.float64) + 0.5)
+                model[0].bias.add_(0.3)
+        return model
+
+    @staticmethod
+    def points(count: int, seed: int, inputs: int = 5) -> tuple[Tensor, Tensor]:
+        draw = torch.Generator().manual_seed(seed)
+        y = torch.arange(count) % 3
+        return torch.randn(count, inputs, generator=draw, dtype=torch.float64) + 0.5 * y.unsqueeze(1), y
+
+    @staticmethod
+    def sets(inputs: int = 5, retain: int = 25) -> dict[str, Any]:
+        return {"forget": Kit.points(9, 1, inputs), "retain": Kit.points(retain, 2, inputs)}
+
+    @staticmethod
+    def view(inputs: int = 5, *, validation: bool = False) -> View:
+        points = [Kit.points(count, seed, inputs) for count, seed in ((12, 2), (7, 3), (6, 4), (8, 5))]
+        return View(points[0], points[1], points[2], points[3] if validation else None)
+
+    @staticmethod
+    def task(model: nn.Module, **sets: Any) -> Task:
+        given = {k: TensorExamples(*v) for k, v in {**Kit.sets(), **sets}.items()}
+        original = deepcopy(model).requires_grad_(False).eval()
+        return Task(given["forget"], given["retain"], given.get("validation"), original, 3, Streams(0, "test"))
+
+    @staticmethod
+    def state(model: nn.Module) -> Named:
+        return {n: t.detach().clone() for n, t in model.state_dict().items()}
+
+    @staticmethod
+    def generator(seed: int = 0) -> torch.Generator:
+        return torch.Generator().manual_seed(seed)
+
+    @staticmethod
+    def logits(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return deepcopy(model).eval()(x)
+
+    @staticmethod
+    def loss(model: nn.Module, pair: tuple[Tensor, Tensor]) -> float:
+        return float(F.cross_entropy(Kit.logits(model, pair[0]), pair[1]))
+
+    @staticmethod
+    def at(model: nn.Module, shifts: Mapping[str, Tensor], scale: float = 1.0) -> nn.Module:
+        copy = deepcopy(model)
+        with torch.no_grad():
+            for name, shift in shifts.items():
+                copy.get_parameter(name).add_(shift, alpha=scale)
+        return copy
+
+    @staticmethod
+    def climb(model: nn.Module, pair: tuple[Tensor, Tensor], size: float) -> Translation:
+        """A shift of that length up the loss of some examples; of negative length, down."""
+        copy = deepcopy(model).eval().requires_grad_(True)
+        found = torch.autograd.grad(F.cross_entropy(copy(pair[0]), pair[1]), list(copy.parameters()))
+        length = float(torch.cat([g.flatten() for g in found]).norm())
+        return Translation({n: size / length * g for (n, _), g in zip(copy.named_parameters(), found, strict=True)})
+
+    @staticmethod
+    def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+        return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+    @staticmethod
+    def shift(model: nn.Module, size: float, seed: int = 0) -> Translation:
+        draw = torch.Generator().manual_seed(seed)
+        return Translation(
+            {n: size * torch.randn(p.shape, generator=draw, dtype=p.dtype) for n, p in model.named_parameters()}
+        )
+
+
+@pytest.fixture(scope="session")
+def kit() -> type[Kit]:
+    return Kit
+
+
+@pytest.fixture(scope="session")
+def noise() -> Problem:
+    return noise_problem()

@@ -1,0 +1,463 @@
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from warp_unlearning.defense.probing import View
+from warp_unlearning.defense.teleporter import Teleporter
+from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
+from warp_unlearning.symmetry.compose import Compose
+from warp_unlearning.symmetry.move import AxisMap, ChannelMove, Move, Translation
+from warp_unlearning.symmetry.null_move import NullMove
+from warp_unlearning.symmetry.null_space import NullSpace
+from warp_unlearning.symmetry.permutation import Permutation
+
+Named = dict[str, Tensor]
+
+
+def teleporter(kit: Any, model: nn.Module, symmetry: Any, *, seed: int = 0, **bounds: Any) -> Teleporter:
+    return Teleporter(model, symmetry, kit.state(model), kit.generator(seed), **bounds)
+
+
+def forced(kit: Any, model: nn.Module, move: Move, view: View, **bounds: Any) -> tuple[Move | None, Any]:
+    return teleporter(kit, model, kit.Given(lambda model, probe: move), **bounds).teleport(view)
+
+
+@pytest.mark.parametrize("halvings", [0, 1, 4, 12])
+@pytest.mark.parametrize("tolerance", [0.0, 1e-3, 0.03, 0.1, 10.0])
+def test_a_harmful_shift_is_halved_until_the_judges_are_content(kit: Any, tolerance: float, halvings: int) -> None:
+    """The judges' mean loss, against its value just before; the examples looked at do not count."""
+    model, view = kit.network(), kit.view()
+    shift, before = kit.climb(model, view.judges, 2.0), kit.state(model)
+    rises = {
+        s: kit.loss(kit.at(model, shift.shifts, s), view.judges) - kit.loss(model, view.judges)
+        for s in (0.5**k for k in range(halvings + 1))
+    }
+    expected = next((s for s, rise in rises.items() if rise <= tolerance), None)
+    move, certificate = forced(kit, model, shift, view, tolerance=tolerance, halvings=halvings)
+    if expected is None:
+        assert move is None
+        assert certificate.scale == 0.0
+        assert kit.same(kit.state(model), before)
+        assert certificate.moved == certificate.retain.largest_logit_change == 0.0
+    else:
+        assert certificate.scale == expected
+        there = kit.state(kit.at(kit.network(), shift.shifts, expected))
+        for name, value in kit.state(model).items():
+            torch.testing.assert_close(value, there[name])
+        assert move is not None
+        for name, value in shift.shifts.items():
+            torch.testing.assert_close(move.point(name, before[name]), before[name] + expected * value)
+        assert certificate.held_out.loss_change <= tolerance
+
+
+def test_the_cases_above_have_every_outcome(kit: Any) -> None:
+    model, view = kit.network(), kit.view()
+    shift = kit.climb(model, view.judges, 2.0).shifts
+    rises = [kit.loss(kit.at(model, shift, 0.5**k), view.judges) - kit.loss(model, view.judges) for k in range(13)]
+    assert 0.1 < rises[0] < 10
+    assert 0 < rises[12] < 1e-3 < rises[4] < 0.1 < rises[0]
+
+
+@pytest.mark.parametrize("halvings", [0, 1, 2, 3])
+def test_it_is_halved_as_often_as_it_says(kit: Any, halvings: int) -> None:
+    view = kit.view()
+    shift = kit.climb(kit.network(), view.judges, 2.0)
+    losses = [kit.loss(kit.at(kit.network(), shift.shifts, 0.5**k), view.judges) for k in (halvings, halvings + 1)]
+    assert losses[0] > losses[1]
+    tolerance = 0.5 * sum(losses) - kit.loss(kit.network(), view.judges)
+    for allowed, scale in ((halvings, 0.0), (halvings + 1, 0.5 ** (halvings + 1))):
+        _, certificate = forced(kit, kit.network(), shift, view, tolerance=tolerance, halvings=allowed)
+        assert certificate.scale == scale
+
+
+def test_the_bound_is_on_the_value_just_before_and_not_on_that_of_the_reference(kit: Any) -> None:
+    """A reference that is much better, or much worse, changes nothing."""
+    view = kit.view()
+    scales = []
+    for spoil in (0.0, 3.0):
+        model = kit.network()
+        shift = kit.climb(model, view.judges, 2.0)
+        reference = kit.state(kit.at(model, kit.shift(model, spoil, seed=1).shifts))
+        symmetry = kit.Given(lambda model, probe, shift=shift: shift)
+        scales.append(Teleporter(model, symmetry, reference, kit.generator(), tolerance=0.03).teleport(view)[1].scale)
+    assert scales[0] == scales[1] != 1.0
+
+
+@pytest.mark.parametrize("relearning", [0.0, 0.1, 0.3, 2.0])
+def test_a_shift_that_learns_the_forgotten_again_is_halved(kit: Any, relearning: float) -> None:
+    model, view = kit.network(), kit.view()
+    shifts = kit.climb(model, view.forget, -1.0).shifts
+    known = kit.loss(model, view.forget)
+    expected = next(
+        (
+            s
+            for s in (0.5**k for k in range(5))
+            if kit.loss(kit.at(model, shifts, s), view.forget) >= (1 - relearning) * known
+        ),
+        0.0,
+    )
+    before = kit.state(model)
+    move, certificate = forced(kit, model, Translation(shifts), view, relearning=relearning)
+    assert certificate.scale == expected
+    assert (move is None) == (expected == 0.0)
+    assert kit.same(kit.state(model), before) == (expected == 0.0)
+    assert {0.0: 0.0, 2.0: 1.0}.get(relearning, expected) == expected
+    assert 0 < expected < 1 or relearning in (0.0, 2.0)
+
+
+def test_without_bounds_everything_is_allowed(kit: Any) -> None:
+    model, view = kit.network(), kit.view()
+    move, certificate = forced(kit, model, kit.shift(model, 50.0), view)
+    assert move is not None
+    assert certificate.scale == 1.0
+    assert certificate.retain.loss_change > 1
+
+
+@pytest.mark.parametrize("bound", [{"tolerance": 1e6}, {"relearning": 1.0}])
+def test_a_move_to_nowhere_is_taken_back(kit: Any, bound: dict[str, float]) -> None:
+    """A loss that is not a number is no bound kept."""
+    model, view = kit.network(), kit.view()
+    before = kit.state(model)
+    shift = Translation({"4.bias": torch.full((3,), float("nan"), dtype=torch.float64)})
+    move, certificate = forced(kit, model, shift, view, **bound)
+    assert move is None
+    assert certificate.scale == 0.0
+    assert kit.same(kit.state(model), before)
+
+
+class Counted(ChannelMove):
+    """A move that cannot be scaled, and which counts how often it is made."""
+
+    made: list[str] = []  # noqa: RUF012
+
+    def point(self, name: str, value: Tensor) -> Tensor:
+        if name == "4.bias":
+            self.made.append(name)
+        return super().point(name, value)
+
+
+def test_what_cannot_be_scaled_is_tried_once(kit: Any) -> None:
+    model, view = kit.network(), kit.view()
+    before = kit.state(model)
+    tripled = Counted({"4.weight": (AxisMap(0, None, torch.tensor([-9.0, 5.0, 3.0])),)})
+    for tolerance, kept in ((0.01, False), (1e6, True)):
+        Counted.made.clear()
+        move, certificate = forced(kit, model, tripled, view, tolerance=tolerance, halvings=4)
+        assert len(Counted.made) == 1
+        assert (move is tripled, certificate.scale) == ((True, 1.0) if kept else (False, 0.0))
+        assert kit.same(kit.state(model), before) != kept
+        assert (move is None) != kept
+
+
+@pytest.mark.parametrize("taken_back", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_nothing_but_the_weights_changes(kit: Any, taken_back: bool, grad: bool) -> None:
+    """Training flags, running statistics, gradients, grad mode and torch's generator stay; the logits are of eval
+    mode, so that dropout and batch statistics play no part.
+    """
+    model, view = kit.network(), kit.view()
+    model.train()
+    model[1].eval()
+    model[0].weight.requires_grad_(False)
+    model[4].weight.grad = torch.ones_like(model[4].weight)
+    before = kit.state(model)
+    symmetry = NullSpace(energy=1.0, aim="random", step_size=0.4)
+    rng = torch.get_rng_state()
+    bounds = {"tolerance": -1e9, "halvings": 1} if taken_back else {}
+    with torch.set_grad_enabled(grad):
+        move, certificate = teleporter(kit, model, symmetry, **bounds).teleport(view)
+        assert torch.is_grad_enabled() == grad
+    assert torch.equal(rng, torch.get_rng_state())
+    assert (move is None) == taken_back
+    assert [m.training for m in model] == [True, False, True, True, True]
+    assert model.training
+    after = kit.state(model)
+    changed = {n for n in before if not torch.equal(before[n], after[n])}
+    assert changed == (set() if taken_back else {"0.bias", "4.weight", "4.bias"} & set(dict(move.shifts)))
+    assert [p.requires_grad for p in model.parameters()] == [False, *[True] * 5]
+    assert bool((model[4].weight.grad == 1).all())
+    assert model[0].bias.grad is None
+    was = kit.network().train()
+    with torch.no_grad():
+        was[0].weight.copy_(before["0.weight"])
+    assert certificate.retain.loss_before == pytest.approx(kit.loss(was, view.retain))
+
+
+def hand_drift(kit: Any, before: nn.Module, after: nn.Module, pair: tuple[Tensor, Tensor]) -> dict[str, float]:
+    a, b = kit.logits(before, pair[0]), kit.logits(after, pair[0])
+    return {
+        "examples": len(pair[1]),
+        "largest_logit_change": float((b - a).abs().max()),
+        "largest_logit": float(a.abs().max()),
+        "changed_predictions": sum(int(u.argmax() != v.argmax()) for u, v in zip(a, b, strict=True)) / len(a),
+        "loss_before": kit.loss(before, pair),
+        "loss_after": kit.loss(after, pair),
+    }
+
+
+def energy(model: nn.Module, pair: tuple[Tensor, Tensor]) -> float:
+    """Mean over examples of the squared gradient norm, one at a time."""
+    copy, total = deepcopy(model).eval(), 0.0
+    trained = [p for p in copy.parameters() if p.requires_grad]
+    for x, y in zip(*pair, strict=True):
+        found = torch.autograd.grad(F.cross_entropy(copy(x[None]), y[None]), trained, allow_unused=True)
+        total += float(sum(g.square().sum() for g in found if g is not None))
+    return total / len(pair[1])
+
+
+@pytest.mark.parametrize("validation", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_a_certificate_says_what_happened(kit: Any, validation: bool, scale: float) -> None:
+    model, view = kit.network(), kit.view(validation=validation)
+    model[1].weight.requires_grad_(False)
+    was = deepcopy(model)
+    reference = kit.at(model, kit.shift(model, 0.3, seed=5).shifts)
+    shift = kit.climb(model, view.judges, 1.5)
+    whole = {s: kit.loss(kit.at(model, shift.shifts, s), view.judges) for s in (1.0, 0.5, 0.25)}
+    start = kit.loss(model, view.judges)
+    assert whole[1.0] > whole[0.5] > whole[0.25]
+    tolerance = 1e6 if scale == 1.0 else 0.5 * (whole[0.5] + whole[0.25]) - start
+    symmetry = kit.Given(lambda model, probe: shift)
+    _, found = Teleporter(model, symmetry, kit.state(reference), kit.generator(), tolerance=tolerance).teleport(view)
+    assert found.scale == scale
+    assert found.symmetry == "Given"
+    for part, pair in (
+        (found.retain, view.retain),
+        (found.held_out, view.validation or view.judges),
+        (found.forget, view.forget),
+    ):
+        assert vars(part) == pytest.approx(hand_drift(kit, was, model, pair), rel=1e-9)
+    assert found.energy_before == pytest.approx(energy(was, view.forget), rel=1e-9)
+    assert found.energy_after == pytest.approx(energy(model, view.forget), rel=1e-9)
+
+    trained = [n for n, p in model.named_parameters() if p.requires_grad]
+    states = [kit.state(m) for m in (was, model, reference)]
+    with torch.no_grad():
+        hidden = deepcopy(model).eval()[:4](view.batches[0])
+    dead = (hidden == 0).all(0)
+    assert not bool(dead.all())
+    mask = {n: torch.ones_like(states[0][n], dtype=torch.bool) for n in trained}
+    mask["4.weight"][:, dead] = False
+
+    def length(a: Named, b: Named, *, reached: bool = True) -> float:
+        return float(sum(((a[n] - b[n]) * (mask[n] if reached else ~mask[n])).square().sum() for n in trained) ** 0.5)
+
+    nowhere = {n: torch.zeros_like(v) for n, v in states[0].items()}
+    assert found.moved == pytest.approx(length(states[0], states[1]))
+    assert found.moved_unreached == pytest.approx(length(states[0], states[1], reached=False))
+    assert found.norm == pytest.approx(length(states[0], nowhere))
+    assert found.distance_before == pytest.approx(length(states[0], states[2]))
+    assert found.distance_after == pytest.approx(length(states[1], states[2]))
+    assert found.relative_move == pytest.approx(found.moved / found.norm)
+    assert [row.name for row in found.layers] == [n for n, _ in model.named_parameters()]
+    for row in found.layers:
+        assert row.moved**2 + row.moved_unreached**2 == pytest.approx(
+            float((scale * shift.shifts[row.name]).square().sum())
+        )
+        assert (row.d, row.rank, row.captured, row.positions) == (None,) * 4
+    assert found.seconds > 0
+    assert found.notes == ()
+    json.dumps(found.as_json(), allow_nan=False)
+
+
+def test_a_null_space_certificate_knows_its_bases(kit: Any) -> None:
+    model, view = kit.network(norm=False), kit.view()
+    few = replace(view, retain=(view.retain[0][:3], view.retain[1][:3]))
+    was = deepcopy(model)
+    _, found = teleporter(kit, model, NullSpace(energy=1.0, protect="retain", step_size=0.3)).teleport(few)
+    rows = {row.name: row for row in found.layers}
+    assert set(rows) == {"0.weight", "2.weight"}
+    assert (rows["0.weight"].d, rows["0.weight"].rank, rows["0.weight"].positions) == (6, 3, 3)
+    assert rows["2.weight"].d == 9
+    assert rows["0.weight"].captured == pytest.approx(1.0)
+    change = {n: kit.state(model)[n] - kit.state(was)[n] for n in kit.state(model)}
+    both = (change["0.weight"].square().sum() + change["0.bias"].square().sum()) ** 0.5
+    assert rows["0.weight"].moved == pytest.approx(float(both))
+    assert rows["0.weight"].norm == pytest.approx(
+        float((was[0].weight.square().sum() + was[0].bias.square().sum()).detach() ** 0.5)
+    )
+    assert found.moved_unreached == 0.0
+    assert found.retain.relative < 1e-13
+    assert found.energy_before == pytest.approx(energy(was, view.forget), rel=1e-9)
+    assert found.energy_after == pytest.approx(energy(model, view.forget), rel=1e-9)
+    assert found.energy_after < found.energy_before
+    assert found.settings["protect"] == "retain"
+    assert any("saw fewer inputs" in note for note in found.notes)
+
+
+def test_the_energy_of_half_a_null_space_move_is_measured_there(kit: Any) -> None:
+    model, view = kit.network(norm=False), kit.view()
+    was = deepcopy(model)
+    shift = NullMove(kit.climb(model, view.judges, 1.0).shifts, energies=(7.0 * 6, 3.0 * 6))
+    losses = [kit.loss(kit.at(model, shift.shifts, s), view.judges) for s in (1.0, 0.5)]
+    start = kit.loss(model, view.judges)
+    assert losses[0] > losses[1] > start
+    _, found = forced(kit, model, shift, view, tolerance=0.5 * sum(losses) - start)
+    assert found.scale == 0.5
+    assert found.energy_before == pytest.approx(7.0)
+    assert found.energy_after == pytest.approx(energy(model, view.forget), rel=1e-9)
+    _, whole = forced(kit, deepcopy(was), shift, view)
+    assert (whole.energy_before, whole.energy_after) == pytest.approx((7.0, 3.0))
+    _, none = forced(kit, deepcopy(was), shift, view, tolerance=-1.0)
+    assert (none.energy_before, none.energy_after) == pytest.approx((7.0, 7.0))
+
+
+def test_where_nothing_could_move_the_energies_are_measured_all_the_same(kit: Any) -> None:
+    model, view = kit.network(norm=False), kit.view()
+    model[0].requires_grad_(False)
+    model[2].weight.requires_grad_(False)
+    move, found = teleporter(kit, model, NullSpace(energy=1.0)).teleport(view)
+    assert move is not None
+    assert found.moved == 0.0
+    assert found.energy_before == pytest.approx(energy(model, view.forget), rel=1e-9)
+    assert found.energy_after == found.energy_before
+    assert found.notes == ("no layer could move",)
+
+
+class WritesOver(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(5, 20), nn.Linear(20, 20), nn.Linear(20, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        k = self.second(h)
+        return self.out(F.relu_(h) + k)
+
+
+def test_energies_that_cannot_be_measured_are_none_and_noted(kit: Any) -> None:
+    for symmetry in (NullSpace(aim="random"), kit.Given(lambda model, probe: Translation({}))):
+        _, found = teleporter(kit, WritesOver().double(), symmetry).teleport(kit.view())
+        assert found.energy_before is None
+        assert found.energy_after is None
+        assert "gradient energies could not be measured on this network" in found.notes
+        json.dumps(found.as_json(), allow_nan=False)
+
+
+def test_without_a_forget_batch_nothing_is_said_of_it(kit: Any) -> None:
+    view = replace(kit.view(), forget=None)
+    for symmetry in (NullSpace(), ChangeOfBasis()):
+        _, found = teleporter(kit, kit.network(), symmetry, relearning=0.0).teleport(view)
+        assert found.forget is found.energy_before is found.energy_after is None
+        assert not any("energies" in note for note in found.notes)
+
+
+def test_the_symmetry_is_shown_the_view_and_the_reference(kit: Any) -> None:
+    model, view = kit.network(), kit.view()
+    symmetry = kit.Given(lambda model, probe: Translation({}))
+    reference = kit.state(kit.at(model, kit.shift(model, 1.0).shifts))
+    Teleporter(model, symmetry, reference, kit.generator()).teleport(view)
+    ((seen, probe),) = symmetry.seen
+    assert kit.same(seen, kit.state(model))
+    assert torch.equal(torch.cat(list(probe.retain)), view.retain[0])
+    assert probe.forget is view.forget
+    assert kit.same(dict(probe.reference), reference)
+
+
+def test_a_tied_weight_has_one_row(kit: Any) -> None:
+    model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 9), nn.Linear(9, 3))
+    model = model.double()
+    model[4].weight = model[2].weight
+    view = replace(kit.view(), forget=None)
+    few = replace(view, retain=(view.retain[0][:2], view.retain[1][:2]))
+    _, found = teleporter(kit, model, NullSpace(energy=1.0)).teleport(few)
+    names = [row.name for row in found.layers]
+    assert len(names) == len(set(names))
+    assert "4.weight" not in names
+    assert sum(row.moved**2 for row in found.layers) ** 0.5 == pytest.approx(found.moved)
+
+
+def test_dead_taps_are_counted_apart(kit: Any) -> None:
+    """A null-space move leaves them; a change of basis moves them with their kernels and hides nothing by it."""
+    model = nn.Sequential(
+        nn.Conv2d(5, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 3, padding=1), nn.Flatten(), nn.Linear(6, 3)
+    ).double()
+    view = kit.view()
+    image = lambda pair: (pair[0][:, :, None, None], pair[1])  # noqa: E731
+    view = View(image(view.retain), image(view.judges), image(view.forget), None)
+    _, null = teleporter(kit, deepcopy(model), NullSpace(energy=0.9)).teleport(view)
+    assert null.moved_unreached == 0.0
+    assert null.moved > 0
+    moved = deepcopy(model)
+    _, basis = teleporter(kit, moved, ChangeOfBasis()).teleport(view)
+    change = moved[0].weight - model[0].weight
+    centre = torch.zeros(3, 3, dtype=torch.bool)
+    centre[1, 1] = True
+    row = next(row for row in basis.layers if row.name == "0.weight")
+    assert row.moved == pytest.approx(float(change[..., centre].detach().norm()))
+    assert row.moved_unreached == pytest.approx(float(change[..., ~centre].detach().norm()))
+    assert row.share_unreached == pytest.approx(float((change[..., ~centre].norm() / change.norm()).detach() ** 2))
+    assert basis.moved_unreached > 0
+
+
+def test_what_pins_channels_is_told_also_from_inside_a_composition(kit: Any) -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 3)).double()
+    for symmetry in (ChangeOfBasis(), Compose(NullSpace(), Compose(ChangeOfBasis(), Permutation()))):
+        _, found = teleporter(kit, deepcopy(model), symmetry).teleport(kit.view())
+        assert ("0.weight", 8) in {(p.tensor, p.count) for p in found.pinned}
+        assert any("GELU" in reason for p in found.pinned for reason in p.reasons)
+
+
+@pytest.mark.parametrize(
+    "symmetry",
+    [
+        NullSpace(energy=0.9),
+        ChangeOfBasis(),
+        Permutation(),
+        Compose(ChangeOfBasis(), NullSpace(energy=0.9), Permutation()),
+        Compose(NullSpace(batch_norm="project")),
+    ],
+    ids=["null", "basis", "permutation", "compose", "project"],
+)
+def test_every_certificate_is_plain_data(kit: Any, symmetry: Any) -> None:
+    model = kit.network()
+    _, found = teleporter(kit, model, symmetry).teleport(kit.view(validation=True))
+    told = found.as_json()
+    assert json.loads(json.dumps(told, allow_nan=False))["symmetry"] == type(symmetry).__name__
+
+    def tensors(value: Any) -> bool:
+        if isinstance(value, dict):
+            return any(map(tensors, value.values()))
+        return any(map(tensors, value)) if isinstance(value, list | tuple) else isinstance(value, Tensor)
+
+    assert not tensors(told)
+    if isinstance(symmetry, Compose) and len(symmetry.symmetries) == 3:
+        assert [part["name"] for part in told["settings"]["symmetries"]] == [
+            "ChangeOfBasis",
+            "NullSpace",
+            "Permutation",
+        ]
+        assert told["settings"]["symmetries"][1]["options"]["energy"] == 0.9
+        assert found.energy_before == pytest.approx(energy(kit.network(), kit.view().forget), rel=1e-9)
+        assert found.energy_after == pytest.approx(energy(model, kit.view().forget), rel=1e-9)
+        assert set(found.left) == {"1.weight", "1.bias"} | ({"0.weight", "0.bias"} & set(found.left))
+
+
+def test_a_composition_with_a_null_space_is_taken_back_as_a_whole(kit: Any) -> None:
+    model = kit.network()
+    before = kit.state(model)
+    symmetry = Compose(ChangeOfBasis(), NullSpace(energy=0.2, aim="random", step_size=3.0, radius=10))
+    move, certificate = teleporter(kit, model, symmetry, tolerance=-10.0).teleport(kit.view())
+    assert move is None
+    assert certificate.scale == 0.0
+    assert kit.same(kit.state(model), before)
+
+
+def test_draws_come_from_the_generator_given(kit: Any) -> None:
+    view = kit.view()
+    for symmetry in (NullSpace(), ChangeOfBasis(), Compose(Permutation(), NullSpace())):
+        states = []
+        for seed in (1, 1, 2):
+            model = kit.network()
+            teleporter(kit, model, deepcopy(symmetry), seed=seed).teleport(view)
+            states.append(kit.state(model))
+        assert kit.same(states[0], states[1])
+        assert not kit.same(states[0], states[2])

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from warp_unlearning.linalg.streamed import StreamedRows
+
+
+def rows_of(groups: int, count: int, d: int, seed: int = 0) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    scale = 0.7 ** torch.arange(d, dtype=torch.float64)
+    mix = torch.randn(groups, d, d, generator=draw, dtype=torch.float64)
+    return torch.randn(groups, count, d, generator=draw, dtype=torch.float64) * scale @ mix
+
+
+def streamed(rows: Tensor, piece: int, *, whole: bool = False, dtype: torch.dtype = torch.float64) -> StreamedRows:
+    found = StreamedRows(rows.shape[0], rows.shape[2], whole=whole, dtype=dtype)
+    for part in torch.split(rows, piece, dim=1):
+        found.add(part)
+    return found
+
+
+@settings(max_examples=60)
+@given(
+    groups=st.integers(1, 3),
+    count=st.integers(1, 40),
+    d=st.integers(1, 9),
+    piece=st.integers(1, 15),
+    fraction=st.sampled_from([0.5, 0.9, 0.99, 1.0]),
+    whole=st.booleans(),
+)
+def test_it_is_the_subspace_of_all_rows_together(
+    groups: int, count: int, d: int, piece: int, fraction: float, whole: bool
+) -> None:
+    rows = rows_of(groups, count, d)
+    stream = streamed(rows, piece, whole=whole)
+    assert stream.positions == count
+    np.testing.assert_allclose(stream.energy().numpy(), (rows**2).sum(1).numpy())
+    np.testing.assert_allclose(stream.second_moment().numpy(), (rows.mT @ rows).numpy(), atol=1e-9)
+    for found, block in zip(stream.subspaces(fraction), rows.numpy(), strict=True):
+        _, values, right = np.linalg.svd(block, full_matrices=False)
+        energy = values**2 / (values**2).sum()
+        assert found.captured >= fraction - 1e-9
+        assert fraction == 1 or found.rank == 1 or energy[: found.rank - 1].sum() < fraction
+        if fraction == 1:
+            assert found.rank == min(count, d)
+        leading = right[: found.rank].T
+        if found.rank == len(values) or values[found.rank] < 0.99 * values[found.rank - 1]:
+            np.testing.assert_allclose((found.basis @ found.basis.T).numpy(), leading @ leading.T, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [5, 300])
+def test_the_whole_span_includes_directions_that_hold_almost_nothing(count: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(20, 20, generator=draw, dtype=torch.float64)).Q
+    sizes = torch.tensor([1.0, 1e-4, 1e-8, 1e-10], dtype=torch.float64)
+    rows = (torch.randn(count, 4, generator=draw, dtype=torch.float64) * sizes @ turn[:4]).unsqueeze(0)
+    (found,) = streamed(rows, 7, whole=True).subspaces(1.0)
+    assert found.rank == 4
+    free = torch.eye(20, dtype=torch.float64) - found.basis @ found.basis.mT
+    assert (rows @ free).abs().max() <= 1e-13
+    assert streamed(rows, 7).subspaces(1.0)[0].rank < 4
+
+
+def test_rounding_errors_of_float32_are_not_taken_for_directions() -> None:
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(1, 100, 3, generator=draw) @ torch.randn(3, 12, generator=draw)
+    assert streamed(rows, 9, whole=True).subspaces(1.0)[0].rank == 3
+    assert streamed(rows.double(), 9, whole=True).subspaces(1.0)[0].rank == 12
+
+
+def test_dead_coordinates_and_rows_that_are_not_finite_show_in_the_energy() -> None:
+    rows = rows_of(1, 50, 6)
+    rows[..., 2] = 0
+    for piece in (3, 50):
+        energy = streamed(rows, piece).energy()
+        assert (energy == 0).tolist() == [[False, False, True, False, False, False]]
+    for bad in (float("nan"), float("inf")):
+        rows[0, 4, 1] = bad
+        for piece in (3, 50):
+            assert not streamed(rows, piece).energy().isfinite().all()
+
+
+def test_sums_are_kept_in_the_type_asked_for() -> None:
+    rows = rows_of(1, 300, 6)
+    coarse = streamed(rows.float(), 10, dtype=torch.float32)
+    assert coarse.second_moment().dtype == torch.float32
+    fine = streamed(rows.float(), 10)
+    assert fine.second_moment().dtype == torch.float64
+    torch.testing.assert_close(fine.second_moment(), rows.float().double().mT @ rows.float().double())
+    half = StreamedRows(1, 6)
+    half.add(rows.to(torch.bfloat16))
+    assert half.second_moment().dtype == torch.float64

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
+from warp_unlearning.symmetry.compose import Compose, ComposedMove
+from warp_unlearning.symmetry.move import ChannelMove, MomentumReset, Move, Translation
+from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.then import then
+
+KINDS = ("scale", "order", "shift", "both")
+
+
+def model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return SmallResNet(width=4, classes=3).double().eval()
+
+
+def drawn(kind: str, net: nn.Module, generator: torch.Generator) -> Move:
+    if kind == "scale":
+        return ChangeOfBasis().move(net, generator=generator)
+    if kind == "order":
+        return Permutation().move(net, generator=generator)
+    if kind == "both":
+        return Compose(ChangeOfBasis(), Permutation()).move(net, generator=generator)
+    shapes = {n: p.shape for n, p in net.named_parameters() if p.dim() > 1}
+    return Translation({n: torch.randn(s, generator=generator, dtype=torch.float64) for n, s in shapes.items()})
+
+
+@settings(max_examples=40)
+@given(kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=6), seed=st.integers(0, 2**31))
+def test_a_merged_move_is_the_moves_in_turn(kinds: list[str], seed: int) -> None:
+    net = model()
+    generator = torch.Generator().manual_seed(seed)
+    moves = [drawn(kind, net, generator) for kind in kinds]
+    merged: Move | None = None
+    for move in moves:
+        merged = then(merged, move)
+    assert merged is not None
+    in_turn = ComposedMove(tuple(moves))
+    for name, value in net.state_dict().items():
+        if not value.is_floating_point():
+            continue
+        value = value + 1
+        for how in ("point", "covector", "selection"):
+            torch.testing.assert_close(getattr(merged, how)(name, value), getattr(in_turn, how)(name, value))
+        torch.testing.assert_close(merged.inverse().point(name, merged.point(name, value)), value)
+        if value.dim() > 1:
+            columns = value.flatten(1).mT.contiguous()
+            torch.testing.assert_close(merged.inputs(name, columns), in_turn.inputs(name, columns))
+
+
+@pytest.mark.parametrize("kind", ["scale", "order", "shift"])
+def test_many_moves_of_a_kind_become_one(kind: str) -> None:
+    net, generator = model(), torch.Generator().manual_seed(0)
+    merged: Move | None = None
+    for _ in range(20):
+        merged = then(merged, MomentumReset(drawn(kind, net, generator)))
+    assert isinstance(merged, Translation | ChannelMove)
+    if isinstance(merged, ChannelMove):
+        assert max(len(maps) for maps in merged.axes.values()) <= 2

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from warp_unlearning.config.schema import DefenseConfig
+from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.data.split_folder import load_split
+from warp_unlearning.defense.warp import Warp
+from warp_unlearning.errors import InputError
+from warp_unlearning.models.digest import model_digest
+from warp_unlearning.models.weights import read_weights
+from warp_unlearning.runs.directory import open_run
+from warp_unlearning.workflows import unlearn as module
+from warp_unlearning.workflows.defense import choose_defense, finite, forget_energy
+from warp_unlearning.workflows.source import load_source
+from warp_unlearning.workflows.unlearn import UnlearnRequest, unlearn_run
+
+Train = Callable[..., Path]
+WARP = ("forget.label=2", "method.options.epochs=2", "defense.name=warp")
+SEEDED = (*WARP, "defense.seed=3")
+
+
+class Stopped(BaseException):
+    """Stands for a process that ends here, whatever it was doing."""
+
+
+def forget(source: Path, out: Path, *overrides: str) -> Path:
+    unlearn_run(UnlearnRequest(source, out, overrides=overrides))
+    return out
+
+
+def digest(run: Path) -> str:
+    return model_digest(read_weights(run / "model.safetensors").state)
+
+
+def read(run: Path, name: str) -> Any:
+    return json.loads((run / name).read_text())
+
+
+@pytest.fixture(scope="module")
+def defended(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return forget(trained, tmp_path_factory.mktemp("defended") / "run", *SEEDED)
+
+
+def test_a_configuration_without_a_name_has_no_defence() -> None:
+    assert choose_defense(DefenseConfig()) is None
+    made: Any = choose_defense(DefenseConfig(name="warp", options={"every": 4, "energy": 0.9}))
+    assert isinstance(made, Warp)
+    assert (made.every, made.symmetry.energy) == (4, 0.9)
+    for given in ({"options": {"energy": 0.9}}, {"seed": 1}):
+        with pytest.raises(InputError, match=r"defense\.\w+ is set, but no defence; name one with --defense"):
+            choose_defense(DefenseConfig(**given))
+
+
+def energy_by_a_loop(model: nn.Module, examples: TensorExamples) -> float:
+    """One backward pass an example."""
+    total = 0.0
+    for x, y in zip(examples.x, examples.y, strict=True):
+        gradients = torch.autograd.grad(F.cross_entropy(model(x[None]), y[None]), list(model.parameters()))
+        total += sum(float(g.double().square().sum()) for g in gradients)
+    return total / len(examples.y)
+
+
+def test_the_forget_energy_is_a_mean_over_all_batches_in_eval_mode() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
+    examples = TensorExamples(torch.randn(11, 4, generator=generator), torch.arange(11) % 3)
+    model.train()
+    found = forget_energy(model, examples, batch_size=4)
+    assert model.training
+    assert found == pytest.approx(energy_by_a_loop(model.eval(), examples), rel=1e-5)
+
+
+def test_an_energy_that_cannot_be_measured_is_none() -> None:
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    assert forget_energy(frozen, TensorExamples(torch.ones(1, 2), torch.zeros(1, dtype=torch.long))) is None
+
+
+def test_numbers_that_json_lacks_are_none() -> None:
+    data = {"a": float("inf"), "b": [1.5, float("nan"), {"c": -float("inf")}], "d": ("x", True, 3)}
+    assert finite(data) == {"a": None, "b": [1.5, None, {"c": None}], "d": ["x", True, 3]}
+
+
+def test_the_run_holds_its_certificates_and_a_summary_of_them(trained: Path, defended: Path) -> None:
+    teleports, about = read(defended, "teleports.json"), read(defended, "summary.json")["defense"]
+    assert teleports["schema_version"] == 1
+    scales = [t["scale"] for t in teleports["teleports"]]
+    assert len(scales) == about["teleports"] == 2
+    assert about["shortened"] == sum(0 < s < 1 for s in scales)
+    assert about["taken_back"] == sum(s == 0 for s in scales)
+    assert about["largest_relative_move"] == max(t["relative_move"] for t in teleports["teleports"]) > 0
+    drifts = [t["retain"]["loss_after"] - t["retain"]["loss_before"] for t in teleports["teleports"]]
+    assert about["largest_retain_drift"] == pytest.approx(max(drifts))
+    assert {t["symmetry"] for t in teleports["teleports"]} == {"NullSpace"}
+    assert (defended / "teleports.json").stat().st_mode & 0o777 == 0o600
+    source, split = load_source(trained), load_split(defended / "split")
+    examples = source.data.train.select(torch.from_numpy(split.forget))
+    for name, model in (("original", source.model), ("unlearned", load_source(defended).model)):
+        assert about["forget_energy"][name] == pytest.approx(energy_by_a_loop(model.eval(), examples), rel=1e-4)
+
+
+def acted(trained: Path, out: Path, *options: str) -> tuple[tuple[int, int], list[float], tuple[str, ...]]:
+    """What a summary counts as shortened and taken back, the scales in the certificates, and the notes."""
+    overrides = (*SEEDED, *(f"defense.options.{option}" for option in options))
+    outcome = unlearn_run(UnlearnRequest(trained, out, overrides=overrides))
+    about, teleports = outcome.summary["defense"], read(out, "teleports.json")["teleports"]
+    return (about["shortened"], about["taken_back"]), [t["scale"] for t in teleports], outcome.notes
+
+
+def test_shortened_and_taken_back_teleports_are_counted(trained: Path, tmp_path: Path) -> None:
+    long = ("energy=0.3", "step_size=1", "radius=5", "protect=retain", "aim=random", "relearning=null", "every=1")
+    counts, scales, notes = acted(trained, tmp_path / "some", *long, "tolerance=0.05")
+    assert counts == (sum(0 < s < 1 for s in scales), scales.count(0))
+    assert counts[0] > 0
+    assert not any("defence" in note for note in notes)
+    counts, scales, notes = acted(trained, tmp_path / "none", *long, "tolerance=0", "halvings=0")
+    assert counts == (0, len(scales))
+    assert scales == [0.0] * len(scales)
+    idle = "no teleport could move anything, so the defence changed nothing; see teleports.json for the reasons"
+    assert idle in notes
+
+
+def test_a_defence_that_never_acted_is_said_so(trained: Path, tmp_path: Path) -> None:
+    _, scales, notes = acted(trained, tmp_path / "run", "every=1000")
+    assert scales == []
+    assert "the defence never acted; its `every` is longer than the unlearning" in notes
+
+
+def test_the_record_names_the_defence_and_its_settings(trained: Path, defended: Path, tmp_path: Path) -> None:
+    (deletion,) = read(defended, "record.json")["deletions"]
+    assert deletion["defense"]["name"] == "warp"
+    assert deletion["defense"]["options"]["symmetry"]["name"] == "NullSpace"
+    assert open_run(defended).config()["resolved"]["defense"] == deletion["defense"]
+    assert deletion["experiment_only"] is True
+    assert read(defended, "summary.json")["defense"]["experiment_only"] is True
+    run = forget(trained, tmp_path / "run", *WARP, "defense.options.energy=0.9")
+    (deletion,) = read(run, "record.json")["deletions"]
+    assert deletion["defense"]["options"]["symmetry"]["options"]["energy"] == 0.9
+    assert deletion["experiment_only"] is False
+    assert read(run, "summary.json")["defense"]["experiment_only"] is False
+
+
+def test_without_a_defence_nothing_is_said_of_one(trained: Path, tmp_path: Path) -> None:
+    run = forget(trained, tmp_path / "run", "forget.label=2", "method.options.epochs=1")
+    assert read(run, "summary.json")["defense"] is None
+    assert read(run, "record.json")["deletions"][0]["defense"] is None
+    assert not (run / "teleports.json").exists()
+
+
+def test_a_seed_makes_the_same_weights_and_entropy_makes_others(trained: Path, defended: Path, tmp_path: Path) -> None:
+    again = forget(trained, tmp_path / "again", *SEEDED)
+    first, second = (forget(trained, tmp_path / name, *WARP) for name in ("first", "second"))
+    assert digest(again) == digest(defended)
+    assert len({digest(defended), digest(first), digest(second)}) == 3
+
+
+@pytest.mark.parametrize("defense", ["warp", "cob", "conjugate"])
+def test_nothing_that_the_defence_drew_from_is_written(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defense: str
+) -> None:
+    secret = 6_172_839_455_061_728_394
+    drawn: list[int] = []
+
+    def bits(count: int) -> int:
+        drawn.append(count)
+        return secret
+
+    monkeypatch.setattr(secrets, "randbits", bits)
+    run = forget(trained, tmp_path / "run", *WARP[:2], f"defense.name={defense}")
+    assert drawn == [63]
+    names = (str(secret), f"{secret:x}", f"{secret:X}")
+    for file in (p for p in run.rglob("*") if p.is_file()):
+        content = file.read_bytes()
+        assert not any(name.encode() in content for name in names), file
+        assert secret.to_bytes(8, "little") not in content, file
+
+
+def test_a_complete_run_is_not_done_again(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = forget(trained, tmp_path / "run", *WARP)
+    before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.rglob("*") if p.is_file()}
+    monkeypatch.setattr(module, "unlearn", None)
+    outcome = unlearn_run(UnlearnRequest(trained, run, overrides=WARP))
+    assert outcome.summary == read(run, "summary.json")
+    assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("defense.name=null",), r"defense\.name: 'warp' there, None now"),
+        (("defense.options.energy=0.9",), "energy"),
+        (("defense.seed=1",), r"defense\.seed: None there, 1 now"),
+    ],
+)
+def test_another_defence_is_another_request(
+    trained: Path, tmp_path: Path, change: tuple[str, ...], message: str
+) -> None:
+    run = forget(trained, tmp_path / "run", *WARP)
+    with pytest.raises(InputError, match=f"another configuration .*{message}"):
+        forget(trained, run, *WARP, *change)
+
+
+def test_a_run_stopped_at_any_write_is_whole_after_the_next_start(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second start draws another move, so every file must be of the second."""
+    rename = os.replace
+    for stop_at in (1, 2, 7, 8, 9, 10, 11):
+        calls = 0
+
+        def stop(*paths: Any, stop_at: int = stop_at) -> None:
+            nonlocal calls
+            if calls == stop_at:
+                raise Stopped
+            calls += 1
+            rename(*paths)
+
+        out = tmp_path / str(stop_at)
+        monkeypatch.setattr(os, "replace", stop)
+        with pytest.raises(Stopped):
+            forget(trained, out, *WARP)
+        monkeypatch.setattr(os, "replace", rename)
+        assert not (out / "manifest.json").exists()
+        forget(trained, out, *WARP)
+        open_run(out)
+        (deletion,) = read(out, "record.json")["deletions"]
+        assert digest(out) == deletion["unlearned"] == read(out, "summary.json")["unlearned_model"]
+        last = read(out, "teleports.json")["teleports"][-1]
+        start = load_source(trained).model.state_dict()
+        ways = [(p.detach() - start[n]).double().flatten() for n, p in load_source(out).model.named_parameters()]
+        # The last teleport comes after the last update, so its certificate knows where the result lies.
+        assert last["distance_after"] == pytest.approx(float(torch.cat(ways).norm()), rel=1e-3)
+
+
+def test_a_second_request_takes_no_defence_from_the_first(trained: Path, defended: Path, tmp_path: Path) -> None:
+    second = forget(defended, tmp_path / "second", "forget.fraction=0.1", "method.options.epochs=1")
+    first, then = read(second, "record.json")["deletions"]
+    assert first["defense"]["name"] == "warp"
+    assert then["defense"] is None
+    assert open_run(second).config()["defense"]["name"] is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("defense.name=wrap",), "unknown defence 'wrap'; did you mean 'warp'"),
+        (("defense.name=warp", "defense.options.enrgy=1"), "warp has no option 'enrgy'; did you mean 'energy'"),
+        (("defense.name=warp", "defense.options.energy=1.5"), "energy to protect is 1.5"),
+        (("defense.name=warp", "defense.options.energy=abc"), "energy is 'abc'; it must be a number"),
+        (("defense.name=cob", "defense.options.spread=1"), "zero or negative"),
+        (("defense.name=warp", "defense.options.symmetry.halvings=x"), "halvings is 'x'; it must be a whole number"),
+        (("defense.options.energy=0.9",), r"defense\.options is set, but no defence"),
+        (("defense.seed=3",), r"defense\.seed is set, but no defence"),
+        (("defense.name=warp", "defense.seed=-1"), r"defense\.seed is -1: .*greater than or equal to 0"),
+        (("defense.name=3",), r"defense\.name is 3: .*string"),
+        (("defence.name=warp",), "no key 'defence'; did you mean 'defense'"),
+    ],
+)
+def test_a_defence_that_cannot_be_made_is_refused_before_anything_is_written(
+    trained: Path, tmp_path: Path, overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        forget(trained, tmp_path / "run", "forget.label=2", *overrides)
+    assert not (tmp_path / "run").exists()
