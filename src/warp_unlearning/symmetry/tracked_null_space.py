@@ -20,7 +20,7 @@ class TrackedNullSpace(NullSpace):
     It remembers the bases of the network it last moved, so use one object for one network; a defence works on a copy.
     """
 
-    rounds: int = 2
+    rounds: int = 1
     _tracked: TrackedBases = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
