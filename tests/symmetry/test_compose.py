@@ -154,3 +154,26 @@ def test_what_is_no_symmetry_is_refused() -> None:
     for wrong, message in ((None, "a NoneType"), (Permutation, "Permutation, a class"), (nn.Linear(1, 1), "a Linear")):
         with pytest.raises(InputError, match=f"the symmetry is {message}"):
             require_symmetry(wrong)
+
+
+def test_a_null_space_move_after_a_change_of_basis_is_as_long_as_alone() -> None:
+    model = _wide()
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    reference = {name: value.clone() for name, value in model.state_dict().items()}
+    probe = Probe([x], reference=reference)
+    null = NullSpace(energy=1.0, aim="random", step_size=0.1, radius=0.2)
+    basis = ChangeOfBasis(spread=0.8)
+    moves = Compose(basis, null).move(model, generator=torch.Generator().manual_seed(0), probe=probe).moves
+    shift = moves[1]
+    assert isinstance(shift, NullMove)
+    where = {name: moves[0].point(name, value) for name, value in reference.items()}
+    names = list(shift.shifts)
+    length = torch.cat([shift.shifts[name].flatten() for name in names]).norm()
+    unit = torch.cat([where[name].flatten() for name in names]).norm()
+    torch.testing.assert_close(length, 0.1 * unit)
+
+
+def _wide() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)).double()

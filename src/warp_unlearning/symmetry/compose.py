@@ -6,7 +6,7 @@ Points, gradients, labels and layer inputs go through the moves in turn; the inv
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -66,14 +66,24 @@ class Compose:
         return Sizes(max(w.retain for w in wanted), max(w.forget for w in wanted))
 
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> ComposedMove:
-        """A move of each symmetry in turn; `model` is left as it is."""
+        """A move of each symmetry in turn; `model` is left as it is.
+
+        The probe's reference goes along, so that a later symmetry sees the distance there was, not that of the moves.
+        """
         moves: list[Move] = []
         moved = deepcopy(model) if len(self.symmetries) > 1 else model
         for symmetry in self.symmetries:
             if moves:
                 apply_move(moved, moves[-1])
+                probe = _moved_along(probe, moves[-1])
             moves.append(symmetry.move(moved, generator=generator, probe=probe))
         return ComposedMove(tuple(moves))
+
+
+def _moved_along(probe: Probe | None, move: Move) -> Probe | None:
+    if probe is None or probe.reference is None:
+        return probe
+    return replace(probe, reference={name: move.point(name, value) for name, value in probe.reference.items()})
 
 
 class FixedMove:
