@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from warp_unlearning.errors import InputError
 from warp_unlearning.models.mlp import MLP
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.compose import Compose, ComposedMove, FixedMove
+from warp_unlearning.symmetry.compose import Compose, ComposedMove
+from warp_unlearning.symmetry.fixed_move import FixedMove
 from warp_unlearning.symmetry.move import AxisMap, ChannelMove, Move, Translation, apply_move
 from warp_unlearning.symmetry.null_move import NullMove
 from warp_unlearning.symmetry.null_space import NullSpace

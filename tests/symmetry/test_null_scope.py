@@ -4,19 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from warp_unlearning.symmetry.input_bases import exact_bases
-from warp_unlearning.symmetry.null_scope import (
-    Scope,
-    batch_norm_features,
-    combined,
-    inner,
-    norm_of,
-    scope_of,
-)
+from warp_unlearning.symmetry.null_scope import Scope, scope_of
 
 
 def network() -> nn.Sequential:
@@ -120,42 +111,3 @@ def test_a_bias_moves_only_with_a_weight_that_owns_it(kit: Any) -> None:
     shifts = found.project(noise(kit, model, found.names))
     with torch.no_grad():
         assert float((kit.shifted(model, shifts)(x) - model(x)).abs().max()) < 1e-12
-
-
-@given(st.integers(1, 5), st.integers(2, 6), st.floats(0.3, 0.95) | st.just(1.0), st.booleans())
-def test_batch_norm_features_are_the_leading_channels(
-    kit: Any, count: int, channels: int, energy: float, image: bool
-) -> None:
-    norm: nn.Module = nn.BatchNorm2d(channels) if image else nn.BatchNorm1d(channels)
-    model = kit.built(lambda: nn.Sequential(nn.Identity(), norm))
-    shape = (count, channels, 2, 3) if image else (count, channels)
-    batches = [kit.normal(*shape, seed=i) for i in range(2)]
-    found = batch_norm_features(model, batches, energy, "energy")
-    assert set(found) == {"1.weight", "1.bias"}
-    rows = torch.cat([b.movedim(1, -1).reshape(-1, channels) for b in batches])
-    _, values, right = torch.linalg.svd(rows, full_matrices=False)
-    share = values.square().cumsum(0) / values.square().sum()
-    assume(bool(((share - energy).abs() > 1e-9).all()) or energy == 1)
-    rank = int((values > 1e-7 * values[0]).sum()) if energy == 1 else int((share < energy).sum()) + 1
-    basis = found["1.weight"].basis
-    assert basis.shape == (channels, rank)
-    torch.testing.assert_close(basis @ basis.T, right[:rank].T @ right[:rank], rtol=1e-6, atol=1e-8)
-    assert all(len(m._forward_pre_hooks) == 0 for m in model.modules())
-
-
-def test_a_batch_norm_without_parameters_has_no_features(kit: Any) -> None:
-    model = kit.built(lambda: nn.Sequential(nn.Linear(3, 3)))
-    model.append(nn.BatchNorm1d(3, affine=False).double())
-    assert batch_norm_features(model.eval(), [kit.normal(4, 3)], 0.9, "energy") == {}
-
-
-def test_sums_over_tensors(kit: Any) -> None:
-    a = {"u": kit.normal(2, 3), "v": kit.normal(4, seed=1)}
-    b = {"u": kit.normal(2, 3, seed=2), "v": kit.normal(4, seed=3)}
-    flat = [torch.cat([d["u"].flatten(), d["v"]]) for d in (a, b)]
-    assert inner(a, b) == pytest.approx(float(flat[0] @ flat[1]))
-    assert inner(a, {"v": b["v"]}) == pytest.approx(float(a["v"] @ b["v"]))
-    assert norm_of(a) == pytest.approx(float(flat[0].norm()))
-    assert norm_of({}) == inner({}, {}) == 0.0
-    both = combined([(2.0, a), (-0.5, b)])
-    torch.testing.assert_close(both["u"], 2 * a["u"] - 0.5 * b["u"])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..methods.protocol import Task, require
 from ..symmetry.certificate import Certificate
 from ..symmetry.change_of_basis import ChangeOfBasis
-from ..symmetry.compose import FixedMove
+from ..symmetry.fixed_move import FixedMove
 from ..symmetry.move import Move
 from ..symmetry.symmetry import Symmetry, require_symmetry
 from ..training.update import Update

@@ -13,6 +13,7 @@ from ..data.examples import Examples
 from ..errors import InputError, nearest
 from ..models.normalisation import NormMode as NormMode
 from ..randomness import Streams
+from ..symmetry.options import Option as Option
 from ..training.update import Updates
 
 
@@ -63,16 +64,6 @@ class Method(Protocol):
 def option(default: Any, help_text: str) -> Any:
     """A setting of a method, with the sentence `warp methods` prints for it."""
     return field(default=default, metadata={"help": help_text})
-
-
-@dataclass(frozen=True)
-class Option:
-    """A setting as `warp methods` shows it."""
-
-    name: str
-    type: str
-    default: object
-    help: str
 
 
 def options(method: type[Method]) -> list[Option]:

@@ -84,20 +84,3 @@ def _moved_along(probe: Probe | None, move: Move) -> Probe | None:
     if probe is None or probe.reference is None:
         return probe
     return replace(probe, reference={name: move.point(name, value) for name, value in probe.reference.items()})
-
-
-class FixedMove:
-    """One given move as a symmetry, on behalf of the symmetry it was drawn from."""
-
-    def __init__(self, of: Symmetry, move: Move) -> None:
-        self.of = of
-        self._move = move
-
-    @property
-    def looks_at(self) -> Sizes:
-        """Nothing: the move is known."""
-        return Sizes()
-
-    def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> Move:
-        """The move."""
-        return self._move

@@ -20,29 +20,34 @@ from .linear_weights import LinearWeight, linear_weights
 Record = Callable[[LinearWeight, nn.Module, Tensor], None]
 
 
-def observe_inputs(model: nn.Module, batches: Iterable[Tensor], record: Record) -> None:
-    """Run the model, as it stands, over the batches and show `record` every input of every linear weight.
+def run_watched(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    layers: Iterable[nn.Module],
+    record: Callable[[nn.Module, Tensor], None],
+) -> None:
+    """Run the model, as it stands, over the batches and show `record` every input of the given layers.
 
     What is shown is the layer's own input, which a later in-place operation may write over: it must be used at once.
     """
-    handles = []
 
-    def watch(weight: LinearWeight, layer: nn.Module) -> None:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-            record(weight, module, (args[0] if args else named["input"]).detach())
+    def hook(layer: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        record(layer, (args[0] if args else named["input"]).detach())
 
-        handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
-
+    handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in layers]
     try:
-        for weight in linear_weights(model):
-            for layer in weight.layers:
-                watch(weight, layer)
         with torch.no_grad():
             for x in batches:
                 model(x)
     finally:
         for handle in handles:
             handle.remove()
+
+
+def observe_inputs(model: nn.Module, batches: Iterable[Tensor], record: Record) -> None:
+    """`run_watched` over every layer of every linear weight, which `record` is told too."""
+    weights = {layer: weight for weight in linear_weights(model) for layer in weight.layers}
+    run_watched(model, batches, weights, lambda layer, x: record(weights[layer], layer, x))
 
 
 def input_second_moments(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:
@@ -55,23 +60,15 @@ def input_second_moments(model: nn.Module, batches: Iterable[Tensor]) -> dict[st
     weight_names = {id(p): name for name, p in model.named_parameters()}
     moments: dict[str, Tensor] = {}
 
-    def record(module: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-        x = args[0] if args else named["input"]
-        columns = layer_columns(module, x.detach()).double()
+    def record(module: nn.Module, x: Tensor) -> None:
+        columns = layer_columns(module, x).double()
         moment = columns.mT @ columns
         name = weight_names[id(module.weight)]
         moments[name] = moments[name] + moment if name in moments else moment
 
     # A weight that is computed from others at every call (a parametrisation) is no parameter that could be moved.
     layers = [m for m in model.modules() if has_linear_inputs(m) and id(m.weight) in weight_names]
-    handles = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
-    try:
-        with torch.no_grad():
-            for x in batches:
-                model(x)
-    finally:
-        for handle in handles:
-            handle.remove()
+    run_watched(model, batches, layers, record)
     return moments
 
 

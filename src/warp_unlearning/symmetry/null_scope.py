@@ -8,20 +8,17 @@ that its projection by the channels' features (`batch_norm="project"`) does chan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import InputError
 from ..gradients.uses import Trace, parameters_used_elsewhere, traced_copy
-from ..linalg.subspace import Rule, Subspace, principal_subspace, project_out
+from ..linalg.subspace import Subspace, project_out
+from .directions import Direction
 from .input_bases import InputBasis
-
-Direction = dict[str, Tensor]
 
 # Rounding errors of a projection, in units of the precision: the root of some thousand products that are summed.
 _ROUNDING = 256
@@ -97,33 +94,6 @@ def scope_of(model: nn.Module, bases: Mapping[str, InputBasis], x: Tensor, featu
     return Scope(movable, projected, {n: why for n, why in left.items() if n not in projected})
 
 
-def batch_norm_features(model: nn.Module, batches: Iterable[Tensor], energy: float, rule: Rule) -> dict[str, Subspace]:
-    """For the weight and bias of every batch norm, by name: the leading directions of its input's channels, found in
-    Σ x xᵀ over examples and positions, shape (C, C).
-    """
-    names = {id(p): name for name, p in model.named_parameters()}
-    moments: dict[nn.Module, Tensor] = {}
-
-    def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        rows = args[0].detach().double().movedim(1, -1).flatten(0, -2)
-        moments[module] = moments.get(module, 0) + rows.mT @ rows
-
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.affine]
-    handles = [norm.register_forward_pre_hook(record) for norm in norms]
-    try:
-        with torch.no_grad():
-            for x in batches:
-                model(x)
-    finally:
-        for handle in handles:
-            handle.remove()
-    found: dict[str, Subspace] = {}
-    for norm, moment in moments.items():
-        subspace = principal_subspace(moment, energy, rule=rule)
-        found |= {names[id(p)]: subspace for p in norm.parameters(recurse=False) if id(p) in names}
-    return found
-
-
 def _why_not(p: nn.Parameter, basis: InputBasis | None, misread: set[int], *, bias_moves: bool) -> str | None:
     if not p.requires_grad:
         return "frozen: requires_grad is False"
@@ -173,20 +143,3 @@ def _check_precision(name: str, p: Tensor) -> None:
             f"{name} is {p.dtype}, in which a shift cannot be kept orthogonal to the layer's inputs; "
             "convert the model with .float() first"
         )
-
-
-def norm_of(direction: Mapping[str, Tensor]) -> float:
-    """‖δ‖ over all tensors."""
-    return sqrt(inner(direction, direction))
-
-
-def inner(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-    """⟨first, second⟩ over the tensors of the second."""
-    products = [(first[name].double() * value.double()).sum() for name, value in second.items()]
-    return float(torch.stack(products).sum()) if products else 0.0
-
-
-def combined(terms: Sequence[tuple[float, Mapping[str, Tensor]]]) -> Direction:
-    """Σ weight · direction; the directions have the same names."""
-    first = terms[0][1]
-    return {name: torch.stack([w * d[name] for w, d in terms]).sum(0) for name in first}

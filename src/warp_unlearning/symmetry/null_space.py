@@ -28,8 +28,9 @@ from ..errors import DataError, InputError, nearest
 from ..linalg.subspace import Rule
 from .input_bases import InputBasis, exact_bases
 from .linear_weights import linear_weights
+from .norm_features import batch_norm_features
 from .null_move import NullMove
-from .null_scope import Scope, batch_norm_features, scope_of
+from .null_scope import Scope, scope_of
 from .null_walk import Aim, Protected, walk
 from .symmetry import Probe, Sizes
 

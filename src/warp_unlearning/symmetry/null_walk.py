@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..gradients.energy import gradient_energy
-from .null_scope import Direction, Scope, combined, inner, norm_of
+from .directions import Direction, combined, inner, norm_of
+from .null_scope import Scope
 from .symmetry import Probe
 
 Aim = Literal["descent", "random"]
