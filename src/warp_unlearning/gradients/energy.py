@@ -60,6 +60,31 @@ def gradient_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cros
     return energy if differentiable else energy.detach()
 
 
+def unchecked_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss) -> Tensor:
+    """`gradient_energy` of a batch for which it was found sound before, with no read of a value: every parameter is
+    used in layers that have rules, and the first axis of all they read and give is the batch.
+    """
+    traced = traced_pass(model, x)
+    try:
+        losses = loss(traced.output, y)
+        found = _output_gradients(losses.sum(), traced.trace, differentiable=True)
+        return torch.stack([torch.zeros_like(losses), *_squared_norms(traced.trace.uses, found, set())]).sum(0)
+    finally:
+        traced.trace.close()
+
+
+def parameters_without_rules(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss) -> list[str]:
+    """The names of the trainable parameters whose energy goes through vmap(grad), at least in part."""
+    with torch.enable_grad():
+        traced = traced_pass(model, x)
+        try:
+            elsewhere = parameters_used_elsewhere(loss(traced.output, y).sum().grad_fn, traced.trace)
+            elsewhere |= _parameters(unclear_uses(traced.trace, traced.copy, x))
+        finally:
+            traced.trace.close()
+    return [name for name, p in model.named_parameters() if id(p) in elsewhere]
+
+
 def _energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss, differentiable: bool) -> Tensor:
     traced = traced_pass(model, x)
     try:

@@ -1,0 +1,1 @@
+"""Which examples were forgotten? Attacks that score examples, and what their scores prove."""

@@ -1,0 +1,103 @@
+"""Energies as one captured graph: what a CPU can check of it, and the graph itself on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from warp_unlearning.errors import InputError
+from warp_unlearning.gradients.captured_energy import CapturedEnergy
+from warp_unlearning.gradients.energy import (
+    cross_entropy,
+    gradient_energy,
+    parameters_without_rules,
+    unchecked_energy,
+)
+from warp_unlearning.models.small_resnet import SmallResNet
+
+
+class Scaled(nn.Module):
+    """A network whose last factor stands in no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.factor
+
+
+def summed(model: nn.Module, energies: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(energies.sum(), list(model.parameters()), allow_unused=True)
+
+
+def test_unchecked_energies_are_the_energies(drawn: Any, examples: Any) -> None:
+    model, (x, y) = drawn(lambda: SmallResNet(classes=3, width=4)), examples(3, 1, 8, 8)
+    expected, found = gradient_energy(model, x, y), unchecked_energy(model, x, y, loss=cross_entropy)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(summed(model, found), summed(model, expected), rtol=1e-9, atol=1e-12)
+
+
+def test_parameters_without_rules_are_named(drawn: Any, examples: Any) -> None:
+    x, y = examples(3, 4)
+    assert parameters_without_rules(drawn(Scaled), x, y, loss=cross_entropy) == ["factor"]
+    assert parameters_without_rules(drawn(lambda: nn.Linear(4, 3)), x, y, loss=cross_entropy) == []
+
+
+def test_a_batch_that_is_not_the_first_axis_is_named(drawn: Any, examples: Any) -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.transpose(0, 1)).sum(0)
+
+    x, y = examples(2, 4, 3)
+    assert parameters_without_rules(drawn(Turned), x, y, loss=cross_entropy) == ["layer.weight", "layer.bias"]
+
+
+def test_a_cpu_has_no_graphs(drawn: Any, examples: Any) -> None:
+    with pytest.raises(InputError, match="on cpu; graphs are captured on CUDA"):
+        CapturedEnergy(drawn(lambda: nn.Linear(4, 3)), *examples(3, 4))
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_replay_follows_the_weights_and_the_batch(drawn: Any, examples: Any) -> None:
+    model = drawn(lambda: SmallResNet(classes=3, width=4)).cuda()
+    (x, y), (other_x, other_y) = ([t.cuda() for t in examples(3, 1, 8, 8)] for _ in range(2))
+    graph = CapturedEnergy(model, x, y)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.1)
+    for batch in ((x, y), (other_x * 0.5, other_y.flip(0))):
+        energies, gradients = graph(*batch)
+        expected = gradient_energy(model, *batch)
+        torch.testing.assert_close(energies, expected.detach(), rtol=1e-9, atol=0)
+        for found, right in zip(gradients.values(), summed(model, expected), strict=True):
+            torch.testing.assert_close(found, right, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_what_a_graph_refuses(drawn: Any, examples: Any) -> None:
+    model = drawn(lambda: nn.Linear(4, 3)).cuda()
+    x, y = (t.cuda() for t in examples(3, 4))
+    graph = CapturedEnergy(model, x, y)
+    with pytest.raises(InputError, match="captured for"):
+        graph(x[:2], y[:2])
+    with pytest.raises(InputError, match=r"the energy of example 1 is nan"):
+        graph(x.index_fill(0, torch.tensor([1], device="cuda"), float("nan")), y)
+    model.weight.data = model.weight.data.clone()
+    with pytest.raises(InputError, match="weight lies elsewhere"):
+        graph(x, y)
+    with pytest.raises(InputError, match="factor is used where no rule is known"):
+        CapturedEnergy(drawn(Scaled).cuda(), x, y)
