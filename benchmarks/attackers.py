@@ -6,10 +6,10 @@ The numbers are cosines between what each attacker extracts from the original an
 of the forgotten example's loss at the original: medians, with 95 % intervals by a bootstrap that draws trained models,
 and means. Defences are run by `unlearn()`, all at the learning rate found for none.
 
-Attackers: *naive* takes the difference of the weights; *canonical* first undoes permutation and rescaling; *span*
-projects the difference on the leading inputs of 512 probe points; *filter* shrinks it, after canonical, to a gradient's
-energies; *directions* keeps the directions of kernels alone; *conservation* solves for the factors of a conjugated
-update. What was chosen in them was chosen on the seeds 100 and 101.
+Attackers are the pre-steps of `warp_unlearning.attacks.undoing`, told nothing of the defence, with 512 probe points;
+*strongest* is the largest median. *input-layer* knows the first layer alone: its cosine over all parameters is small by
+construction, and over rows of that layer it is in the last table. What was chosen in them was chosen on the seeds 100
+and 101.
 """
 
 from __future__ import annotations
@@ -22,45 +22,36 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from channel_factors import Channels, Weights, channels_of
 from fresh_basis import FreshBasis
-from input_span import InputSpectrum, filtered, input_spectra, onto_span
 from numpy.typing import NDArray
 from one_sample import Steps, Target, Trained, targets, trained
-from probe_gradients import ProbeGradients, probe_gradients
-from scale_free import Conservation, by_conservation, by_directions
 from torch import Tensor, nn
-from undone_moves import ChannelOrder, undo_scales
 
 from warp_unlearning import unlearn
+from warp_unlearning.attacks.undoing import Held, Undo, Weights, difference, make_pre_step, pre_steps
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.defense import Conjugate, Defense, Warp
 from warp_unlearning.errors import DivergedError
 from warp_unlearning.runs.workers import run_all
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.compose import Compose
+from warp_unlearning.symmetry.linear_weights import linear_weights
 from warp_unlearning.symmetry.null_space import NullSpace
 from warp_unlearning.symmetry.null_walk import Aim
 from warp_unlearning.symmetry.permutation import Permutation
 from warp_unlearning.symmetry.tracked_null_space import TrackedNullSpace
 from warp_unlearning.training.scoring import accuracy, losses
 
-# Gradients of so many of the probe points; more cost memory and add little.
-GRADIENTS = 128
 RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
 class Row:
-    """A defence, made for an update of a length relative to that of the weights, and how many steps the update has.
-
-    `conjugated` says that the update was taken in a moved basis, which is what conservation attacks.
-    """
+    """A defence, made for an update of a length relative to that of the weights, and how many steps the update has."""
 
     name: str
     defense: Callable[[float], Defense | None]
     steps: int = 1
-    conjugated: bool = False
 
 
 def _after(*symmetries: ChangeOfBasis | Permutation | NullSpace) -> Callable[[float], Defense]:
@@ -92,56 +83,32 @@ def rows() -> Iterator[Row]:
     yield Row("null space, descent, 10 × the update", _ten_times("descent"))
     yield Row("null space and change of basis after", _after(NullSpace(), ChangeOfBasis()))
     for spread in (0.25, 0.5, 1.0, 1.5):
-        yield Row(f"conjugate, {spread}", _conjugate(spread), conjugated=True)
+        yield Row(f"conjugate, {spread}", _conjugate(spread))
     yield Row("none, 20 steps", lambda length: None, steps=20)
-    yield Row("conjugate, 0.5, 20 steps", _conjugate(0.5), steps=20, conjugated=True)
+    yield Row("conjugate, 0.5, 20 steps", _conjugate(0.5), steps=20)
     fresh = FreshBasis(ChangeOfBasis(law="lognormal", spread=0.5))
     yield Row("conjugate, 0.5, a fresh basis for each of 20 steps", lambda length: fresh, steps=20)
 
 
 @dataclass(frozen=True, eq=False)
 class Attacker:
-    """What an attacker knows beforehand: the original, what may be rescaled and reordered in it, and probe points."""
+    """Every pre-step, prepared for one original, and the names of the original's linear weights."""
 
-    original: dict[str, Tensor]
-    trained: set[str]
-    order: ChannelOrder
-    channels: Channels
-    spectra: Mapping[str, InputSpectrum]
-    probes: ProbeGradients
-    law: Conservation
+    original: nn.Module
+    undos: Mapping[str, Undo]
+    linear: tuple[str, ...]
 
     @classmethod
     def of(cls, subject: Trained) -> Attacker:
         """From a trained network and its probe points."""
-        model, points = subject.model, subject.probes
-        probes = probe_gradients(model, points.x[:GRADIENTS], points.y[:GRADIENTS])
-        channels = channels_of(model)
-        names = {name for name, _ in model.named_parameters()}
-        spectra = input_spectra(model, points.x, probes.gradients)
-        law = Conservation(model, channels)
-        return cls(_state(model), names, ChannelOrder(model), channels, spectra, probes, law)
+        held = Held(subject.model, (subject.probes.x, subject.probes.y))
+        linear = tuple(weight.name for weight in linear_weights(subject.model))
+        return cls(subject.model, {name: make_pre_step(name).prepared(held) for name in pre_steps()}, linear)
 
-    def extractions(self, unlearned: Weights, *, conjugated: bool) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    def extractions(self, unlearned: Weights) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """What each attacker takes for the forgotten example's gradient."""
-        naive = self._difference(unlearned)
-        ordered = self.order.undone(self.original, unlearned)
-        undone, noisy = (
-            self._difference(undo_scales(self.channels, self.original, ordered, self.trained, reweightings=n))
-            for n in (0, 2)
-        )
-        yield "naive", naive
-        yield "canonical", undone
-        yield "span", onto_span(self.spectra, naive)
-        yield "canonical + span", onto_span(self.spectra, noisy)
-        yield "filter", filtered(self.spectra, naive)
-        yield "canonical + filter", filtered(self.spectra, noisy)
-        yield "directions", by_directions(naive, self.probes)
-        if conjugated:
-            yield "conservation", by_conservation(self.law, naive, self.probes)
-
-    def _difference(self, unlearned: Weights) -> dict[str, Tensor]:
-        return {name: unlearned[name] - self.original[name] for name in self.original if name in self.trained}
+        for name, undo in self.undos.items():
+            yield name, difference(self.original, undo(unlearned))
 
 
 def cosine(one: Weights, other: Weights, names: Sequence[str]) -> float:
@@ -157,11 +124,11 @@ def row_directions(one: Weights, other: Weights, name: str) -> float:
 def one_target(attacker: Attacker, subject: Trained, target: Target, seed: int) -> dict[str, dict[str, float]]:
     """The numbers of every row; none but "diverged" for a defence under which the update diverged."""
     found: dict[str, dict[str, float]] = {}
-    linear = list(attacker.spectra)
+    linear, original = attacker.linear, _state(attacker.original)
     plain = 0.0
     for row in rows():
         method = Steps(target.rates[row.steps], row.steps)
-        defense = row.defense(plain / _length(attacker.original, linear))
+        defense = row.defense(plain / _length(original, linear))
         try:
             model = unlearn(
                 subject.model,
@@ -176,10 +143,10 @@ def one_target(attacker: Attacker, subject: Trained, target: Target, seed: int) 
             found[row.name] = {"diverged": 1.0}
             continue
         state = _state(model)
-        length = _length({name: state[name] - attacker.original[name] for name in linear}, linear)
+        length = _length({name: state[name] - original[name] for name in linear}, linear)
         plain = plain or length
         found[row.name] = {
-            **_cosines(attacker, target, state, row.conjugated),
+            **_cosines(attacker, target, state),
             "length": length / plain,
             "forget loss": float(losses(model, target.forget)),
             "retain accuracy": accuracy(model.float(), TensorExamples(target.retain.x.float(), target.retain.y)),
@@ -188,17 +155,17 @@ def one_target(attacker: Attacker, subject: Trained, target: Target, seed: int) 
     return found
 
 
-def _cosines(attacker: Attacker, target: Target, state: Weights, conjugated: bool) -> dict[str, float]:
+def _cosines(attacker: Attacker, target: Target, state: Weights) -> dict[str, float]:
     """By attacker, over all parameters ("naive") and over linear weights ("naive, linear"), and the median cosine of
     the rows of the first layer.
     """
-    truth, linear = target.gradient, list(attacker.spectra)
+    truth, linear = target.gradient, attacker.linear
     found: dict[str, float] = {}
-    for name, extracted in attacker.extractions(state, conjugated=conjugated):
+    for name, extracted in attacker.extractions(state):
         found[name] = cosine(extracted, truth, list(truth))
         found[f"{name}, linear"] = cosine(extracted, truth, linear)
-        if name == "canonical":
-            found["first layer's rows"] = row_directions(extracted, truth, linear[0])
+        if name in ("canonical", "input-layer"):
+            found[f"first layer's rows, {name}"] = row_directions(extracted, truth, linear[0])
     return found
 
 
@@ -218,28 +185,25 @@ def _length(weights: Weights, names: Sequence[str]) -> float:
     return float(torch.stack([weights[name].square().sum() for name in names]).sum().sqrt())
 
 
-COSINES = (
-    "naive",
-    "canonical",
-    "span",
-    "canonical + span",
-    "filter",
-    "canonical + filter",
-    "directions",
-    "conservation",
-)
-EFFECTS = ("first layer's rows", "length", "forget loss", "retain accuracy", "diverged")
+COSINES = tuple(pre_steps())
+ROWS = ("first layer's rows, canonical", "first layer's rows, input-layer")
+EFFECTS = (*ROWS, "length", "forget loss", "retain accuracy", "diverged")
 
 Results = Sequence[Sequence[Mapping[str, Mapping[str, float]]]]
 
 
-def table(results: Results, columns: Sequence[str]) -> Iterator[str]:
-    """Markdown: a row for each defence, a column for each number."""
-    yield "| defence | " + " | ".join(columns) + " |"
-    yield "|---" * (len(columns) + 1) + "|"
+def table(results: Results, columns: Sequence[str], *, strongest: bool = False) -> Iterator[str]:
+    """Markdown: a row for each defence, a column for each number, and one for the largest median of them."""
+    yield "| defence | " + " | ".join([*columns, *["strongest"] * strongest]) + " |"
+    yield "|---" * (len(columns) + 1 + strongest) + "|"
     for row in results[0][0]:
         values = [np.array([[t[row].get(c, np.nan) for t in model] for model in results]) for c in columns]
-        yield f"| {row} | " + " | ".join(_cell(v) for v in values) + " |"
+        cells = [_cell(v) for v in values]
+        if strongest:
+            medians = [np.nanmedian(v) if not np.isnan(v).all() else -np.inf for v in values]
+            best = int(np.argmax(medians))
+            cells.append(f"{medians[best]:.3f}, {columns[best]}")
+        yield f"| {row} | " + " | ".join(cells) + " |"
 
 
 def _cell(values: NDArray[np.float64]) -> str:
@@ -268,9 +232,9 @@ def main() -> None:
         f"{options.seeds} networks, {options.targets} forgotten examples each: median [95 %], mean. "
         "Cosines over all parameters:\n"
     )
-    print("\n".join(table(results, COSINES)))
+    print("\n".join(table(results, COSINES, strongest=True)))
     print("\nOver the weights of Linear and Conv layers alone:\n")
-    print("\n".join(table(results, [f"{name}, linear" for name in COSINES])))
+    print("\n".join(table(results, [f"{name}, linear" for name in COSINES], strongest=True)))
     print("\nThe first layer's rows by direction, and what the updates did:\n")
     print("\n".join(table(results, EFFECTS)))
     if options.json:

@@ -17,7 +17,7 @@ def blocks(document: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/methods.md", "docs/defenses.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/methods.md", "docs/defenses.md", "docs/audits.md"])
 def test_python_blocks_run(document: str, tmp_path: Path) -> None:
     found = blocks(document, "python")
     assert found
@@ -28,8 +28,15 @@ def test_python_blocks_run(document: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_commands_of_the_readme_run(tmp_path: Path) -> None:
-    lines = [line for block in blocks("README.md", "bash") for line in block.splitlines() if line.strip()]
+@pytest.mark.parametrize(
+    ("document", "made"),
+    [
+        ("README.md", ["runs/second/record.json", "runs/moved/certificate.json", "runs/audit/audit.json"]),
+        ("docs/audits.md", ["runs/audit/audit.json", "runs/hidden-audit/scores.npz"]),
+    ],
+)
+def test_commands_run(document: str, made: list[str], tmp_path: Path) -> None:
+    lines = [line for block in blocks(document, "bash") for line in block.splitlines() if line.strip()]
     assert len(lines) >= 6
     for line in lines:
         words = shlex.split(line, comments=True)
@@ -37,8 +44,8 @@ def test_commands_of_the_readme_run(tmp_path: Path) -> None:
         program = [sys.executable, "-c", "from warp_unlearning.cli.main import main; main()"]
         done = subprocess.run([*program, *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (line, done.stderr)
-    assert (tmp_path / "runs/second/record.json").is_file()
-    assert (tmp_path / "runs/moved/certificate.json").is_file()
+    for file in made:
+        assert (tmp_path / file).is_file()
 
 
 def test_the_readme_names_every_method() -> None:
@@ -80,3 +87,12 @@ def test_the_defaults_in_the_document_are_those_of_the_code(name: str) -> None:
     about = defense_options(name)
     own = about.options if name != "cob" else ()
     assert sorted(stated) == sorted((o.name, _yaml(o.default)) for o in (*own, *about.symmetry_options))
+
+
+def test_the_documents_name_every_attack_and_pre_step() -> None:
+    from warp_unlearning.attacks.undoing.registry import pre_steps
+
+    text = (ROOT / "docs/audits.md").read_text()
+    attacks = ("confidence", "confidence drop", "gradient norm", "gradient difference", "update alignment")
+    single = [name for name in pre_steps() if name != "naive" and "+" not in name]
+    assert all(f"| {name} |" in text for name in (*attacks, *single))

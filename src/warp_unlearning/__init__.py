@@ -12,6 +12,12 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from .attacks.membership.audit import Audit as Audit
+    from .attacks.membership.gradient_difference import gradient_difference as gradient_difference
+    from .attacks.membership.pair_audit import audit_pair as audit_pair
+    from .attacks.membership.pair_report import PairAudit as PairAudit
+    from .attacks.membership.shadow_audit import shadow_audit as shadow_audit
+    from .attacks.membership.shadow_design import shadow_design as shadow_design
     from .conformance import check_method as check_method
     from .defense.conjugate import Conjugate as Conjugate
     from .defense.teleport import teleport as teleport
@@ -33,42 +39,54 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AttentionBasis": "symmetry.attention_basis",
+    "Audit": "attacks.membership.audit",
     "Certificate": "symmetry.certificate",
     "ChangeOfBasis": "symmetry.change_of_basis",
     "Compose": "symmetry.compose",
     "Conjugate": "defense.conjugate",
     "NullSpace": "symmetry.null_space",
+    "PairAudit": "attacks.membership.pair_report",
     "Permutation": "symmetry.permutation",
     "TrackedNullSpace": "symmetry.tracked_null_space",
     "Unlearned": "unlearning",
     "Warp": "defense.warp",
     "WarpError": "errors",
+    "audit_pair": "attacks.membership.pair_audit",
     "check_method": "conformance",
     "compare": "evaluation",
+    "gradient_difference": "attacks.membership.gradient_difference",
     "gradient_energy": "gradients.energy",
     "langevin_epsilon": "stats.langevin",
     "langevin_noise": "stats.langevin",
+    "shadow_audit": "attacks.membership.shadow_audit",
+    "shadow_design": "attacks.membership.shadow_design",
     "teleport": "defense.teleport",
     "unlearn": "unlearning",
 }
 
 __all__ = [
     "AttentionBasis",
+    "Audit",
     "Certificate",
     "ChangeOfBasis",
     "Compose",
     "Conjugate",
     "NullSpace",
+    "PairAudit",
     "Permutation",
     "TrackedNullSpace",
     "Unlearned",
     "Warp",
     "WarpError",
+    "audit_pair",
     "check_method",
     "compare",
+    "gradient_difference",
     "gradient_energy",
     "langevin_epsilon",
     "langevin_noise",
+    "shadow_audit",
+    "shadow_design",
     "teleport",
     "unlearn",
 ]

@@ -31,7 +31,7 @@ def run(*args: object) -> Answer:
     command = [str(a) for a in args]
     if (
         command
-        and command[0] in ("train", "unlearn", "evaluate", "teleport")
+        and (command[0] in ("train", "unlearn", "evaluate", "teleport") or command[:2] == ["audit", "pair"])
         and not {"--help", "--threads"} & {*command}
     ):
         command += ["--threads", "1"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from warp_unlearning.data.examples import DatasetExamples, TensorExamples, as_examples, in_order
+from warp_unlearning.data.examples import DatasetExamples, TensorExamples, as_examples, as_tensors, in_order
 from warp_unlearning.errors import DataError, InputError
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -85,3 +85,14 @@ def test_a_value_that_is_not_finite_in_a_dataset_is_named() -> None:
 
 def test_in_order_visits_every_example_once() -> None:
     assert torch.cat(list(in_order(7, 3))).tolist() == list(range(7))
+
+
+def test_a_data_set_becomes_tensors_by_one_visit_to_each_item() -> None:
+    rows = Rows()
+    examples = as_examples(rows, what="forget")
+    before = rows.visits
+    found = as_tensors(examples, batch_size=4)
+    assert rows.visits == before + len(Y)
+    assert torch.equal(found.x, X)
+    assert torch.equal(found.y, Y)
+    assert as_tensors(found) is found

@@ -204,3 +204,32 @@ def test_json_is_read_back_as_written_and_private(tmp_path: Path) -> None:
     run.write_json("x.json", {"a": [1, 2.5, None]})
     assert run.read_json("x.json") == {"a": [1, 2.5, None]}
     assert (run.path / "x.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_amended_file_is_whole_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start_run(tmp_path / "run", kind="train", config={"seed": 1})
+    run.write_json("record.json", {"n": 1})
+    run.finish()
+    writes = directory.write_atomically
+    for stop in range(3):
+        left = [stop]
+
+        def killed(path: Path, data: bytes, left: list[int] = left) -> None:
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            writes(path, data)
+
+        monkeypatch.setattr(directory, "write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            open_run(run.path).amend_json("record.json", {"n": 2})
+        monkeypatch.setattr(directory, "write_atomically", writes)
+        assert open_run(run.path).read_json("record.json") == {"n": 1 if stop < 2 else 2}
+        run.write_json("record.json", {"n": 1})
+        run.finish()
+    open_run(run.path).amend_json("record.json", {"n": 3})
+    assert open_run(run.path).read_json("record.json") == {"n": 3}
+    assert "before" not in run.read_json("manifest.json")["files"]["record.json"]
+    (run.path / "record.json").write_text("{}")
+    with pytest.raises(DataError, match="not what the manifest says"):
+        open_run(run.path)

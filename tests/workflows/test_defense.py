@@ -21,7 +21,7 @@ from warp_unlearning.models.digest import model_digest
 from warp_unlearning.models.weights import read_weights
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.workflows import unlearn as module
-from warp_unlearning.workflows.defense import choose_defense, finite, forget_energy
+from warp_unlearning.workflows.defense import choose_defense, forget_energy
 from warp_unlearning.workflows.source import load_source
 from warp_unlearning.workflows.unlearn import UnlearnRequest, unlearn_run
 
@@ -84,11 +84,6 @@ def test_the_forget_energy_is_a_mean_over_all_batches_in_eval_mode() -> None:
 def test_an_energy_that_cannot_be_measured_is_none() -> None:
     frozen = nn.Linear(2, 2).requires_grad_(False)
     assert forget_energy(frozen, TensorExamples(torch.ones(1, 2), torch.zeros(1, dtype=torch.long))) is None
-
-
-def test_numbers_that_json_lacks_are_none() -> None:
-    data = {"a": float("inf"), "b": [1.5, float("nan"), {"c": -float("inf")}], "d": ("x", True, 3)}
-    assert finite(data) == {"a": None, "b": [1.5, None, {"c": None}], "d": ["x", True, 3]}
 
 
 def test_the_run_holds_its_certificates_and_a_summary_of_them(trained: Path, defended: Path) -> None:

@@ -14,10 +14,12 @@ import typer
 
 from ..errors import WarpError
 from ..version import __version__
+from .audit import audit
 from .defenses import defenses
 from .demo import demo
 from .evaluate import evaluate
 from .methods import methods
+from .selftest import selftest
 from .teleport import teleport
 from .train import train
 from .unlearn import unlearn
@@ -30,8 +32,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, methods, defenses, train, unlearn, evaluate, teleport):
+for command in (demo, methods, defenses, train, unlearn, evaluate, teleport, selftest):
     app.command()(command)
+app.add_typer(audit, name="audit")
 
 
 def _version(wanted: bool) -> None:

@@ -18,5 +18,5 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_row(*row)
     console = Console(soft_wrap=True)
     if not console.is_terminal:
-        console = Console(width=160)
+        console = Console(width=400)
     console.print(table, markup=False)

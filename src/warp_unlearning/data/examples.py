@@ -174,3 +174,11 @@ def in_order(count: int, batch_size: int) -> Iterator[Tensor]:
     [[0, 1], [2, 3], [4]]
     """
     yield from torch.split(torch.arange(count), batch_size)
+
+
+def as_tensors(examples: Examples, *, batch_size: int = 256) -> TensorExamples:
+    """The examples as two tensors, each fetched once, so that augmentation gives every reader the same inputs."""
+    if isinstance(examples, TensorExamples) or len(examples) == 0:
+        return examples if isinstance(examples, TensorExamples) else TensorExamples(torch.empty(0), examples.y)
+    batches = [examples.take(index) for index in in_order(len(examples), batch_size)]
+    return TensorExamples(torch.cat([batch.x for batch in batches]), torch.cat([batch.y for batch in batches]))

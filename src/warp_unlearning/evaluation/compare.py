@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from scipy.stats import ks_2samp
 from torch import Tensor, nn
 
 from ..data.examples import Examples, as_examples
+from ..data.plain import plain
 from ..errors import InputError
 from ..stats.intervals import Estimate, mean, proportion
 from ..training.scoring import logits
@@ -60,7 +60,7 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         """Plain data, with the version of its form; a bound that is infinite is None, as JSON has no infinity."""
         reference = "retrained model" if "retrained" in self.models else "none: no retrained model was given"
-        return {"schema_version": SCHEMA_VERSION, "reference": reference, **_finite(asdict(self))}
+        return {"schema_version": SCHEMA_VERSION, "reference": reference, **plain(asdict(self))}
 
 
 def compare(
@@ -113,12 +113,6 @@ def _check_classes(models: Mapping[str, nn.Module], sets: Mapping[str, Examples]
     if len(set(classes.values())) > 1:
         found = ", ".join(f"{name} {count}" for name, count in classes.items())
         raise InputError(f"the models have different numbers of classes ({found}); give models of one task")
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
-    return None if isinstance(data, float) and not isfinite(data) else data
 
 
 def _scores(outputs: Mapping[str, Tensor], sets: Mapping[str, Examples]) -> ModelScores:

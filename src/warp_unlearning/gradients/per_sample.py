@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,14 +12,16 @@ from torch.func import grad_and_value, vmap
 from .parameter_slots import parameters_replaced
 
 
-def per_sample_gradients(model: nn.Module, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """The cross-entropy gradient of every example, shape (batch, *parameter), for each trainable parameter, and the
-    losses, shape (batch,).
+def per_sample_gradients(
+    model: nn.Module, x: Tensor, y: Tensor, *, names: Collection[str] | None = None
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The cross-entropy gradient of every example, shape (batch, *parameter), for each trainable parameter, or those of
+    them in `names`, and the losses, shape (batch,).
 
     The model is used in the mode it is in; batch norm must be in eval mode, where an example does not depend on the
     others.
     """
-    places = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    places = {n: p for n, p in model.named_parameters() if p.requires_grad and (names is None or n in names)}
 
     def loss(parameters: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
         with parameters_replaced(model, {id(places[name]): value for name, value in parameters.items()}):

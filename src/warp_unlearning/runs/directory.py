@@ -27,12 +27,12 @@ DIVERGED = "diverged.safetensors"
 
 _WAY_OUT = "the folder is not a run of ours or is damaged: give another, or make the run again"
 # What write_atomically and save_weights name a file while they write it.
-_UNFINISHED = re.compile(r"\..+\.(yaml|json|npy|safetensors)\.[a-z0-9_]{8}")
+_UNFINISHED = re.compile(r"\..+\.(yaml|json|npy|npz|safetensors)\.[a-z0-9_]{8}")
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A folder that holds one run of one `kind` ("train" or "unlearn")."""
+    """A folder that holds one run of one `kind`, such as "train"."""
 
     path: Path
     kind: str
@@ -56,7 +56,7 @@ class RunDirectory:
 
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
         """One JSON file."""
-        write_atomically(self.path / name, (json.dumps(data, indent=2) + "\n").encode())
+        write_atomically(self.path / name, _json_text(data))
 
     def read_json(self, name: str) -> dict[str, Any]:
         """One JSON file, or an error that says which is missing or damaged."""
@@ -77,6 +77,18 @@ class RunDirectory:
         }
         about = {"schema_version": SCHEMA_VERSION, "kind": self.kind, "version": __version__, "files": files}
         self.write_json(MANIFEST, about)
+
+    def amend_json(self, name: str, data: Mapping[str, Any]) -> None:
+        """Replace one JSON file of a complete run. Stopped at any moment, it leaves the old file or the new one, and a
+        manifest that knows it.
+        """
+        manifest = self.read_json(MANIFEST)
+        about = manifest["files"][name]
+        text = _json_text(data)
+        new = {"bytes": len(text), "sha256": sha256(text).hexdigest()}
+        self.write_json(MANIFEST, manifest | {"files": manifest["files"] | {name: new | {"before": about["sha256"]}}})
+        write_atomically(self.path / name, text)
+        self.write_json(MANIFEST, manifest | {"files": manifest["files"] | {name: new}})
 
 
 def start_run(path: Path, *, kind: str, config: Mapping[str, Any]) -> RunDirectory:
@@ -128,9 +140,15 @@ def open_run(path: Path) -> RunDirectory:
         raise DataError(f"{path / MANIFEST} lists no files; the run is damaged: make it again")
     for name, about in files.items():
         file = path / name
-        if not file.is_file() or sha256(file.read_bytes()).hexdigest() != about.get("sha256"):
+        # A file that was being replaced when its process was killed is the one before.
+        known = (about.get("sha256"), about.get("before"))
+        if not file.is_file() or sha256(file.read_bytes()).hexdigest() not in known:
             raise DataError(f"{file} is missing or not what the manifest says; the run is damaged: make it again")
     return RunDirectory(path, str(manifest.get("kind")))
+
+
+def _json_text(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=2) + "\n").encode()
 
 
 def _sweep(path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -59,6 +59,18 @@ class DeletionRecord:
                 f"{self.deletions[-1].unlearned[:12]}; start from the last result, or begin a new record"
             )
         return DeletionRecord((*self.deletions, deletion))
+
+    def audited(self, unlearned: str, verdict: Mapping[str, Any]) -> DeletionRecord:
+        """The record with the verdict of one more audit of the last result, whose digest is `unlearned`."""
+        if not self.deletions or self.deletions[-1].unlearned != unlearned:
+            last = self.deletions[-1].unlearned[:12] if self.deletions else "nothing"
+            raise DataError(
+                f"the audited model is {unlearned[:12]}, but the record ends with {last}; audit the last result"
+            )
+        last_one = self.deletions[-1]
+        audits = [*last_one.verdicts.get("audits", []), dict(verdict)]
+        grown = replace(last_one, verdicts={**last_one.verdicts, "audits": audits})
+        return DeletionRecord((*self.deletions[:-1], grown))
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, with the version of its form."""

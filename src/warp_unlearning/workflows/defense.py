@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 
 from ..config.schema import DefenseConfig
 from ..data.examples import Examples, in_order
+from ..data.plain import plain
 from ..defense.protocol import Defense
 from ..defense.registry import make_defense
 from ..errors import InputError
@@ -34,7 +34,7 @@ def defense_summary(config: DefenseConfig, original: nn.Module, result: Unlearne
     original and of the result.
     """
     scales = [certificate.scale for certificate in result.teleports]
-    summary: dict[str, Any] = finite(
+    summary: dict[str, Any] = plain(
         {
             "name": config.name,
             "experiment_only": config.seed is not None,
@@ -63,7 +63,7 @@ def idle_note(summary: Mapping[str, Any]) -> tuple[str, ...]:
 
 def plain_teleports(result: Unlearned) -> list[dict[str, Any]]:
     """The certificates as plain data."""
-    return [finite(certificate.as_json()) for certificate in result.teleports]
+    return [plain(certificate.as_json()) for certificate in result.teleports]
 
 
 @torch.no_grad()
@@ -77,12 +77,3 @@ def forget_energy(model: nn.Module, forget: Examples, *, batch_size: int = 256) 
     except InputError:
         return None
     return total / len(forget)
-
-
-def finite(data: Any) -> Any:
-    """Plain data in which a number that JSON has no form for is None."""
-    if isinstance(data, dict):
-        return {key: finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [finite(value) for value in data]
-    return None if isinstance(data, float) and not isfinite(data) else data

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..data.split_folder import load_split
-from ..data.splits import Split
+from ..data.splits import IndexArray
 from ..errors import DataError, InputError
 from ..evaluation.compare import Comparison, compare
 from .source import Builder, Source, choose_device, load_source
@@ -41,11 +41,11 @@ def evaluate_run(request: EvaluateRequest, *, builder: Builder | None = None) ->
         for name, path in paths.items()
         if path is not None
     }
-    _check_one_data_set(sources)
+    check_one_data_set(sources)
     data = sources["original"].data
     split = load_split(folder, train_count=len(data.train), test_count=len(data.test))
     if request.retrained is not None and request.retrained.is_dir():
-        _check_reference(sources["retrained"], split, request.retrained)
+        check_reference(sources["retrained"], split.forget, request.retrained)
     device = choose_device(sources["original"].config.device)
     forget, retain = (data.train.select(torch.from_numpy(i)).to(device) for i in (split.forget, split.retain))
     return compare(
@@ -58,7 +58,8 @@ def evaluate_run(request: EvaluateRequest, *, builder: Builder | None = None) ->
     )
 
 
-def _check_one_data_set(sources: Mapping[str, Source]) -> None:
+def check_one_data_set(sources: Mapping[str, Source]) -> None:
+    """Refuse models of different data."""
     first = sources["original"].data
     for name, source in sources.items():
         if source.data.digest != first.digest:
@@ -68,7 +69,8 @@ def _check_one_data_set(sources: Mapping[str, Source]) -> None:
             )
 
 
-def _check_reference(retrained: Source, split: Split, path: Path) -> None:
+def check_reference(retrained: Source, forget: IndexArray, path: Path) -> None:
+    """Refuse a reference that was not retrained, or that learned from examples to forget."""
     done = retrained.record.deletions
     if done and done[-1].method.get("name") != "retrain":
         raise InputError(
@@ -77,9 +79,9 @@ def _check_reference(retrained: Source, split: Split, path: Path) -> None:
         )
     if retrained.known is None:
         return
-    known = np.intersect1d(retrained.known, split.forget)
+    known = np.intersect1d(retrained.known, forget)
     if len(known):
         raise InputError(
-            f"the retrained model {path} learned from {len(known)} of the {len(split.forget)} examples of the forget "
+            f"the retrained model {path} learned from {len(known)} of the {len(forget)} examples of the forget "
             f"set (first: {known[0]}), so it is no reference; retrain without them: --method retrain, same forget set"
         )

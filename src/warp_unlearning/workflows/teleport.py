@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..config.resolve import RESOLVED, as_plain
 from ..data.digest import array_digest
 from ..data.examples import TensorExamples
+from ..data.plain import plain
 from ..data.splits import IndexArray
 from ..defense.teleport import teleport
 from ..errors import DataError, InputError
@@ -24,7 +25,6 @@ from ..symmetry.certificate import Certificate
 from ..symmetry.compose import Compose
 from ..symmetry.null_space import NullSpace
 from ..symmetry.symmetry import Symmetry, settings_of
-from .defense import finite
 from .source import Builder, Source, choose_device, load_source, read_indices
 from .symmetries import choose_symmetry, split_settings
 from .unlearn import forgotten_before
@@ -176,7 +176,7 @@ def _write(
         "from_model": model_digest(before),
         "to_model": model_digest(after),
     }
-    run.write_json("certificate.json", finite(about))
+    run.write_json("certificate.json", plain(about))
     run.finish()
 
 

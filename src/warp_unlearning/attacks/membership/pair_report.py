@@ -1,0 +1,189 @@
+"""What the attacks on a pair of models found: a row for each, the strongest of them, and verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...data.plain import plain
+from ...stats.holm import holm
+from ...stats.independent_area import area_difference, area_p_value, independent_area
+from ...stats.influence import Influence, area_influence
+from ...stats.intervals import Estimate
+from ...stats.rate import RATES, Rate, independent_rate
+from ...stats.reading import Verdict, read_area, strength_of
+from ...stats.roc import roc
+from .pair_attacks import Attack, Floats
+
+SCHEMA_VERSION = 1
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class AttackRow:
+    """One attack: forgotten examples against non-members.
+
+    `p_value` is that of "both score alike", `adjusted_p` the same after Holm's correction over all rows. `retrained` is
+    the area of the same attack on the original and a retrained model, `beyond` how much further from ½, to whichever
+    side, the audited area lies, and `null` the area on two retrained models: each where such models were given.
+    """
+
+    attack: str
+    step: str
+    needs: str
+    auc: Estimate
+    p_value: float
+    adjusted_p: float
+    verdict: Verdict
+    balanced_accuracy: float
+    rates: tuple[Rate, ...]
+    retrained: Estimate | None = None
+    beyond: Estimate | None = None
+    null: Estimate | None = None
+
+    @property
+    def name(self) -> str:
+        """The attack with its pre-step."""
+        return str(Attack(self.attack, self.step, self.needs))
+
+    @property
+    def strength(self) -> Estimate:
+        """max(AUC, 1 − AUC) with the interval that the area's implies."""
+        return strength_of(self.auc)
+
+
+@dataclass(frozen=True, eq=False)
+class PairAudit:
+    """Every attack on one pair of models that needs no shadow model.
+
+    `verdict` is against chance, over all rows at `level`: "leak" if any adjusted p-value is below 1 − level; "no leak
+    found" if none is and every interval has a half width of at most `margin`; else "inconclusive". `beyond_retrained`
+    is the same question against a retrained model, None without one. `strongest` is the row furthest from ½; its
+    interval is widened so that it holds for the strongest of so many attacks. `scores` are those of all candidates by
+    attack: of the forgotten examples, whose positions in the forget set are `forget_index`, then of the non-members,
+    whose positions in the test set are `test_index`.
+    """
+
+    rows: tuple[AttackRow, ...]
+    strongest: str
+    strongest_strength: Estimate
+    verdict: Verdict
+    beyond_retrained: Verdict | None
+    not_tried: Mapping[str, str]
+    counts: Mapping[str, int]
+    digests: Mapping[str, str]
+    settings: Mapping[str, Any]
+    threat: tuple[str, ...]
+    notes: tuple[str, ...]
+    level: float
+    margin: float
+    scores: Mapping[Attack, Floats] = field(repr=False)
+    forget_index: Positions = field(repr=False)
+    test_index: Positions = field(repr=False)
+
+    def row(self, name: str) -> AttackRow:
+        """The row of that name, such as "update alignment after span"."""
+        return next(row for row in self.rows if row.name == name)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data with the version of its form; numbers that are not finite are None."""
+        apart = ("rows", "scores", "forget_index", "test_index")
+        about = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
+        about["strongest_strength"] = asdict(self.strongest_strength)
+        rows = [{"name": row.name, **asdict(row), "rates": [r.summary() for r in row.rates]} for row in self.rows]
+        found: dict[str, Any] = plain({"schema_version": SCHEMA_VERSION, "kind": "pair", **about, "rows": rows})
+        return found
+
+
+def rows_of(
+    scores: Mapping[Attack, Floats],
+    positives: int,
+    *,
+    retrained: Mapping[Attack, Floats] | None,
+    null: Mapping[Attack, Floats] | None,
+    level: float,
+    margin: float,
+) -> tuple[AttackRow, ...]:
+    """Rows from scores whose first `positives` are of forgotten examples."""
+    adjusted = holm([area_p_value(s[:positives], s[positives:]) for s in scores.values()])
+    return tuple(
+        _row(attack, found, positives, float(p), retrained, null, level, margin)
+        for (attack, found), p in zip(scores.items(), adjusted, strict=True)
+    )
+
+
+def strongest_of(
+    rows: Sequence[AttackRow], scores: Mapping[Attack, Floats], positives: int, *, level: float
+) -> Estimate:
+    """The strength of the strongest row, with an interval that holds for all rows at once (Bonferroni's)."""
+    best = max(range(len(rows)), key=lambda i: rows[i].strength.value)
+    found = list(scores.values())[best]
+    return strength_of(independent_area(found[:positives], found[positives:], level=1 - (1 - level) / len(rows)))
+
+
+def overall(rows: Sequence[AttackRow], *, level: float, margin: float) -> Verdict:
+    """A leak if one row's adjusted p-value says so; none found if every interval is narrow enough; else open."""
+    if any(row.adjusted_p < 1 - level for row in rows):
+        return "leak"
+    return "no leak found" if all(_half_width(row.auc) <= margin for row in rows) else "inconclusive"
+
+
+def overall_beyond(rows: Sequence[AttackRow], *, level: float, margin: float) -> Verdict | None:
+    """The same against a retrained model, by simultaneous intervals."""
+    found = [row.beyond for row in rows if row.beyond is not None]
+    if not found:
+        return None
+    if any(estimate.low > 0 for estimate in found):
+        return "leak"
+    return "no leak found" if all(estimate.high <= margin for estimate in found) else "inconclusive"
+
+
+def _row(
+    attack: Attack,
+    scores: Floats,
+    positives: int,
+    adjusted: float,
+    retrained: Mapping[Attack, Floats] | None,
+    null: Mapping[Attack, Floats] | None,
+    level: float,
+    margin: float,
+) -> AttackRow:
+    forgotten, never = scores[:positives], scores[positives:]
+    auc = independent_area(forgotten, never, level=level)
+    curve = roc(forgotten, never) if auc.value >= 0.5 else roc(-forgotten, -never)
+    reference = None if retrained is None else retrained.get(attack)
+    apart = None if null is None else null.get(attack)
+    verdict = read_area(auc, margin=margin).verdict
+    return AttackRow(
+        attack.name,
+        attack.step,
+        attack.needs,
+        auc,
+        area_p_value(forgotten, never),
+        adjusted,
+        "inconclusive" if verdict == "leak" and adjusted >= 1 - level else verdict,
+        curve.balanced_accuracy,
+        tuple(independent_rate(curve, fpr, level=level) for fpr in RATES),
+        None if reference is None else independent_area(reference[:positives], reference[positives:], level=level),
+        None if reference is None else _beyond(scores, reference, positives, level, len(retrained or ())),
+        None if apart is None else independent_area(apart[:positives], apart[positives:], level=level),
+    )
+
+
+def _beyond(scores: Floats, reference: Floats, positives: int, level: float, rows: int) -> Estimate:
+    """|AUC − ½| of the audited scores less that of the reference; the interval holds for so many rows at once."""
+    one, other = (_leaning_up(area_influence(s[:positives], s[positives:])) for s in (scores, reference))
+    return area_difference(one, other, level=1 - (1 - level) / rows)
+
+
+def _leaning_up(found: Influence) -> Influence:
+    """The same area, or that of the scores turned around where it is below ½."""
+    return found if found.value >= 0.5 else Influence(1 - found.value, -found.positive, -found.negative)
+
+
+def _half_width(estimate: Estimate) -> float:
+    return (estimate.high - estimate.low) / 2

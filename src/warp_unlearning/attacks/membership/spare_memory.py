@@ -1,0 +1,32 @@
+"""How much memory may be taken for rows of gradients that could also be computed again."""
+
+from __future__ import annotations
+
+import torch
+
+# On a CPU memory is everybody's, and too much of it ends the process; a GPU's is asked how much is left.
+CPU_HELD = 2 * 2**30
+CPU_BATCH = 256 * 2**20
+# More examples at once are no faster.
+LARGEST_BATCH = 128
+# Of what is free on a GPU; the rest is for batches, the chosen columns, and activations.
+GPU_HELD = 0.6
+# A batch of rows exists up to five times at once, beside the activations of its examples.
+GPU_BATCH = 1 / 16
+
+
+def can_hold(size: int, device: torch.device, *, already: int = 0) -> bool:
+    """Whether `size` bytes more may be held on `device`, where this process holds `already` bytes of the kind."""
+    return size <= GPU_HELD * free(device) if device.type == "cuda" else already + size <= CPU_HELD
+
+
+def rows_at_once(row_bytes: int, device: torch.device) -> int:
+    """How many rows of `row_bytes` make a batch."""
+    room = GPU_BATCH * free(device) if device.type == "cuda" else CPU_BATCH
+    return max(1, min(LARGEST_BATCH, int(room) // max(1, row_bytes)))
+
+
+def free(device: torch.device) -> int:
+    """Bytes that torch could still allocate on a GPU, what its allocator keeps in reserve included."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused

@@ -1,0 +1,115 @@
+"""A gate for audits: does what an attacker achieves stay below thresholds? Yes, no, or too little data to say.
+
+A threshold holds if the upper ends of the intervals of all attacks are below it: that is a test at the audit's level,
+without correction, since all must pass. It does not hold if the lower end of one is above it, at the level corrected
+for the number of attacks. Everything between is inconclusive, and never a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import InputError
+from ..stats.intervals import proportion
+
+Answer = Literal["holds", "does not hold", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What is asked: at most this max(AUC, 1 − AUC); at most this far beyond a retrained model; at most the
+    true-positive rate `tpr` at the false-positive rate `fpr`.
+    """
+
+    auc: float | None = None
+    beyond: float | None = None
+    tpr: float | None = None
+    fpr: float = 0.01
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One threshold: what it bounds, the bound, and the answer with its reason."""
+
+    what: str
+    bound: float
+    answer: Answer
+    reason: str
+
+
+def check_audit(audit: Mapping[str, Any], thresholds: Thresholds) -> tuple[Answered, ...]:
+    """An answer to every threshold that is set."""
+    for name, bound, least in (("AUC", thresholds.auc, 0.5), ("excess", thresholds.beyond, 0.0)):
+        if bound is not None and not least <= bound <= 1:
+            raise InputError(f"the largest {name} is {bound}; it must lie between {least} and 1")
+    if thresholds.tpr is not None and not 0 <= thresholds.tpr <= 1:
+        raise InputError(f"the largest true-positive rate is {thresholds.tpr}; it must lie between 0 and 1")
+    answers = []
+    if thresholds.auc is not None:
+        answers.append(_area(audit, thresholds.auc))
+    if thresholds.beyond is not None:
+        answers.append(_beyond(audit["rows"], thresholds.beyond))
+    if thresholds.tpr is not None:
+        answers.append(_rate(audit, thresholds.tpr, thresholds.fpr))
+    if not answers:
+        raise InputError("no threshold was given; give at least one of --max-auc, --max-beyond and --max-tpr")
+    return tuple(answers)
+
+
+def worst(answers: Sequence[Answered]) -> Answer:
+    """No answer may hide another: one that does not hold, then one that is inconclusive, decides."""
+    for answer in ("does not hold", "inconclusive"):
+        if any(found.answer == answer for found in answers):
+            return answer
+    return "holds"
+
+
+def _area(audit: Mapping[str, Any], bound: float) -> Answered:
+    what = "max(AUC, 1 - AUC) of every attack"
+    highest = max(audit["rows"], key=_upper)
+    low = float(audit["strongest_strength"]["low"])
+    if low > bound:
+        reason = f"{audit['strongest']}: at least {low:.3f}, corrected for {len(audit['rows'])} attacks"
+        return Answered(what, bound, "does not hold", reason)
+    reason = f"{highest['name']}: at most {_upper(highest):.3f}"
+    return Answered(what, bound, "holds" if _upper(highest) <= bound else "inconclusive", reason)
+
+
+def _upper(row: Mapping[str, Any]) -> float:
+    return max(float(row["auc"]["high"]), 1 - float(row["auc"]["low"]))
+
+
+def _beyond(rows: Sequence[Mapping[str, Any]], bound: float) -> Answered:
+    what = "excess of |AUC - 1/2| over a retrained model"
+    known = [row for row in rows if row["beyond"] is not None]
+    if not known:
+        return Answered(what, bound, "inconclusive", "the audit has no retrained model to compare with")
+    lowest = max(known, key=lambda row: float(row["beyond"]["low"]))
+    highest = max(known, key=lambda row: float(row["beyond"]["high"]))
+    if lowest["beyond"]["low"] > bound:
+        reason = f"{lowest['name']}: at least {lowest['beyond']['low']:.3f}"
+        return Answered(what, bound, "does not hold", reason)
+    reason = f"{highest['name']}: at most {highest['beyond']['high']:.3f}"
+    return Answered(what, bound, "holds" if highest["beyond"]["high"] <= bound else "inconclusive", reason)
+
+
+def _rate(audit: Mapping[str, Any], bound: float, fpr: float) -> Answered:
+    what = f"true-positive rate at {100 * fpr:g} % false positives"
+    offered = [rate["fpr"] for rate in audit["rows"][0]["rates"]]
+    if fpr not in offered:
+        raise InputError(f"the audit has no rate at a false-positive rate of {fpr}; it has {offered}")
+    rates = [(row["name"], rate) for row in audit["rows"] for rate in row["rates"] if rate["fpr"] == fpr]
+    open_ones = [rate for _, rate in rates if not rate["resolved"]]
+    if open_ones:
+        reason = f"{open_ones[0]['negatives']} examples never seen cannot resolve it; {round(10 / fpr):,} are needed"
+        return Answered(what, bound, "inconclusive", reason)
+    positives, level = int(audit["counts"]["forgotten"]), 1 - (1 - float(audit["level"])) / len(rates)
+    for name, rate in rates:
+        low = proportion(round(rate["tpr"]["value"] * positives), positives, level=level).low
+        if low > bound:
+            return Answered(what, bound, "does not hold", f"{name}: at least {low:.3f}")
+    name, highest = max(rates, key=lambda pair: float(pair[1]["tpr"]["high"]))
+    high = float(highest["tpr"]["high"])
+    return Answered(what, bound, "holds" if high <= bound else "inconclusive", f"{name}: at most {high:.3f}")

@@ -1,0 +1,172 @@
+"""Audit two checkpoints of a known model: `warp audit pair`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..attacks.membership.pair_audit import audit_pair
+from ..attacks.membership.pair_report import PairAudit
+from ..config.resolve import RESOLVED, as_plain
+from ..data.digest import array_digest
+from ..data.split_folder import load_split
+from ..data.splits import IndexArray
+from ..errors import DataError, InputError
+from ..models.digest import model_digest
+from ..runs.directory import RunDirectory, open_run, start_run
+from ..stats.reading import MARGIN
+from ..unlearning.record import DeletionRecord, now
+from .audit_results import AUDIT, SCORES, write_scores
+from .evaluate import check_one_data_set, check_reference
+from .source import Builder, Source, choose_device, load_source, read_indices
+
+
+@dataclass(frozen=True)
+class PairRequest:
+    """The models, what was forgotten (by default what the run at `after` forgot), and where the results go.
+
+    `steps` are pre-steps that may undo a defence: by default all, or none for a run that used no defence. The deletion
+    record of `after` grows the verdict, unless `record` is False.
+    """
+
+    before: Path
+    after: Path
+    forget: Path | None = None
+    retrained: Sequence[Path] = ()
+    out: Path | None = None
+    steps: Sequence[str] | None = None
+    background: int = 1000
+    probes: int = 512
+    margin: float = MARGIN
+    seed: int = 0
+    record: bool = True
+    config_file: Path | None = None
+    overrides: Sequence[str] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class PairOutcome:
+    """The audit as plain data, and whether the deletion record has its verdict."""
+
+    audit: dict[str, Any]
+    recorded: bool
+
+
+def audit_pair_run(request: PairRequest, *, builder: Builder | None = None) -> PairOutcome:
+    """Audit the pair, or do nothing where the run at `out` is complete."""
+    paths = {"original": request.before, "unlearned": request.after}
+    paths |= {f"retrained {i + 1}": path for i, path in enumerate(request.retrained)}
+    sources = {
+        name: load_source(path, config_file=request.config_file, overrides=request.overrides, builder=builder)
+        for name, path in paths.items()
+    }
+    check_one_data_set(sources)
+    forget = _forget(request, sources["original"])
+    for i, path in enumerate(request.retrained):
+        check_reference(sources[f"retrained {i + 1}"], forget, path)
+    run = _run(request, sources, forget)
+    if run is not None and run.complete:
+        plain = run.read_json(AUDIT)
+    else:
+        audit = _audit(request, sources, forget)
+        plain = audit.as_json() | {"date": now()}
+        if run is not None:
+            write_scores(run.path / SCORES, audit)
+            run.write_json(AUDIT, plain)
+            run.finish()
+    recorded = request.record and _grow_record(request.after, sources["unlearned"], plain)
+    return PairOutcome(plain, recorded)
+
+
+def verdict_of(audit: dict[str, Any]) -> dict[str, Any]:
+    """What a deletion record keeps of an audit; the digest ties it to the whole."""
+    kept = ("kind", "date", "verdict", "beyond_retrained", "strongest", "strongest_strength", "counts", "level")
+    digest = sha256(dumps(audit, sort_keys=True).encode()).hexdigest()
+    return {name: audit[name] for name in kept} | {"attacks": len(audit["rows"]), "audit_digest": digest}
+
+
+def _forget(request: PairRequest, original: Source) -> IndexArray:
+    count = len(original.data.train)
+    if request.forget is not None:
+        forget = read_indices(request.forget, count=count, what="forget")
+    elif (request.after / "split").is_dir():
+        split = load_split(request.after / "split", train_count=count, test_count=len(original.data.test))
+        forget = split.forget
+    else:
+        raise InputError(
+            f"nothing says which examples {request.after} forgot; give --forget FILE.npy of their positions"
+        )
+    if original.known is not None:
+        unknown = np.setdiff1d(forget, original.known)
+        if len(unknown):
+            raise DataError(
+                f"the original model never learned from {len(unknown)} of the {len(forget)} examples to forget (first: "
+                f"{unknown[0]}); give the model from before the request, or leave them out"
+            )
+    return forget
+
+
+def _run(request: PairRequest, sources: dict[str, Source], forget: IndexArray) -> RunDirectory | None:
+    if request.out is None:
+        return None
+    found = {
+        "models": {name: model_digest(source.model) for name, source in sources.items()},
+        "forget": array_digest(forget),
+        "steps": list(_steps(request, sources["unlearned"]) or ()),
+        "background": request.background,
+        "probes": request.probes,
+        "margin": request.margin,
+        "seed": request.seed,
+    }
+    return start_run(request.out, kind="audit pair", config=as_plain(sources["original"].config) | {RESOLVED: found})
+
+
+def _steps(request: PairRequest, unlearned: Source) -> Sequence[str] | None:
+    """What was asked for; else "naive" alone where the record says that there was no defence, and all otherwise."""
+    if request.steps is not None:
+        return request.steps
+    done = unlearned.record.deletions
+    return ("naive",) if done and all(deletion.defense is None for deletion in done) else None
+
+
+def _audit(request: PairRequest, sources: dict[str, Source], forget: IndexArray) -> PairAudit:
+    original = sources["original"]
+    device = choose_device(original.config.device)
+    everything = np.arange(len(original.data.train)) if original.known is None else original.known
+    retain = np.setdiff1d(np.setdiff1d(everything, forget), original.validation)
+    forgotten, retained = (original.data.train.select(torch.from_numpy(i)).to(device) for i in (forget, retain))
+    models = {name: source.model.to(device).eval() for name, source in sources.items()}
+    return audit_pair(
+        models["original"],
+        models["unlearned"],
+        forget=forgotten,
+        retain=retained if len(retain) else None,
+        test=original.data.test.to(device),
+        retrained=[model for name, model in models.items() if name.startswith("retrained")],
+        steps=_steps(request, sources["unlearned"]),
+        background=request.background,
+        probes=request.probes,
+        margin=request.margin,
+        seed=request.seed,
+    )
+
+
+def _grow_record(path: Path, unlearned: Source, audit: dict[str, Any]) -> bool:
+    """Add the verdict to the record of the run at `path`, if that is of this model; once."""
+    record, verdict = unlearned.record, verdict_of(audit)
+    digest = audit["digests"]["unlearned"]
+    if not path.is_dir() or not record.deletions or record.deletions[-1].unlearned != digest:
+        return False
+    earlier = record.deletions[-1].verdicts.get("audits", [])
+    if any(known.get("audit_digest") == verdict["audit_digest"] for known in earlier):
+        return True
+    grown: DeletionRecord = record.audited(digest, verdict)
+    open_run(path).amend_json("record.json", grown.as_json())
+    return True

@@ -1,0 +1,185 @@
+"""The pair audit on networks of which it is known what they leak."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from warp_unlearning import ChangeOfBasis, teleport
+from warp_unlearning.attacks.membership.confidence import logit_confidence
+from warp_unlearning.attacks.membership.pair_audit import audit_pair
+from warp_unlearning.attacks.membership.pair_report import PairAudit
+from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.errors import DataError, InputError
+from warp_unlearning.training.scoring import logits
+from warp_unlearning.workflows.planted_leak import (
+    PlantedProblem,
+    forgotten_too_well,
+    planted_problem,
+    stepped_up,
+)
+
+
+@pytest.fixture(scope="module")
+def problem() -> PlantedProblem:
+    return planted_problem(20)
+
+
+def audited(problem: PlantedProblem, one: nn.Module, other: nn.Module, **settings: Any) -> PairAudit:
+    given = {"forget": problem.forget, "test": problem.test, "retain": problem.retain, "steps": ("naive",)}
+    return audit_pair(one, other, **(given | settings))
+
+
+def test_a_model_that_forgot_nothing_is_found_by_attacks_on_it_alone(problem: PlantedProblem) -> None:
+    found = audited(problem, problem.original, stepped_up(problem.original, problem.retain, length=0.01))
+    assert found.verdict == "leak"
+    for name, at_least in (("confidence", 0.9), ("gradient norm", 0.9), ("gradient difference", 0.8)):
+        assert found.row(name).strength.value > at_least
+        assert found.row(name).verdict == "leak"
+    assert found.strongest_strength.value == max(row.strength.value for row in found.rows)
+    assert found.strongest_strength.low < found.row(found.strongest).strength.low
+
+
+def test_one_that_forgot_too_well_is_found_by_what_changed(problem: PlantedProblem) -> None:
+    found = audited(problem, problem.original, forgotten_too_well(problem))
+    assert found.strongest == "confidence drop"
+    assert found.strongest_strength.low > 0.9
+
+
+def test_an_area_is_that_of_the_scores_it_names(problem: PlantedProblem) -> None:
+    after = forgotten_too_well(problem)
+    found = audited(problem, problem.original, after)
+    forgotten = problem.forget.select(torch.from_numpy(found.forget_index))
+    never = problem.test.select(torch.from_numpy(found.test_index))
+    scores = []
+    for part in (forgotten, never):
+        phi = [logit_confidence(logits(m, part).numpy(), part.y.numpy()) for m in (problem.original, after)]
+        scores.append(phi[0] - phi[1])
+    truth = [1] * len(forgotten) + [0] * len(never)
+    assert found.row("confidence drop").auc.value == pytest.approx(roc_auc_score(truth, np.concatenate(scores)))
+    assert found.counts == {"forgotten": 100, "never seen": len(never), "background": 432, "probes": 400}
+
+
+def test_two_retrained_models_tell_nothing(problem: PlantedProblem) -> None:
+    found = audited(problem, *problem.retrained, steps=None)
+    assert len(found.rows) == 23
+    assert found.verdict != "leak"
+    assert found.strongest_strength.low == 0.5
+    assert min(row.adjusted_p for row in found.rows) > 0.05
+
+
+def test_a_retrained_model_shows_what_even_retraining_reveals(problem: PlantedProblem) -> None:
+    found = audited(problem, problem.original, problem.retrained[0], retrained=problem.retrained)
+    drop = found.row("confidence drop")
+    assert drop.auc.value > 0.9
+    # The audited model is the reference, so nothing goes beyond it.
+    assert drop.retrained == drop.auc
+    assert drop.beyond is not None
+    assert (drop.beyond.value, found.beyond_retrained) == (0.0, "no leak found")
+    assert drop.null is not None
+    assert drop.null.low < 0.5 < drop.null.high
+    found = audited(problem, problem.original, problem.original, retrained=problem.retrained[0])
+    assert found.beyond_retrained == "leak"
+    confidence = found.row("confidence")
+    assert confidence.beyond is not None
+    assert confidence.beyond.low > 0.3
+    assert confidence.null is None
+
+
+def test_a_change_of_basis_hides_an_update_from_the_naive_attacker_alone(problem: PlantedProblem) -> None:
+    few = TensorExamples(problem.forget.x[:12], problem.forget.y[:12])
+    start = problem.retrained[0]
+    moved, _ = teleport(stepped_up(start, few), ChangeOfBasis(), retain=problem.retain, seed=20)
+    found = audited(problem, start, moved, forget=few, steps=None)
+    assert found.row("update alignment").strength.value < 0.75
+    assert found.row("update alignment after canonical").auc.value > 0.9
+    plain = audited(problem, start, stepped_up(start, few), forget=few)
+    assert plain.row("update alignment").auc.value == pytest.approx(
+        found.row("update alignment after canonical").auc.value, abs=0.01
+    )
+
+
+def test_results_are_plain_data(problem: PlantedProblem) -> None:
+    found = audited(problem, problem.original, problem.retrained[0], retrained=problem.retrained[0])
+    plain = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert (plain["schema_version"], plain["kind"]) == (1, "pair")
+    assert [row["name"] for row in plain["rows"]] == [row.name for row in found.rows]
+    negatives = found.counts["never seen"]
+    assert plain["rows"][0]["rates"][0] == {"fpr": 0.0001, "resolved": False, "negatives": negatives, "tpr": None}
+    assert plain["digests"]["original"] != plain["digests"]["unlearned"]
+    assert any("no shadow model" in line for line in plain["threat"])
+
+
+def test_models_are_left_as_they_are_and_train_mode_is_said(problem: PlantedProblem) -> None:
+    other = deepcopy(problem.original).train()
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    found = audited(problem, problem.original, other)
+    assert other.training
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+    assert "the unlearned model was given in train mode and scored in eval mode" in found.notes
+
+
+def test_identical_models_rank_nothing_by_their_difference(problem: PlantedProblem) -> None:
+    found = audited(problem, problem.original, deepcopy(problem.original))
+    row = found.row("gradient difference")
+    assert (row.auc.value, row.auc.low, row.auc.high, row.verdict) == (0.5, 0.0, 1.0, "inconclusive")
+    assert any(note.startswith("gradient difference: all scores are equal") for note in found.notes)
+
+
+def test_the_same_seed_gives_the_same_audit(problem: PlantedProblem) -> None:
+    draws = [audited(problem, *problem.retrained, seed=seed) for seed in (3, 3, 4)]
+    assert draws[0].as_json() == draws[1].as_json()
+    assert not np.array_equal(draws[0].test_index, draws[2].test_index)
+
+
+class Branching(nn.Module):
+    """A network whose way depends on the shape, or on a value, of its input."""
+
+    def __init__(self, inner: nn.Module, *, on_value: bool) -> None:
+        super().__init__()
+        self.inner, self.on_value = inner, on_value
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        usual = bool(x.sum() > -1e9) if self.on_value else bool(x.shape[0] > 0)
+        return self.inner(x) if usual else x
+
+
+def test_what_cannot_be_tried_is_listed_with_the_reason(problem: PlantedProblem) -> None:
+    one, other = (Branching(deepcopy(model), on_value=True).eval() for model in problem.retrained)
+    found = audited(problem, one, other)
+    assert [row.name for row in found.rows] == ["confidence", "confidence drop", "gradient norm", "gradient difference"]
+    assert list(found.not_tried) == ["update alignment"]
+
+
+def test_a_step_that_cannot_apply_is_listed(problem: PlantedProblem) -> None:
+    one, other = (Branching(deepcopy(model), on_value=False).eval() for model in problem.retrained)
+    found = audited(problem, one, other, steps=("naive", "canonical"))
+    assert list(found.not_tried) == ["after canonical"]
+    assert {row.step for row in found.rows} == {"naive"}
+
+
+def test_bad_input(problem: PlantedProblem) -> None:
+    joined = TensorExamples(
+        torch.cat([problem.forget.x[:3], problem.test.x]), torch.cat([problem.forget.y[:3], problem.test.y])
+    )
+    with pytest.raises(DataError, match=r"3 test examples are also in the forget set \(first: test row 0\)"):
+        audited(problem, problem.original, problem.original, test=joined)
+    with pytest.raises(InputError, match="there is no pre-step 'canonic'"):
+        audited(problem, problem.original, problem.original, steps=("canonic",))
+    with pytest.raises(InputError, match="give at least"):
+        audited(problem, problem.original, problem.original, steps=())
+    with pytest.raises(InputError, match="probes is 0"):
+        audited(problem, problem.original, problem.original, probes=0)
+    with pytest.raises(InputError, match="one architecture"):
+        audited(problem, problem.original, nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval())
+    wrong = TensorExamples(problem.forget.x.clone(), problem.forget.y)
+    wrong.x[2] = float("nan")
+    with pytest.raises(DataError, match="row 2"):
+        audited(problem, problem.original, problem.original, forget=wrong)

@@ -1,0 +1,35 @@
+import pytest
+import torch
+
+from warp_unlearning.attacks.membership import spare_memory
+from warp_unlearning.attacks.membership.spare_memory import CPU_BATCH, CPU_HELD, LARGEST_BATCH, can_hold, rows_at_once
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_a_cpu_holds_up_to_a_fixed_size() -> None:
+    assert can_hold(CPU_HELD, CPU)
+    assert not can_hold(CPU_HELD + 1, CPU)
+    assert not can_hold(CPU_HELD, CPU, already=1)
+
+
+def test_a_gpu_holds_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare_memory, "free", lambda device: 1000)
+    assert can_hold(600, GPU, already=10**12)  # what is held is no longer free
+    assert not can_hold(601, GPU)
+    assert rows_at_once(10, GPU) == 6
+
+
+def test_batches_fit_and_are_never_empty() -> None:
+    assert rows_at_once(CPU_BATCH // 5, CPU) == 5
+    assert rows_at_once(10 * CPU_BATCH, CPU) == 1
+    assert rows_at_once(1, CPU) == LARGEST_BATCH
+
+
+@pytest.mark.gpu
+def test_free_memory_falls_by_what_is_taken() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    before = spare_memory.free(GPU)
+    taken = torch.empty(2**28, dtype=torch.uint8, device=GPU)
+    assert before - spare_memory.free(GPU) == pytest.approx(len(taken), rel=0.1)

@@ -1,0 +1,230 @@
+"""`warp audit pair`, `check` and `diff`, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warp_unlearning.runs.directory import open_run
+
+Warp = Callable[..., Any]
+FORGET = ("--forget-fraction", "0.1")
+
+
+@pytest.fixture(scope="module")
+def runs(warp: Warp, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An unlearned model, a defended one, a retrained one, and the audit of the first."""
+    folder = tmp_path_factory.mktemp("audits")
+    made = {name: folder / name for name in ("unlearned", "defended", "retrained", "audit")}
+    assert warp("unlearn", trained, "--out", made["unlearned"], "--method", "ngp", *FORGET).code == 0
+    defended = ("--method", "ngp", "--defense", "cob", "--defense-seed", "1")
+    assert warp("unlearn", trained, "--out", made["defended"], *defended, *FORGET).code == 0
+    assert warp("unlearn", trained, "--out", made["retrained"], "--method", "retrain", *FORGET).code == 0
+    answer = warp("audit", "pair", trained, made["unlearned"], "--retrained", made["retrained"], "--out", made["audit"])
+    assert (answer.code, answer.err) == (0, "")
+    (folder / "audit.txt").write_text(answer.out)
+    return made
+
+
+def audit_of(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((path / "audit.json").read_text())
+    return found
+
+
+def test_a_user_reads_the_verdict_first_and_then_every_attack(runs: dict[str, Path]) -> None:
+    lines = (runs["audit"].parent / "audit.txt").read_text().splitlines()
+    found = audit_of(runs["audit"])
+    assert lines[0].startswith(f"{found['verdict']}: the strongest of 5 attacks, {found['strongest']}, has max(AUC")
+    assert lines[1] == f"beyond what a retrained model reveals: {found['beyond_retrained']}"
+    starred = [line for line in lines if line.lstrip().startswith(f"{found['strongest']} *")]
+    assert len(starred) == 1
+    assert "unresolved" in starred[0]
+    assert all(any(line.lstrip().startswith(row["name"]) for line in lines) for row in found["rows"])
+    assert f"the deletion record of {runs['unlearned']} holds this verdict" in lines
+
+
+def test_results_and_scores_are_private_and_complete(runs: dict[str, Path]) -> None:
+    for name in ("audit.json", "scores.npz"):
+        assert stat.S_IMODE((runs["audit"] / name).stat().st_mode) == 0o600
+    assert open_run(runs["audit"]).kind == "audit pair"
+    found = audit_of(runs["audit"])
+    with np.load(runs["audit"] / "scores.npz", allow_pickle=False) as scores:
+        assert {row["name"] for row in found["rows"]} | {"forget_index", "test_index"} == set(scores.files)
+        assert len(scores["confidence"]) == found["counts"]["forgotten"] + found["counts"]["never seen"]
+
+
+def test_the_deletion_record_grows_the_verdict_once(warp: Warp, trained: Path, runs: dict[str, Path]) -> None:
+    record = json.loads((runs["unlearned"] / "record.json").read_text())
+    (verdict,) = record["deletions"][-1]["verdicts"]["audits"]
+    found = audit_of(runs["audit"])
+    assert verdict["verdict"] == found["verdict"]
+    assert verdict["attacks"] == 5
+    pair = (trained, runs["unlearned"], "--retrained", runs["retrained"], "--out", runs["audit"])
+    again = warp("audit", "pair", *pair, "--json")
+    assert json.loads(again.out) == found
+    assert json.loads((runs["unlearned"] / "record.json").read_text()) == record
+    open_run(runs["unlearned"])
+    # The run can be used as before.
+    assert warp("evaluate", trained, runs["unlearned"]).code == 0
+
+
+def test_a_run_without_a_record_to_grow_is_left_alone(warp: Warp, trained: Path, runs: dict[str, Path]) -> None:
+    before = (runs["retrained"] / "record.json").read_bytes()
+    answer = warp("audit", "pair", trained, runs["retrained"], "--no-record")
+    assert answer.code == 0
+    assert "holds this verdict" not in answer.out
+    assert "no reference: without a retrained model" in answer.out
+    assert (runs["retrained"] / "record.json").read_bytes() == before
+
+
+def test_a_defended_model_meets_attackers_who_undo_it(warp: Warp, trained: Path, runs: dict[str, Path]) -> None:
+    answer = warp("audit", "pair", trained, runs["defended"], "--json", "--no-record", "--probes", "64")
+    found = json.loads(answer.out)
+    assert {row["step"] for row in found["rows"]} >= {"naive", "canonical", "span", "scale-free", "input-layer"}
+    some = warp("audit", "pair", trained, runs["defended"], "--json", "--no-record", "--step", "canonical")
+    assert {row["step"] for row in json.loads(some.out)["rows"]} == {"naive", "canonical"}
+
+
+def test_weight_files_need_to_be_told_what_was_forgotten(
+    warp: Warp, trained: Path, runs: dict[str, Path], tmp_path: Path, small: tuple[str, ...]
+) -> None:
+    files = (trained / "model.safetensors", runs["unlearned"] / "model.safetensors")
+    answer = warp("audit", "pair", *files, *small)
+    assert (answer.code, answer.out) == (2, "")
+    assert "give --forget FILE.npy" in answer.err
+    np.save(tmp_path / "forget.npy", np.load(runs["unlearned"] / "split" / "forget.npy"))
+    told = warp("audit", "pair", *files, "--forget", tmp_path / "forget.npy", "--step", "naive", "--json", *small)
+    assert told.code == 0
+    assert json.loads(told.out)["digests"]["unlearned"] == audit_of(runs["audit"])["digests"]["unlearned"]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "code", "word"),
+    [
+        (("--max-auc", "1.0"), 0, "holds: "),
+        (("--max-auc", "0.5"), 3, "inconclusive: "),
+        (("--max-beyond", "1"), 0, "holds: "),
+        (("--max-tpr", "1", "--at-fpr", "0.05"), 0, "holds: "),
+        (("--max-tpr", "1", "--at-fpr", "0.001"), 3, "10,000 are needed"),
+        (("--max-auc", "1.0", "--max-tpr", "1"), 3, "inconclusive: "),
+    ],
+)
+def test_a_gate_passes_only_what_is_shown(
+    warp: Warp, runs: dict[str, Path], threshold: tuple[str, ...], code: int, word: str
+) -> None:
+    answer = warp("audit", "check", runs["audit"], *threshold)
+    assert (answer.code, answer.err) == (code, "")
+    assert word in answer.out
+    assert json.loads(warp("audit", "check", runs["audit"] / "audit.json", *threshold, "--json").out)["thresholds"]
+
+
+def test_a_leak_does_not_hold(warp: Warp, runs: dict[str, Path], tmp_path: Path) -> None:
+    found = audit_of(runs["audit"])
+    found["strongest_strength"] = {"value": 0.9, "low": 0.85, "high": 0.95}
+    (tmp_path / "leak.json").write_text(json.dumps(found))
+    answer = warp("audit", "check", tmp_path / "leak.json", "--max-auc", "0.8")
+    assert answer.code == 1
+    assert answer.out.startswith("does not hold: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no threshold was given"),
+        (("--max-auc", "0.4"), "the largest AUC is 0.4"),
+        (("--max-tpr", "0.1", "--at-fpr", "0.02"), "no rate at a false-positive rate of 0.02"),
+    ],
+)
+def test_thresholds_that_make_no_sense(
+    warp: Warp, runs: dict[str, Path], arguments: tuple[str, ...], message: str
+) -> None:
+    answer = warp("audit", "check", runs["audit"], *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+
+
+def test_results_that_are_no_audit_are_refused(warp: Warp, runs: dict[str, Path], tmp_path: Path) -> None:
+    found = audit_of(runs["audit"])
+    cases = {
+        "other.json": (json.dumps(found | {"schema_version": 99}), "has schema version 99; this program reads 1"),
+        "kind.json": (json.dumps(found | {"kind": "cake"}), "holds no audit of a pair"),
+        "broken.json": ("{", "cannot be read"),
+        "list.json": ("[]", "has schema version None"),
+    }
+    for name, (text, message) in cases.items():
+        (tmp_path / name).write_text(text)
+        answer = warp("audit", "check", tmp_path / name, "--max-auc", "0.9")
+        assert answer.code == 2
+        assert message in answer.err
+    assert "there is no audit" in warp("audit", "diff", tmp_path / "none", runs["audit"]).err
+
+
+def test_what_changed_between_two_audits(warp: Warp, trained: Path, runs: dict[str, Path], tmp_path: Path) -> None:
+    other = tmp_path / "defended"
+    assert warp("audit", "pair", trained, runs["defended"], "--out", other, "--step", "canonical").code == 0
+    answer = warp("audit", "diff", runs["audit"], other)
+    assert answer.code == 0
+    assert "digests.unlearned: " in answer.out
+    assert "second - first" in answer.out
+    assert "only in the second: gradient difference after canonical, update alignment after canonical" in answer.out
+    found = json.loads(warp("audit", "diff", runs["audit"], other, "--json").out)
+    by_name = {change["name"]: change for change in found["changes"]}
+    # A change of basis leaves the outputs, and so the attacks on them, as they were.
+    drop = by_name["confidence"]["difference"]
+    assert abs(drop["value"]) < 0.01
+    assert drop["value"] == pytest.approx(
+        by_name["confidence"]["second"]["value"] - by_name["confidence"]["first"]["value"]
+    )
+    same = json.loads(warp("audit", "diff", other, other, "--json").out)
+    assert (same["facts"], same["paired"]) == ({}, True)
+    alone = warp("audit", "diff", runs["audit"] / "audit.json", other)
+    assert "their differences have no interval" in alone.out
+
+
+def test_an_original_that_never_knew_what_was_forgotten(
+    warp: Warp, trained: Path, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    np.save(tmp_path / "held.npy", np.load(trained / "validation.npy")[:5])
+    answer = warp("audit", "pair", trained, runs["unlearned"], "--forget", tmp_path / "held.npy")
+    assert answer.code == 2
+    assert "never learned from 5 of the 5 examples" in answer.err
+    swapped = warp("audit", "pair", trained, runs["unlearned"], "--retrained", runs["unlearned"])
+    assert "so it is no reference" in swapped.err
+
+
+def test_a_plan_in_words_and_as_json(warp: Warp) -> None:
+    asked = ("--points", "5000", "--half-width", "0.01", "--training-seconds", "7", "--unlearning-seconds", "1")
+    answer = warp("audit", "plan", *asked, "--fpr", "0.001")
+    assert answer.code == 0
+    plan = json.loads(warp("audit", "plan", *asked, "--fpr", "0.001", "--json").out)
+    assert answer.out.startswith(f"{plan['shadows']} shadows, {plan['models']} unlearned models")
+    assert plan["negatives"] >= plan["negatives_needed"] == 10_000
+    refused = warp("audit", "plan", *asked, "--fpr", "2")
+    assert (refused.code, refused.out) == (2, "")
+
+
+def test_the_self_test_says_what_failed(warp: Warp, monkeypatch: pytest.MonkeyPatch) -> None:
+    from warp_unlearning.stats.intervals import Estimate
+    from warp_unlearning.workflows import selftest
+
+    checks = [
+        selftest.Check("a model", "confidence", "a leak", Estimate(0.95, 0.9, 0.98), True),
+        selftest.Check("another", "U-LiRA", "no leak", Estimate(0.7, 0.6, 0.8), False),
+    ]
+    monkeypatch.setattr(selftest, "_checks", lambda seed: iter(checks))
+    answer = warp("selftest")
+    assert answer.code == 1
+    assert answer.out.splitlines() == [
+        "holds: a model, confidence: max(AUC, 1 - AUC) 0.950 [0.900, 0.980]; expected a leak",
+        "DOES NOT HOLD: another, U-LiRA: max(AUC, 1 - AUC) 0.700 [0.600, 0.800]; expected no leak",
+        "1 of 2 checks hold",
+    ]
+    assert json.loads(warp("selftest", "--json").out)["checks"][1]["holds"] is False
+    monkeypatch.setattr(selftest, "_checks", lambda seed: iter(checks[:1]))
+    assert warp("selftest").code == 0
