@@ -74,6 +74,18 @@ def test_the_deletion_record_grows_the_verdict_once(warp: Warp, trained: Path, r
     assert warp("evaluate", trained, runs["unlearned"]).code == 0
 
 
+def test_a_verdict_on_something_else_is_not_the_deletions(
+    warp: Warp, trained: Path, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    before = (runs["unlearned"] / "record.json").read_bytes()
+    np.save(tmp_path / "some.npy", np.load(runs["unlearned"] / "split" / "forget.npy")[:50])
+    answer = warp("audit", "pair", trained, runs["unlearned"], "--forget", tmp_path / "some.npy")
+    assert (
+        "no deletion record holds this verdict: the audit's forget set is not that of the last deletion" in answer.out
+    )
+    assert (runs["unlearned"] / "record.json").read_bytes() == before
+
+
 def test_a_run_without_a_record_to_grow_is_left_alone(warp: Warp, trained: Path, runs: dict[str, Path]) -> None:
     before = (runs["retrained"] / "record.json").read_bytes()
     answer = warp("audit", "pair", trained, runs["retrained"], "--no-record")
@@ -131,6 +143,15 @@ def test_a_leak_does_not_hold(warp: Warp, runs: dict[str, Path], tmp_path: Path)
     answer = warp("audit", "check", tmp_path / "leak.json", "--max-auc", "0.8")
     assert answer.code == 1
     assert answer.out.startswith("does not hold: ")
+    for row in found["rows"]:
+        row["beyond"] = {"value": 0.3, "low": 0.2, "high": 0.4}
+        rate = next(rate for rate in row["rates"] if rate["fpr"] == 0.05)
+        rate["tpr"] = {"value": 0.6, "low": 0.5, "high": 0.7}
+    (tmp_path / "leak.json").write_text(json.dumps(found))
+    assert warp("audit", "check", tmp_path / "leak.json", "--max-beyond", "0.1").code == 1
+    assert warp("audit", "check", tmp_path / "leak.json", "--max-tpr", "0.3", "--at-fpr", "0.05").code == 1
+    # Within the interval that is corrected for the number of attacks.
+    assert warp("audit", "check", tmp_path / "leak.json", "--max-tpr", "0.49", "--at-fpr", "0.05").code == 3
 
 
 @pytest.mark.parametrize(
@@ -155,6 +176,8 @@ def test_results_that_are_no_audit_are_refused(warp: Warp, runs: dict[str, Path]
         "other.json": (json.dumps(found | {"schema_version": 99}), "has schema version 99; this program reads 1"),
         "kind.json": (json.dumps(found | {"kind": "cake"}), "holds no audit of a pair"),
         "broken.json": ("{", "cannot be read"),
+        "row.json": (json.dumps(found | {"rows": [{"name": "x"}]}), "is damaged: rows[0]"),
+        "counts.json": (json.dumps(found | {"counts": None}), "is damaged: counts"),
         "list.json": ("[]", "has schema version None"),
     }
     for name, (text, message) in cases.items():

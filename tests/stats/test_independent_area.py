@@ -91,3 +91,11 @@ def test_what_is_refused() -> None:
         independent_area([1.0, np.nan], [1.0, 2.0])
     with pytest.raises(InputError, match="same examples"):
         area_difference(area_influence([1.0, 2.0], [0.0, 1.0]), area_influence([1.0, 2.0], [0.0, 1.0, 2.0]))
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
+@pytest.mark.parametrize("shift", [0.0, 1.5])
+def test_few_scores_have_wide_intervals(count: int, shift: float) -> None:
+    draw, truth = np.random.default_rng(23), norm.cdf(shift / np.sqrt(2))
+    found = [independent_area(draw.normal(shift, 1, count), draw.normal(0, 1, 226)) for _ in range(400)]
+    assert np.mean([e.low <= truth <= e.high for e in found]) > 0.96

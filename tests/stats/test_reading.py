@@ -12,8 +12,9 @@ from warp_unlearning.stats.reading import read_area
     [
         (Estimate(0.6, 0.51, 0.7), "leak", "positives higher", 0.6),
         (Estimate(0.1, 0.05, 0.2), "leak", "positives lower", 0.9),
-        (Estimate(0.505, 0.49, 0.52), "no leak found", "positives higher", 0.505),
+        (Estimate(0.505, 0.49, 0.519), "no leak found", "positives higher", 0.505),
         (Estimate(0.5, 0.481, 0.519), "no leak found", "none", 0.5),
+        (Estimate(0.519, 0.4995, 0.5385), "inconclusive", "positives higher", 0.519),
         (Estimate(0.52, 0.47, 0.57), "inconclusive", "positives higher", 0.52),
         (Estimate(0.5, 0.0, 1.0), "inconclusive", "none", 0.5),
     ],

@@ -68,6 +68,8 @@ def pair(
     show(outcome.audit)
     if outcome.recorded:
         typer.echo(f"the deletion record of {after} holds this verdict")
+    elif outcome.unrecorded and after.is_dir():
+        typer.echo(f"note: no deletion record holds this verdict: {outcome.unrecorded}")
     if out is not None:
         typer.echo(f"written to {out}")
 

@@ -16,7 +16,5 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    console = Console(soft_wrap=True)
-    if not console.is_terminal:
-        console = Console(width=400)
-    console.print(table, markup=False)
+    # As wide as the rows are: a terminal that is narrower breaks lines, and cuts no number.
+    Console(width=400).print(table, markup=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -15,6 +15,7 @@ from ..runs.yaml_text import load_yaml
 from ..training.recipe import RECIPES
 from .schema import Config
 
+Schema = TypeVar("Schema", bound=BaseModel)
 RESOLVED = "resolved"
 """The section of a run's config.yaml that says what the run found when it started. It sets nothing."""
 
@@ -23,13 +24,24 @@ def resolve(
     *, base: Mapping[str, Any] | None = None, file: Path | None = None, overrides: Sequence[str] = ()
 ) -> Config:
     """The configuration of `file` over `base`, then each override "key.sub=value" (the value as YAML) over that."""
+    return resolve_as(Config, base=base, file=file, overrides=overrides)
+
+
+def resolve_as(
+    schema: type[Schema],
+    *,
+    base: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+) -> Schema:
+    """The same for another schema."""
     data: dict[str, Any] = _merged(dict(base or {}), _read(file) if file else {})
     for override in overrides:
         data = _merged(data, parse_override(override))
     try:
-        return Config.model_validate(_with_recipe(data))
+        return schema.model_validate(_with_recipe(data))
     except ValidationError as error:
-        raise InputError(_first_problem(error)) from error
+        raise InputError(_first_problem(error, schema)) from error
 
 
 def _with_recipe(data: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +53,7 @@ def _with_recipe(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "training": {**asdict(RECIPES[name]), **training}}
 
 
-def as_plain(config: Config) -> dict[str, Any]:
+def as_plain(config: BaseModel) -> dict[str, Any]:
     """The configuration as plain data, to be written beside results."""
     return config.model_dump(mode="json")
 
@@ -89,20 +101,20 @@ def _merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _first_problem(error: ValidationError) -> str:
+def _first_problem(error: ValidationError, schema: type[BaseModel]) -> str:
     problem = error.errors()[0]
     where = [str(part) for part in problem["loc"]]
     name = ".".join(where)
     if problem["type"] == "extra_forbidden":
         section = ".".join(where[:-1]) or "the configuration"
-        return f"{section} has no key {where[-1]!r}; {nearest(where[-1], _keys(where[:-1]))}"
+        return f"{section} has no key {where[-1]!r}; {nearest(where[-1], _keys(schema, where[:-1]))}"
     return f"{name or 'the configuration'} is {problem.get('input')!r}: {problem['msg']}"
 
 
-def _keys(path: Sequence[str]) -> list[str]:
-    model: type[BaseModel] = Config
+def _keys(schema: type[BaseModel], path: Sequence[str]) -> list[str]:
+    model = schema
     for part in path:
-        kind = model.model_fields[part].annotation
+        kind = model.model_fields[part].annotation if part in model.model_fields else None
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             model = kind
     return list(model.model_fields)

@@ -8,11 +8,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """A section that knows its keys and does not change."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """Which examples."""
 
     name: str = Field(default="digits", description="digits, cifar10, fashion_mnist, npz or folder")
@@ -23,7 +25,7 @@ class DataConfig(_Section):
     )
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """Which network; a network of your own is given by --model on the command line."""
 
     name: str = Field(
@@ -32,7 +34,7 @@ class ModelConfig(_Section):
     options: dict[str, Any] = Field(default_factory=dict, description="its options; shapes are taken from the data")
 
 
-class TrainingConfig(_Section):
+class TrainingConfig(Section):
     """How it is trained: SGD with momentum under a cosine schedule."""
 
     recipe: Literal["small", "paper"] = Field(default="small", description="settings to start from")
@@ -46,7 +48,7 @@ class TrainingConfig(_Section):
     precision: Literal["auto", "float32", "bf16"] = "auto"
 
 
-class ForgetConfig(_Section):
+class ForgetConfig(Section):
     """What is to be forgotten: one of the three."""
 
     fraction: float | None = Field(default=None, gt=0, lt=1, description="a random fraction of each class")
@@ -55,7 +57,7 @@ class ForgetConfig(_Section):
     again: bool = Field(default=False, description="forget what earlier requests asked for once more, too")
 
 
-class MethodConfig(_Section):
+class MethodConfig(Section):
     """How it is forgotten."""
 
     name: str = "ngp"
@@ -65,7 +67,7 @@ class MethodConfig(_Section):
     options: dict[str, Any] = Field(default_factory=dict, description="settings of the method, over the recipe's")
 
 
-class DefenseConfig(_Section):
+class DefenseConfig(Section):
     """What hides the trace, and where its randomness comes from."""
 
     name: str | None = Field(default=None, description="warp, fastwarp, cob or conjugate; none without it")
@@ -78,7 +80,7 @@ class DefenseConfig(_Section):
     )
 
 
-class Config(_Section):
+class Config(Section):
     """Everything that decides a result."""
 
     data: DataConfig = DataConfig()

@@ -17,6 +17,9 @@ from .influence import Influence, area_influence
 from .intervals import Estimate, proportion
 from .roc import Floats, finite_scores
 
+# Below this many scores their own variance is not trusted alone.
+FEW = 30
+
 
 def independent_area(positive: ArrayLike, negative: ArrayLike, *, level: float = 0.95) -> Estimate:
     """The area with an interval on the logit scale.
@@ -29,8 +32,8 @@ def independent_area(positive: ArrayLike, negative: ArrayLike, *, level: float =
     """
     check_level(level)
     found = area_influence(positive, negative)
-    spread = _spread(found.positive, found.negative)
-    if spread.variance > 0 and 0 < found.value < 1:
+    if _spread(found.positive, found.negative).variance > 0 and 0 < found.value < 1:
+        spread = _spread(found.positive, found.negative, area=found.value)
         return share_interval(found.value, spread, level=level)
     if found.value in (0.0, 1.0):
         fewer = min(len(found.positive), len(found.negative))
@@ -62,13 +65,22 @@ def area_difference(one: Influence, other: Influence, *, level: float = 0.95) ->
     return Estimate(value, max(value - reach, -1.0), min(value + reach, 1.0))
 
 
-def _spread(positive: Floats, negative: Floats) -> Spread:
-    """The variance of Σψ over both sets, with the degrees of freedom of Welch and Satterthwaite."""
+def _spread(positive: Floats, negative: Floats, *, area: float | None = None) -> Spread:
+    """The variance of Σψ over both sets, with the degrees of freedom of Welch and Satterthwaite.
+
+    A few scores may lie together by chance, and their influences then say nothing of how far apart others would be. So
+    where an area is given, a set of fewer than `FEW` has at least the variance that exponential scores of that area
+    have: A/(2 − A) − A² and 2A²/(1 + A) − A² for a positive and a negative, the larger of both.
+    """
     counts = len(positive), len(negative)
     if min(counts) < 2:
         raise InputError(f"{counts[0]} positive and {counts[1]} negative scores; an interval needs at least 2 of each")
     parts = [float(np.square(psi).sum() * n / (n - 1)) for psi, n in zip((positive, negative), counts, strict=True)]
-    doubt = sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True))
+    if area is not None and 0 < area < 1:
+        usual = max(area / (2 - area), 2 * area**2 / (1 + area)) - area**2
+        parts = [max(part, usual / n) if n < FEW else part for part, n in zip(parts, counts, strict=True)]
+    freedoms = [max(n, FEW) - 1 if area is not None else n - 1 for n in counts]
+    doubt = sum(part**2 / freedom for part, freedom in zip(parts, freedoms, strict=True))
     total = sum(parts)
     # The squares of very small variances may vanish.
     return Spread(total, max(total**2 / doubt, 1.0) if doubt > 0 else float(min(counts) - 1))

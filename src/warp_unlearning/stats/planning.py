@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import Literal
 
 from scipy import stats
@@ -103,11 +103,17 @@ def plan(
     _check(fpr, half_width, points, forget_sets, jobs, tpr, share, sibling_correlation)
     if least < FEWEST:
         raise InputError(f"least={least}; an audit needs at least {FEWEST} shadows")
-    if min(training_seconds, unlearning_seconds, shadow_spread) < 0:
-        raise InputError("seconds and the spread of shadows must not be negative")
+    for name, value in (("training", training_seconds), ("unlearning", unlearning_seconds), ("spread", shadow_spread)):
+        if not 0 <= value < inf:
+            raise InputError(f"{name} is {value}; seconds and the spread of shadows are finite numbers from 0 on")
     setup = _Setup(points, forget_sets, share, sibling_correlation, fpr, tpr, shadow_spread)
     needed = ceil(RESOLUTION / fpr)
     resolved = 2 * ceil(needed / (points * forget_sets))
+    if resolved > MOST:
+        raise InputError(
+            f"a false-positive rate of {fpr} needs {needed:,} negatives, more than {MOST:,} shadows with {points} points"
+            " give; ask for a larger rate or audit more points"
+        )
     narrow = _fewest(lambda shadows: setup.spread(shadows).reach(level) <= half_width)
     if narrow is None:
         raise InputError(

@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .clusters import Spread, share_interval
+from .influence import rate_influence
 from .intervals import Estimate, proportion
-from .roc import RESOLUTION, Roc
+from .roc import RESOLUTION
 
 # The false-positive rates at which audits are reported.
 RATES = (0.0001, 0.001, 0.01, 0.05)
@@ -44,13 +49,21 @@ class Rate:
         return {"fpr": self.fpr, "resolved": self.resolved, "negatives": self.negatives, "tpr": known}
 
 
-def independent_rate(curve: Roc, fpr: float, *, level: float = 0.95) -> Rate:
-    """The rate of a curve of independent scores, with the Clopper-Pearson interval at its threshold.
+def independent_rate(positive: ArrayLike, negative: ArrayLike, fpr: float, *, level: float = 0.95) -> Rate:
+    """The rate of scores that are independent of each other.
 
-    The threshold is taken as given; scores that share models or shadows need the intervals of an audit instead.
+    Two intervals, and the ends that reach further: Clopper and Pearson's at the threshold, as if that were known, and
+    one on the logit scale from influences, which also holds that the threshold was found on the negatives.
     """
-    if not curve.resolvable(fpr):
-        return Rate(fpr, None, curve.negatives)
-    return Rate(
-        fpr, proportion(round(curve.tpr_at(fpr) * curve.positives), curve.positives, level=level), curve.negatives
-    )
+    found = rate_influence(positive, negative, fpr)
+    high, low = len(found.positive), len(found.negative)
+    if fpr * low < RESOLUTION:
+        return Rate(fpr, None, low)
+    exact = proportion(round(found.value * high), high, level=level)
+    parts = [
+        float(np.square(psi).sum() * n / (n - 1)) for psi, n in ((found.positive, high), (found.negative, low)) if n > 1
+    ]
+    if 0 < found.value < 1 and sum(parts) > 0:
+        wide = share_interval(found.value, Spread(sum(parts), float(min(high, low) - 1)), level=level)
+        return Rate(fpr, Estimate(found.value, min(exact.low, wide.low), max(exact.high, wide.high)), low)
+    return Rate(fpr, exact, low)

@@ -13,7 +13,7 @@ from .intervals import Estimate
 
 Verdict = Literal["leak", "no leak found", "inconclusive"]
 
-# Half an interval may be this wide for "no leak found" to mean something.
+# An interval may reach this far from ½ for "no leak found" to mean something.
 MARGIN = 0.02
 
 
@@ -42,7 +42,7 @@ def read_area(area: Estimate, *, margin: float = MARGIN) -> Reading:
     verdict: Verdict = "inconclusive"
     if area.low > 0.5 or area.high < 0.5:
         verdict = "leak"
-    elif (area.high - area.low) / 2 <= margin:
+    elif max(area.high - 0.5, 0.5 - area.low) <= margin:
         verdict = "no leak found"
     sides: dict[bool, Literal["positives higher", "positives lower"]] = {
         True: "positives higher",

@@ -134,7 +134,7 @@ def versions() -> dict[str, str]:
     """The versions that decide a result."""
     return {
         "warp_unlearning": __version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "numpy": np.__version__,
         "python": platform.python_version(),
     }

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from scipy.special import expit, logit
+from scipy.stats import norm
+
 from ..errors import InputError
-from ..stats.intervals import proportion
 
 Answer = Literal["holds", "does not hold", "inconclusive"]
 
@@ -105,11 +107,23 @@ def _rate(audit: Mapping[str, Any], bound: float, fpr: float) -> Answered:
     if open_ones:
         reason = f"{open_ones[0]['negatives']} examples never seen cannot resolve it; {round(10 / fpr):,} are needed"
         return Answered(what, bound, "inconclusive", reason)
-    positives, level = int(audit["counts"]["forgotten"]), 1 - (1 - float(audit["level"])) / len(rates)
     for name, rate in rates:
-        low = proportion(round(rate["tpr"]["value"] * positives), positives, level=level).low
+        low = _corrected_low(rate["tpr"], float(audit["level"]), len(rates))
         if low > bound:
-            return Answered(what, bound, "does not hold", f"{name}: at least {low:.3f}")
+            return Answered(
+                what, bound, "does not hold", f"{name}: at least {low:.3f}, corrected for {len(rates)} attacks"
+            )
     name, highest = max(rates, key=lambda pair: float(pair[1]["tpr"]["high"]))
     high = float(highest["tpr"]["high"])
     return Answered(what, bound, "holds" if high <= bound else "inconclusive", f"{name}: at most {high:.3f}")
+
+
+def _corrected_low(rate: Mapping[str, float], level: float, rows: int) -> float:
+    """The lower end at a level that holds for so many rows at once: the reach of the given one on the logit scale,
+    lengthened by the ratio of the normal quantiles.
+    """
+    value, low = float(rate["value"]), float(rate["low"])
+    if not 0 < low < value < 1:
+        return low
+    longer = float(norm.isf((1 - level) / 2 / rows) / norm.isf((1 - level) / 2))
+    return float(expit(logit(value) - longer * (logit(value) - logit(low))))

@@ -23,7 +23,7 @@ from ..models.digest import model_digest
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..stats.reading import MARGIN
 from ..unlearning.record import DeletionRecord, now
-from .audit_results import AUDIT, SCORES, write_scores
+from .audit_results import AUDIT, SCORES, read_audit, write_scores
 from .evaluate import check_one_data_set, check_reference
 from .source import Builder, Source, choose_device, load_source, read_indices
 
@@ -53,10 +53,11 @@ class PairRequest:
 
 @dataclass(frozen=True, eq=False)
 class PairOutcome:
-    """The audit as plain data, and whether the deletion record has its verdict."""
+    """The audit as plain data, whether the deletion record has its verdict, and why not where it should."""
 
     audit: dict[str, Any]
     recorded: bool
+    unrecorded: str = ""
 
 
 def audit_pair_run(request: PairRequest, *, builder: Builder | None = None) -> PairOutcome:
@@ -73,7 +74,7 @@ def audit_pair_run(request: PairRequest, *, builder: Builder | None = None) -> P
         check_reference(sources[f"retrained {i + 1}"], forget, path)
     run = _run(request, sources, forget)
     if run is not None and run.complete:
-        plain = run.read_json(AUDIT)
+        plain = read_audit(run.path)
     else:
         audit = _audit(request, sources, forget)
         plain = audit.as_json() | {"date": now()}
@@ -81,13 +82,23 @@ def audit_pair_run(request: PairRequest, *, builder: Builder | None = None) -> P
             write_scores(run.path / SCORES, audit)
             run.write_json(AUDIT, plain)
             run.finish()
-    recorded = request.record and _grow_record(request.after, sources["unlearned"], plain)
-    return PairOutcome(plain, recorded)
+    unrecorded = "" if not request.record else _grow_record(request.after, sources["unlearned"], plain)
+    return PairOutcome(plain, request.record and not unrecorded, unrecorded)
 
 
 def verdict_of(audit: dict[str, Any]) -> dict[str, Any]:
     """What a deletion record keeps of an audit; the digest ties it to the whole."""
-    kept = ("kind", "date", "verdict", "beyond_retrained", "strongest", "strongest_strength", "counts", "level")
+    kept = (
+        "kind",
+        "date",
+        "verdict",
+        "beyond_retrained",
+        "strongest",
+        "strongest_strength",
+        "counts",
+        "digests",
+        "level",
+    )
     digest = sha256(dumps(audit, sort_keys=True).encode()).hexdigest()
     return {name: audit[name] for name in kept} | {"attacks": len(audit["rows"]), "audit_digest": digest}
 
@@ -141,6 +152,10 @@ def _audit(request: PairRequest, sources: dict[str, Source], forget: IndexArray)
     device = choose_device(original.config.device)
     everything = np.arange(len(original.data.train)) if original.known is None else original.known
     retain = np.setdiff1d(np.setdiff1d(everything, forget), original.validation)
+    after = sources["unlearned"].known
+    if after is not None:
+        # Other requests may lie between the two models.
+        retain = np.intersect1d(retain, after)
     forgotten, retained = (original.data.train.select(torch.from_numpy(i)).to(device) for i in (forget, retain))
     models = {name: source.model.to(device).eval() for name, source in sources.items()}
     return audit_pair(
@@ -158,15 +173,18 @@ def _audit(request: PairRequest, sources: dict[str, Source], forget: IndexArray)
     )
 
 
-def _grow_record(path: Path, unlearned: Source, audit: dict[str, Any]) -> bool:
-    """Add the verdict to the record of the run at `path`, if that is of this model; once."""
-    record, verdict = unlearned.record, verdict_of(audit)
-    digest = audit["digests"]["unlearned"]
-    if not path.is_dir() or not record.deletions or record.deletions[-1].unlearned != digest:
-        return False
-    earlier = record.deletions[-1].verdicts.get("audits", [])
-    if any(known.get("audit_digest") == verdict["audit_digest"] for known in earlier):
-        return True
-    grown: DeletionRecord = record.audited(digest, verdict)
-    open_run(path).amend_json("record.json", grown.as_json())
-    return True
+def _grow_record(path: Path, unlearned: Source, audit: dict[str, Any]) -> str:
+    """Add the verdict to the record of the run at `path`, once; or say why it does not belong there."""
+    record, verdict, digests = unlearned.record, verdict_of(audit), audit["digests"]
+    if not path.is_dir() or not record.deletions:
+        return "there is no deletion record beside the audited model"
+    last = record.deletions[-1]
+    expected = {"unlearned": last.unlearned, "original": last.original, "forget set": last.forget_digest}
+    for what, digest in expected.items():
+        if digests[what] != digest:
+            return f"the audit's {what} is not that of the last deletion in the record"
+    earlier = last.verdicts.get("audits", [])
+    if not any(known.get("audit_digest") == verdict["audit_digest"] for known in earlier):
+        grown: DeletionRecord = record.audited(digests["unlearned"], verdict)
+        open_run(path).amend_json("record.json", grown.as_json())
+    return ""

@@ -38,7 +38,32 @@ def read_audit(path: Path) -> dict[str, Any]:
         )
     if data.get("kind") != "pair" or not isinstance(data.get("rows"), list) or not data["rows"]:
         raise DataError(f"{file} holds no audit of a pair of models (kind {data.get('kind')!r}); make the audit again")
+    _check_fields(data, file)
     return dict(data)
+
+
+_NUMBERS = ("value", "low", "high")
+_GROUPS = ("counts", "digests", "settings", "strongest_strength")
+
+
+def _check_fields(data: dict[str, Any], file: Path) -> None:
+    """Refuse results that lack what is read from them."""
+    wrong = [name for name in _GROUPS if not isinstance(data.get(name), dict)]
+    wrong += [name for name in ("verdict", "strongest") if not isinstance(data.get(name), str)]
+    wrong += [] if isinstance(data.get("level"), float) else ["level"]
+    for i, row in enumerate(data["rows"]):
+        whole = (
+            isinstance(row, dict) and {"name", "auc", "rates", "beyond"} <= set(row) and isinstance(row["rates"], list)
+        )
+        if not whole or not _is_estimate(row["auc"]) or not (row["beyond"] is None or _is_estimate(row["beyond"])):
+            wrong.append(f"rows[{i}]")
+    if wrong or not _is_estimate(data["strongest_strength"]):
+        what = (wrong or ["strongest_strength"])[0]
+        raise DataError(f"{file} is damaged: {what} is missing or not of its kind; make the audit again")
+
+
+def _is_estimate(data: object) -> bool:
+    return isinstance(data, dict) and all(isinstance(data.get(name), int | float) for name in _NUMBERS)
 
 
 def write_scores(path: Path, audit: PairAudit) -> None:

@@ -70,3 +70,16 @@ def test_draws_follow_the_generator() -> None:
 def test_too_few_examples_are_refused(forget: list[int], test: list[int], message: str) -> None:
     with pytest.raises(DataError, match=message):
         divide(labels(forget), labels(test), background=2, generator=torch.Generator().manual_seed(2))
+
+
+def test_a_rare_class_is_not_lost_to_the_background() -> None:
+    for seed in range(20):
+        found = divide(labels([5, 5]), labels([100, 4]), background=34, generator=torch.Generator().manual_seed(seed))
+        assert len(found.forget) == 10
+        assert 2 <= int((labels([100, 4])[found.non_members] == 1).sum()) <= 3
+
+
+def test_classes_too_rare_to_be_in_proportion_are_left_out_and_said_so() -> None:
+    found = divide(labels([100, 1]), labels([60, 60]), background=10, generator=torch.Generator().manual_seed(0))
+    assert len(found.forget) == 100
+    assert any(note.startswith("1 forgotten examples are of classes too rare") for note in found.notes)

@@ -4,20 +4,37 @@ import numpy as np
 import pytest
 
 from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
+from warp_unlearning.attacks.membership.shadow_audit import shadow_audit
+from warp_unlearning.attacks.membership.simulated_shadows import ShadowLaw, simulate_shadows
 from warp_unlearning.errors import DataError, InputError
 
 
-def test_every_shadow_is_judged_by_the_others() -> None:
+def test_every_shadow_is_judged_by_the_others_without_its_counterpart() -> None:
     draw = np.random.default_rng(20)
-    scores, trained = draw.normal(5, 2, size=(6, 9)), draw.random((6, 9)) < 0.5
+    scores, trained = draw.normal(5, 2, size=(8, 9)), draw.random((8, 9)) < 0.5
     trained[:2], trained[2:4] = True, False
     gap, confidence = (memorisation(scores, trained=trained, measure=m) for m in ("gap", "training_confidence"))
-    for s in range(6):
-        for p in range(9):
-            inside = [scores[o, p] for o in range(6) if o != s and trained[o, p]]
-            outside = [scores[o, p] for o in range(6) if o != s and not trained[o, p]]
+    for p in range(9):
+        kinds = [[o for o in range(8) if trained[o, p] == kind] for kind in (False, True)]
+        for s in range(8):
+            own, other = kinds[int(trained[s, p])], kinds[1 - int(trained[s, p])]
+            left = {s, other[own.index(s) % len(other)]}
+            inside = [scores[o, p] for o in kinds[1] if o not in left]
+            outside = [scores[o, p] for o in kinds[0] if o not in left]
             assert confidence[s, p] == pytest.approx(np.mean(inside))
             assert gap[s, p] == pytest.approx(np.mean(inside) - np.mean(outside))
+
+
+def test_where_nothing_leaks_a_slice_shows_nothing() -> None:
+    law = ShadowLaw(points=300, shadows=8, sibling_correlation=0.9, memorised=0.0)
+    areas = []
+    for seed in range(60):
+        drawn = simulate_shadows(law, np.random.default_rng([20, seed]))
+        design = drawn.design
+        audit = shadow_audit(drawn.scores, forgotten=design.forgotten, never=design.never, groups=design.groups)
+        ranked = memorisation(drawn.original_scores, trained=design.trained)
+        areas.append(audit.restricted(most_memorised(ranked, 0.05)).auc)
+    assert abs(np.mean(areas) - 0.5) < 0.02
 
 
 def test_a_shadow_does_not_move_its_own_slice() -> None:
@@ -38,9 +55,10 @@ def test_the_top_is_what_ranks_highest() -> None:
 
 
 def test_where_no_other_shadow_saw_a_point_there_is_no_value() -> None:
-    found = memorisation(np.ones((3, 2)), trained=np.array([[True, True], [False, True], [False, False]]))
-    assert np.isnan(found[0, 0])
-    assert found[1, 1] == 0
+    trained = np.array([[True, True], [False, True], [False, False], [False, False]])
+    found = memorisation(np.ones((4, 2)), trained=trained)
+    assert np.isnan(found[:, 0]).all()
+    assert (found[:, 1] == 0).all()
 
 
 @pytest.mark.parametrize(

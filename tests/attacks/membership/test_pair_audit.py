@@ -14,8 +14,9 @@ from torch import nn
 
 from warp_unlearning import ChangeOfBasis, teleport
 from warp_unlearning.attacks.membership.confidence import logit_confidence
+from warp_unlearning.attacks.membership.pair_attacks import Attack
 from warp_unlearning.attacks.membership.pair_audit import audit_pair
-from warp_unlearning.attacks.membership.pair_report import PairAudit
+from warp_unlearning.attacks.membership.pair_report import PairAudit, overall, rows_of, strongest_of
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.training.scoring import logits
@@ -106,6 +107,41 @@ def test_a_change_of_basis_hides_an_update_from_the_naive_attacker_alone(problem
     )
 
 
+def test_verdicts_agree_with_their_rows() -> None:
+    draw = np.random.default_rng(21)
+
+    def verdicts(shift: float, count: int, margin: float) -> tuple[list[str], str]:
+        scores = {
+            Attack(str(i), "naive", ""): np.concatenate([draw.normal(shift, 1, count), draw.normal(0, 1, 4 * count)])
+            for i in range(5)
+        }
+        rows = rows_of(scores, count, retrained=None, null=None, level=0.95, margin=margin)
+        strongest = strongest_of(rows, scores, count, level=0.95)
+        assert strongest.low <= max(row.strength.low for row in rows)
+        assert strongest.high >= max(row.strength.high for row in rows)
+        return [row.verdict for row in rows], overall(rows)
+
+    assert verdicts(2.0, 200, 0.02) == (["leak"] * 5, "leak")
+    rows, whole = verdicts(0.0, 20, 0.02)
+    assert (set(rows), whole) == ({"inconclusive"}, "inconclusive")
+    rows, whole = verdicts(0.0, 3000, 0.2)
+    assert (set(rows), whole) == ({"no leak found"}, "no leak found")
+    # Two examples apart from all others are no proof, however small a p-value is.
+    rows, whole = verdicts(9.0, 2, 0.02)
+    assert (set(rows), whole) == ({"inconclusive"}, "inconclusive")
+
+
+def test_a_rate_is_that_of_the_better_tail() -> None:
+    draw = np.random.default_rng(21)
+    forgotten = np.concatenate([draw.normal(-9, 1, 300), draw.normal(0.6, 1, 700)])
+    scores = {Attack("one", "naive", ""): np.concatenate([forgotten, draw.normal(0, 1, 2000)])}
+    (row,) = rows_of(scores, 1000, retrained=None, null=None, level=0.95, margin=0.02)
+    rate = next(rate.tpr for rate in row.rates if rate.fpr == 0.01)
+    assert row.auc.value < 0.55
+    assert rate is not None
+    assert rate.value == pytest.approx(0.3, abs=0.02)
+
+
 def test_results_are_plain_data(problem: PlantedProblem) -> None:
     found = audited(problem, problem.original, problem.retrained[0], retrained=problem.retrained[0])
     plain = json.loads(json.dumps(found.as_json(), allow_nan=False))
@@ -126,8 +162,10 @@ def test_models_are_left_as_they_are_and_train_mode_is_said(problem: PlantedProb
     assert "the unlearned model was given in train mode and scored in eval mode" in found.notes
 
 
-def test_identical_models_rank_nothing_by_their_difference(problem: PlantedProblem) -> None:
-    found = audited(problem, problem.original, deepcopy(problem.original))
+@pytest.mark.parametrize("steps", [("naive",), None])
+def test_identical_models_rank_nothing_by_their_difference(problem: PlantedProblem, steps: Any) -> None:
+    found = audited(problem, problem.original, deepcopy(problem.original), steps=steps)
+    assert ("after conservation" in found.not_tried) is (steps is None)
     row = found.row("gradient difference")
     assert (row.auc.value, row.auc.low, row.auc.high, row.verdict) == (0.5, 0.0, 1.0, "inconclusive")
     assert any(note.startswith("gradient difference: all scores are equal") for note in found.notes)
@@ -175,6 +213,10 @@ def test_bad_input(problem: PlantedProblem) -> None:
         audited(problem, problem.original, problem.original, steps=("canonic",))
     with pytest.raises(InputError, match="give at least"):
         audited(problem, problem.original, problem.original, steps=())
+    with pytest.raises(InputError, match="background is 1"):
+        audited(problem, problem.original, problem.original, background=1)
+    with pytest.raises(InputError, match="there is no defence 'wrap'; did you mean 'warp'"):
+        audited(problem, problem.original, problem.original, steps=None, defense="wrap")
     with pytest.raises(InputError, match="probes is 0"):
         audited(problem, problem.original, problem.original, probes=0)
     with pytest.raises(InputError, match="one architecture"):

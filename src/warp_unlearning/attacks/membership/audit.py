@@ -119,16 +119,20 @@ class Audit:
         """Against another audit of the same shadows and points, by area or by the true-positive rate at `fpr`.
 
         The difference is this one's value less the other's: as `base.compare(defended)` it is positive where the
-        defence helped, and `.reduction` is the share of the advantage over chance that is gone.
+        defence helped, and `.reduction` is the share of the advantage over chance that is gone. Areas below ½ are
+        turned around, for whoever sees one turns the scores around; rates are taken as they are.
         """
         if self.points != other.points or not np.array_equal(self.shadows, other.shadows):
             raise InputError(
                 f"an audit of {len(self.shadows)} shadows and {self.points} points cannot be paired with one of "
                 f"{len(other.shadows)} and {other.points}; both must have the same shadows (by label) and points"
             )
-        table = two_way([self.influence(fpr), other.influence(fpr)], refit=max(self.refit, other.refit))
+        refit = max(self.refit, other.refit)
         if fpr is None:
-            return compare(self.auc, other.auc, table, level=level)
+            areas, signs = (self.auc, other.auc), [1.0 if area >= 0.5 else -1.0 for area in (self.auc, other.auc)]
+            table = two_way([signs[0] * self.influence(), signs[1] * other.influence()], refit=refit)
+            return compare(*(max(area, 1 - area) for area in areas), table, level=level)
+        table = two_way([self.influence(fpr), other.influence(fpr)], refit=refit)
         return compare(self.tpr(fpr), other.tpr(fpr), table, chance=fpr, level=level)
 
     def restricted(self, mask: Mask, *, note: str = "") -> Audit:

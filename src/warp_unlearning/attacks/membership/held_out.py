@@ -40,17 +40,21 @@ def divide(forget_y: Tensor, test_y: Tensor, *, background: int, generator: torc
         raise DataError(
             f"there are {len(forget_y)} forgotten and {len(test_y)} test examples; an audit needs at least 2 and 4"
         )
-    order = torch.randperm(len(test_y), generator=generator)
-    size = max(2, min(background, len(test_y) // _SHARE))
-    fitted, rest = order[:size], order[size:]
-    shared = torch.isin(forget_y, test_y[rest])
-    kept = shared.nonzero().flatten()
-    if len(kept) < 2:
-        raise DataError("the test set has no examples of the classes that were forgotten; give test examples of them")
-    non_members = _matched(forget_y[kept], test_y[rest])
+    fitted, rest = _background(test_y, background, generator)
+    kept = torch.isin(forget_y, test_y).nonzero().flatten()
     notes: list[str] = []
     if len(kept) < len(forget_y):
         notes.append(f"{len(forget_y) - len(kept)} forgotten examples are of classes that the test set lacks: left out")
+    if len(kept) < 2:
+        raise DataError("the test set has no examples of the classes that were forgotten; give test examples of them")
+    non_members = _matched(forget_y[kept], test_y[rest])
+    compared = torch.isin(forget_y[kept], test_y[rest][non_members])
+    if not bool(compared.all()):
+        notes.append(
+            f"{int((~compared).sum())} forgotten examples are of classes too rare, in the forget or the test set, to "
+            "be compared in proportion: left out"
+        )
+        kept = kept[compared]
     if len(non_members) < 2:
         raise DataError(
             f"only {len(non_members)} test examples remain that have the classes of the forget set in its proportions; "
@@ -62,6 +66,25 @@ def divide(forget_y: Tensor, test_y: Tensor, *, background: int, generator: torc
             "classes"
         )
     return HeldOut(kept, fitted.sort().values, rest[non_members].sort().values, tuple(notes))
+
+
+def _background(test_y: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Positions of so many test examples, at most a third of each class but two in all, and of the rest; both at
+    random.
+    """
+    order = torch.randperm(len(test_y), generator=generator)
+    size = max(2, min(size, len(test_y) // _SHARE))
+    shuffled = test_y[order]
+    # The rank of an example within its class, over the size of the class: all classes give alike.
+    rank = torch.zeros(len(order), dtype=torch.float64)
+    for label in torch.unique(shuffled):
+        places = (shuffled == label).nonzero().flatten()
+        rank[places] = torch.arange(1, len(places) + 1, dtype=torch.float64) / len(places)
+    by_rank = torch.argsort(rank, stable=True)
+    chosen = by_rank[:size]
+    left = torch.ones(len(order), dtype=torch.bool)
+    left[chosen] = False
+    return order[chosen], order[left]
 
 
 def _matched(forget_y: Tensor, rest_y: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...errors import DataError, InputError
+from .leave_shadow_out import counterpart
 from .shadow_design import Mask
 
 Measure = Literal["gap", "training_confidence"]
@@ -23,7 +24,9 @@ def memorisation(scores: ArrayLike, *, trained: ArrayLike, measure: Measure = "g
     `scores`: confidences of the *original* models, one row a shadow; `trained`: which of them trained on a point.
     "gap": mean confidence of those that trained on it less that of those that did not, the difference the point itself
     makes. "training_confidence": the first mean alone, which also ranks high what is merely easy; some published slices
-    are cut that way. NaN where no other shadow trained on the point, or (gap) none did not.
+    are cut that way. With shadow s one of the other kind is left out, its counterpart (see `leave_shadow_out`): else a
+    shadow that trained on a point would rank it by a noisier mean than one that did not, and where nothing leaks the
+    area of a slice would fall below ½. NaN where no other shadow trained on the point, or (gap) none did not.
     """
     values, seen = np.asarray(scores, dtype=np.float64), np.asarray(trained)
     if values.ndim != 2 or seen.shape != values.shape or seen.dtype != np.bool_:
@@ -35,8 +38,9 @@ def memorisation(scores: ArrayLike, *, trained: ArrayLike, measure: Measure = "g
         raise DataError(f"{np.count_nonzero(~np.isfinite(values))} scores are not finite; leave that shadow out")
     if measure not in ("gap", "training_confidence"):
         raise InputError(f"measure {measure!r}; known: gap, training_confidence")
-    inside = _mean_of_others(values, seen)
-    return inside if measure == "training_confidence" else inside - _mean_of_others(values, ~seen)
+    partner = counterpart(seen, ~seen)
+    inside = _mean_of_others(values, seen, partner)
+    return inside if measure == "training_confidence" else inside - _mean_of_others(values, ~seen, partner)
 
 
 def most_memorised(memorised: NDArray[np.float64], share: float) -> Mask:
@@ -54,9 +58,12 @@ def most_memorised(memorised: NDArray[np.float64], share: float) -> Mask:
     return chosen & ~np.isnan(memorised)
 
 
-def _mean_of_others(values: NDArray[np.float64], mask: Mask) -> NDArray[np.float64]:
-    """The mean over marked rows other than the row itself; NaN where there is none."""
+def _mean_of_others(values: NDArray[np.float64], mask: Mask, partner: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The mean over marked rows without the row itself or, for a row that is not marked, without its partner; NaN where
+    there is none.
+    """
     kept = np.where(mask, values, 0.0)
-    count = mask.sum(0) - mask
+    count = np.maximum(mask.sum(0) - 1, 0)
+    own = np.where(mask, kept, np.take_along_axis(kept, partner, 0))
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.where(count > 0, (kept.sum(0) - kept) / count, np.nan), dtype=np.float64)
+        return np.asarray(np.where(count > 0, (kept.sum(0) - own) / count, np.nan), dtype=np.float64)

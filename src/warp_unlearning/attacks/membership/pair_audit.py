@@ -33,7 +33,7 @@ def audit_pair(
     retain: object | None = None,
     retrained: nn.Module | Sequence[nn.Module] = (),
     defense: str | None = None,
-    steps: Sequence[str] | None = None,
+    steps: Sequence[str] | str | None = None,
     background: int = 1000,
     probes: int = 512,
     ridge: float = 1e-3,
@@ -52,6 +52,8 @@ def audit_pair(
     show what even retraining reveals. With two of them, the attacks on this pair show what they find where nothing was
     forgotten. `seed` decides the draws of the auditor.
     """
+    if background < 2:
+        raise InputError(f"background is {background}; attacks need at least 2 examples to fit")
     references = [retrained] if isinstance(retrained, nn.Module) else list(retrained)
     models = {"original": original, "unlearned": unlearned}
     models |= {f"retrained {i + 1}": model for i, model in enumerate(references)}
@@ -64,7 +66,7 @@ def audit_pair(
     candidates, positives = _candidates(sets, parts), len(parts.forget)
     fitted = sets["test"].select(parts.background)
     held = _probes(sets.get("retain", fitted), probes, streams.generator("probes"))
-    tried = tuple(default_steps(defense) if steps is None else steps)
+    tried = tuple(default_steps(defense) if steps is None else [steps] if isinstance(steps, str) else steps)
     if not tried:
         raise InputError('no pre-step was given; give at least "naive"')
     known: dict[str, Any] = {"candidates": candidates, "background": fitted, "probes": held, "steps": tried}
@@ -78,8 +80,8 @@ def audit_pair(
         rows=rows,
         strongest=max(rows, key=lambda row: row.strength.value).name,
         strongest_strength=strongest_of(rows, found.scores, positives, level=level),
-        verdict=overall(rows, level=level, margin=margin),
-        beyond_retrained=overall_beyond(rows, level=level, margin=margin),
+        verdict=overall(rows),
+        beyond_retrained=overall_beyond(rows, margin=margin),
         not_tried=found.not_tried,
         counts={"forgotten": positives, "never seen": len(parts.non_members)}
         | {"background": len(fitted), "probes": len(held)},

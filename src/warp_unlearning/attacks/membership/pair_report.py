@@ -25,7 +25,7 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class AttackRow:
-    """One attack: forgotten examples against non-members.
+    """One attack: forgotten examples against non-members. `rates` are the larger of both tails'.
 
     `p_value` is that of "both score alike", `adjusted_p` the same after Holm's correction over all rows. `retrained` is
     the area of the same attack on the original and a retrained model, `beyond` how much further from ½, to whichever
@@ -60,12 +60,12 @@ class AttackRow:
 class PairAudit:
     """Every attack on one pair of models that needs no shadow model.
 
-    `verdict` is against chance, over all rows at `level`: "leak" if any adjusted p-value is below 1 − level; "no leak
-    found" if none is and every interval has a half width of at most `margin`; else "inconclusive". `beyond_retrained`
-    is the same question against a retrained model, None without one. `strongest` is the row furthest from ½; its
-    interval is widened so that it holds for the strongest of so many attacks. `scores` are those of all candidates by
-    attack: of the forgotten examples, whose positions in the forget set are `forget_index`, then of the non-members,
-    whose positions in the test set are `test_index`.
+    A row's verdict is "leak" if its adjusted p-value is below 1 − level and its interval excludes ½; "no leak found" if
+    the interval contains ½ and lies within ½ ± `margin`; else "inconclusive". `verdict` is "leak" if a row's is, "no
+    leak found" if all rows' are, else "inconclusive". `beyond_retrained` is the same question against a retrained
+    model, None without one. `strongest` is the row furthest from ½; its interval holds for all attacks at once.
+    `scores` are those of all candidates by attack: of the forgotten examples, whose positions in the forget set are
+    `forget_index`, then of the non-members, whose positions in the test set are `test_index`.
     """
 
     rows: tuple[AttackRow, ...]
@@ -119,20 +119,30 @@ def rows_of(
 def strongest_of(
     rows: Sequence[AttackRow], scores: Mapping[Attack, Floats], positives: int, *, level: float
 ) -> Estimate:
-    """The strength of the strongest row, with an interval that holds for all rows at once (Bonferroni's)."""
-    best = max(range(len(rows)), key=lambda i: rows[i].strength.value)
-    found = list(scores.values())[best]
-    return strength_of(independent_area(found[:positives], found[positives:], level=1 - (1 - level) / len(rows)))
+    """The strength of the strongest row. The ends are the largest lower and upper ends of all rows, at a level that
+    holds for all at once (Bonferroni's): any of them may be the strongest in truth. Rows that rank nothing do not
+    count.
+    """
+    corrected = 1 - (1 - level) / len(rows)
+    found = [
+        strength_of(independent_area(s[:positives], s[positives:], level=corrected))
+        for s in scores.values()
+        if np.ptp(s) > 0
+    ]
+    best = max(row.strength.value for row in rows)
+    if not found:
+        return Estimate(best, 0.5, 1.0)
+    return Estimate(best, max(e.low for e in found), max(e.high for e in found))
 
 
-def overall(rows: Sequence[AttackRow], *, level: float, margin: float) -> Verdict:
-    """A leak if one row's adjusted p-value says so; none found if every interval is narrow enough; else open."""
-    if any(row.adjusted_p < 1 - level for row in rows):
+def overall(rows: Sequence[AttackRow]) -> Verdict:
+    """A leak if one row says so; none found if all rows say so; else open."""
+    if any(row.verdict == "leak" for row in rows):
         return "leak"
-    return "no leak found" if all(_half_width(row.auc) <= margin for row in rows) else "inconclusive"
+    return "no leak found" if all(row.verdict == "no leak found" for row in rows) else "inconclusive"
 
 
-def overall_beyond(rows: Sequence[AttackRow], *, level: float, margin: float) -> Verdict | None:
+def overall_beyond(rows: Sequence[AttackRow], *, margin: float) -> Verdict | None:
     """The same against a retrained model, by simultaneous intervals."""
     found = [row.beyond for row in rows if row.beyond is not None]
     if not found:
@@ -154,7 +164,6 @@ def _row(
 ) -> AttackRow:
     forgotten, never = scores[:positives], scores[positives:]
     auc = independent_area(forgotten, never, level=level)
-    curve = roc(forgotten, never) if auc.value >= 0.5 else roc(-forgotten, -never)
     reference = None if retrained is None else retrained.get(attack)
     apart = None if null is None else null.get(attack)
     verdict = read_area(auc, margin=margin).verdict
@@ -166,12 +175,24 @@ def _row(
         area_p_value(forgotten, never),
         adjusted,
         "inconclusive" if verdict == "leak" and adjusted >= 1 - level else verdict,
-        curve.balanced_accuracy,
-        tuple(independent_rate(curve, fpr, level=level) for fpr in RATES),
+        max(roc(forgotten, never).balanced_accuracy, roc(-forgotten, -never).balanced_accuracy),
+        tuple(_rate(forgotten, never, fpr, level) for fpr in RATES),
         None if reference is None else independent_area(reference[:positives], reference[positives:], level=level),
         None if reference is None else _beyond(scores, reference, positives, level, len(retrained or ())),
         None if apart is None else independent_area(apart[:positives], apart[positives:], level=level),
     )
+
+
+def _rate(forgotten: Floats, never: Floats, fpr: float, level: float) -> Rate:
+    """The larger rate of both tails, at a level corrected for there being two: an attacker may call low scores
+    forgotten as well as high ones.
+    """
+    both = 1 - (1 - level) / 2
+    up, down = (independent_rate(sign * forgotten, sign * never, fpr, level=both) for sign in (1, -1))
+    if up.tpr is None or down.tpr is None:
+        return up
+    larger = max(up.tpr, down.tpr, key=lambda estimate: estimate.value)
+    return Rate(fpr, Estimate(larger.value, larger.low, max(up.tpr.high, down.tpr.high)), up.negatives)
 
 
 def _beyond(scores: Floats, reference: Floats, positives: int, level: float, rows: int) -> Estimate:
@@ -183,7 +204,3 @@ def _beyond(scores: Floats, reference: Floats, positives: int, level: float, row
 def _leaning_up(found: Influence) -> Influence:
     """The same area, or that of the scores turned around where it is below ½."""
     return found if found.value >= 0.5 else Influence(1 - found.value, -found.positive, -found.negative)
-
-
-def _half_width(estimate: Estimate) -> float:
-    return (estimate.high - estimate.low) / 2

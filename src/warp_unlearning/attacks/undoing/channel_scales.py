@@ -27,6 +27,7 @@ from .channel_factors import (
     with_variances,
 )
 from .protocol import Weights
+from .solving import solved
 
 _TRUST = 1e6
 _STEPS = 20
@@ -104,4 +105,4 @@ def _fit_of_logarithms(channels: Channels, target: Weights, moved: Weights, trus
 def _solved(channels: Channels, matrix: Tensor, right: Tensor) -> Tensor:
     # Channels that nothing reads or that are zero leave the matrix singular.
     matrix.diagonal().add_(1e-12 * matrix.diagonal().mean())
-    return channels.embedded(torch.linalg.solve(matrix, right))
+    return channels.embedded(solved(matrix, right))

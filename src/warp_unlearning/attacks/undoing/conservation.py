@@ -19,6 +19,7 @@ from .conservation_law import ConservationLaw, Flows
 from .kernels import kernel_lengths
 from .probe_gradients import ProbeGradients
 from .protocol import Held, NamedStep, Undo, Weights
+from .solving import solved
 from .states import CleanedDifference, at_length_of
 
 _PULLS = (1.0, 0.1, 0.01, 0.001, 0.0)
@@ -75,7 +76,7 @@ def _approach(law: ConservationLaw, flows: Flows, start: Tensor, logs: Tensor, p
     height, curvature, slope = state(logs)
     for _ in range(_STEPS):
         ridge = damping * (curvature.diagonal() + 1e-9).diag()
-        step = law.channels.embedded(torch.linalg.solve(curvature + ridge, -slope).clamp(-1, 1))
+        step = law.channels.embedded(solved(curvature + ridge, -slope).clamp(-1, 1))
         reached = state(logs + step)
         if reached[0] < height:
             (height, curvature, slope), logs, damping = reached, logs + step, damping / 5
@@ -100,4 +101,4 @@ def _fitted_factors(channels: Channels, delta: Weights, expected: Weights) -> Te
     matrix[n, :n] = matrix[:n, n] = rows
     matrix[n, n] = constant
     right = torch.cat([first_derivatives(channels, whole), torch.stack([w.sum() for w in whole.values()]).sum()[None]])
-    return channels.embedded(torch.linalg.solve(matrix, right)[:n])
+    return channels.embedded(solved(matrix, right)[:n])

@@ -63,8 +63,14 @@ def make_pre_step(name: str) -> PreStep:
 
 
 def default_steps(defense: str | None) -> tuple[str, ...]:
-    """The pre-steps to try against a defence; all of them where it is unknown (None) or not one of the project's.
+    """The pre-steps to try against a defence of the project; all of them where it is unknown (None).
 
     "none" says that there was no defence: nothing is to be undone.
     """
-    return tuple(_STEPS) if defense is None else _AGAINST.get(defense, tuple(_STEPS))
+    if defense is None:
+        return tuple(_STEPS)
+    if defense not in _AGAINST:
+        raise InputError(
+            f"there is no defence {defense!r}; {nearest(str(defense), _AGAINST)}, or None where it is not known"
+        )
+    return _AGAINST[defense]
