@@ -111,8 +111,8 @@ def plan(
     resolved = 2 * ceil(needed / (points * forget_sets))
     if resolved > MOST:
         raise InputError(
-            f"a false-positive rate of {fpr} needs {needed:,} negatives, more than {MOST:,} shadows with {points} points"
-            " give; ask for a larger rate or audit more points"
+            f"a false-positive rate of {fpr} needs {needed:,} negatives, more than {MOST:,} shadows with {points}"
+            " points give; ask for a larger rate or audit more points"
         )
     narrow = _fewest(lambda shadows: setup.spread(shadows).reach(level) <= half_width)
     if narrow is None:
