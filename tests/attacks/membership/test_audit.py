@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,13 @@ def test_a_defence_is_compared_on_the_same_shadows() -> None:
     rates = base.compare(defended, fpr=0.05)
     assert (rates.base, rates.other, rates.chance) == (base.tpr(0.05), defended.tpr(0.05), 0.05)
     assert base.compare(base).difference.high == 0
+    mirror = replace(
+        base,
+        positive=replace(base.positive, scores=-base.positive.scores),
+        negative=replace(base.negative, scores=-base.negative.scores),
+    )
+    # Turned around, scores leak as much as before.
+    assert base.compare(mirror).difference.value == pytest.approx(0, abs=1e-12)
     assert audited(21, points=40).compare(audited(21, points=40, signal=0.01)).reduction is None
 
 

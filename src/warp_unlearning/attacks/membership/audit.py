@@ -129,9 +129,10 @@ class Audit:
             )
         refit = max(self.refit, other.refit)
         if fpr is None:
-            areas, signs = (self.auc, other.auc), [1.0 if area >= 0.5 else -1.0 for area in (self.auc, other.auc)]
-            table = two_way([signs[0] * self.influence(), signs[1] * other.influence()], refit=refit)
-            return compare(*(max(area, 1 - area) for area in areas), table, level=level)
+            both = (self, other)
+            table = two_way([(1.0 if a.auc >= 0.5 else -1.0) * a.influence() for a in both], refit=refit)
+            base, rest = (max(a.auc, 1 - a.auc) for a in both)
+            return compare(base, rest, table, level=level)
         table = two_way([self.influence(fpr), other.influence(fpr)], refit=refit)
         return compare(self.tpr(fpr), other.tpr(fpr), table, chance=fpr, level=level)
 
