@@ -28,7 +28,7 @@ def independent_area(positive: ArrayLike, negative: ArrayLike, *, level: float =
     only the smaller set had been drawn. Scores that are all equal rank nothing, and their interval is [0, 1].
 
     >>> str(independent_area([3.0, 4.0, 2.0, 6.0], [1.0, 2.5, 0.0, 5.0]))
-    '0.750 [0.150, 0.981]'
+    '0.750 [0.210, 0.971]'
     """
     check_level(level)
     found = area_influence(positive, negative)
