@@ -10,7 +10,9 @@ import pytest
 from warp_unlearning.errors import DataError
 from warp_unlearning.stats.intervals import Estimate
 from warp_unlearning.workflows import demo as module
+from warp_unlearning.workflows import demo_audit
 from warp_unlearning.workflows.demo import AGAIN, DemoResult, DemoRow
+from warp_unlearning.workflows.demo_audit import DemoAudit
 from warp_unlearning.workflows.demo_defenses import DefendedRow
 
 Warp = Callable[..., Any]
@@ -40,6 +42,15 @@ RESULT = DemoResult(
 )
 
 
+AUDIT = {
+    "audited": {"shadows": 16, "forget_sets": 4, "forget_set_size": 70},
+    "failures": [],
+    "arms": [
+        {"name": "ngp + warp", "all": None, "problem": "too few models", "accuracy": {"test": None}},
+    ],
+}
+
+
 @pytest.fixture
 def folders(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int, bool]]:
     """Where the demo put its runs, its seed, and whether the folder was there; its work is not done."""
@@ -50,14 +61,24 @@ def folders(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int, bool]]:
         say("working ...")
         return RESULT
 
+    def audit(folder: Path, report: Path, *, seed: int, say: Callable[[str], None]) -> DemoAudit:
+        say("auditing ...")
+        return DemoAudit(AUDIT, report)
+
     monkeypatch.setattr(module, "run_demo", run)
+    monkeypatch.setattr(demo_audit, "audit_demo", audit)
     return found
 
 
 def test_the_table_shows_every_model(warp: Warp, folders: list[tuple[Path, int, bool]]) -> None:
     answer = warp("demo")
     assert answer.code == 0
-    assert answer.err == "working ...\n"
+    assert answer.err == "working ...\nauditing ...\n"
+    assert "U-LiRA: 16 shadows, 4 forget sets of 70 each" in answer.out
+    assert "too few models" in answer.out
+    assert answer.out.splitlines()[-1] == "the report is warp-demo.html"
+    alone = warp("demo", "--no-audit")
+    assert (alone.err, "U-LiRA" in alone.out) == ("working ...\n", False)
     for part in ("Forgetting the digit 3", "forget (n=129)", "retain (n=1131)", "(n=357)", *RESULT.rows):
         assert part in answer.out
     for part in ("0.111 [0.100, 0.200]", "0.944 [0.900, 0.990]", "0.155 [0.100, 0.200]", "0.266 [0.200, 0.300]"):

@@ -19,6 +19,8 @@ from .defenses import defenses
 from .demo import demo
 from .evaluate import evaluate
 from .methods import methods
+from .report import report
+from .runs import runs_app
 from .selftest import selftest
 from .teleport import teleport
 from .train import train
@@ -32,9 +34,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, methods, defenses, train, unlearn, evaluate, teleport, selftest):
+for command in (demo, methods, defenses, train, unlearn, evaluate, teleport, report, selftest):
     app.command()(command)
 app.add_typer(audit, name="audit")
+app.add_typer(runs_app, name="runs")
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,1 @@
+"""One HTML file, and its figures, from the results of an audit."""

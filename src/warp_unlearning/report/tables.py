@@ -1,0 +1,260 @@
+"""The tables of a report: every cell a number with its interval, or words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..stats.reading import Verdict
+from .labels import DEFENSES, counted, defense_label, method_label
+from .measures import NOT_MEASURED, Written, written, written_rate
+from .pair_results import PairResults
+from .roc_plots import SHOWN
+from .shadow_results import Arm, ShadowResults
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number, a line under it, and a verdict that marks it."""
+
+    number: Written
+    under: str = ""
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A heading and its cells."""
+
+    heading: str
+    cells: tuple[Cell, ...]
+    under: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows under one heading; an empty heading stands for none."""
+
+    heading: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """`corner` is the heading of the row headings."""
+
+    caption: str
+    corner: str
+    columns: tuple[str, ...]
+    groups: tuple[Group, ...]
+
+
+def matrix(results: ShadowResults) -> Table:
+    """Methods by defences, those of the file: verdict and AUC."""
+    defenses = ordered_defenses(results)
+    rows = []
+    for method in results.methods:
+        arms = {arm.defense: arm for arm in reversed(results.arms_of(method))}
+        rows.append(Row(method_label(method), tuple(_verdict_cell(arms.get(defense)) for defense in defenses)))
+    return Table(
+        "Verdict over all tests, and AUC of the attack by shadow models with its 95 % interval",
+        "Method",
+        tuple(defense_label(defense) for defense in defenses),
+        (Group("", tuple(rows)),),
+    )
+
+
+def privacy_table(results: ShadowResults) -> Table:
+    """What the attackers see, arm by arm."""
+    slices = list(dict.fromkeys(name for arm in results.arms for name in arm.slices))
+    columns = (
+        "Verdict",
+        "AUC",
+        *(f"TPR at {100 * fpr:g} % FPR" for fpr in SHOWN),
+        *(f"AUC, {name}" for name in slices),
+        "Test accuracy",
+        "Reduction of AUC",
+        "Strongest attacker with the weights",
+    )
+    return Table(
+        "Forgotten against never-seen examples, with 95 % intervals",
+        "Defence",
+        columns,
+        _grouped(results, [_privacy_row(arm, slices) for arm in results.arms]),
+    )
+
+
+def further_table(results: ShadowResults) -> Table:
+    """The other comparisons, and what the models still know."""
+    columns = (
+        "AUC against originals that never saw them",
+        "AUC of retained examples, before",
+        "the same, after",
+        "after less before",
+        "AUC of the gradient test",
+        "Reduction of TPR at 1 % FPR",
+        "Accuracy, forgotten",
+        "Accuracy, retained",
+        "Time to unlearn one model",
+    )
+    return Table(
+        "Other comparisons, accuracies and times, with 95 % intervals",
+        "Defence",
+        columns,
+        _grouped(results, [_further_row(arm) for arm in results.arms]),
+    )
+
+
+def settings_table(results: ShadowResults) -> tuple[tuple[str, str], ...]:
+    """The settings of every arm on one line each; arms without any are left out."""
+    return tuple(
+        (arm.name, ", ".join(f"{name} = {value}" for name, value in arm.settings))
+        for arm in results.arms
+        if arm.settings
+    )
+
+
+def stage_table(results: ShadowResults) -> Table:
+    """Jobs and seconds of every stage."""
+    rows = tuple(
+        Row(
+            stage.name,
+            (
+                *(Cell(Written(f"{number:,}")) for number in (stage.jobs, stage.done, stage.failed)),
+                Cell(Written(_duration(stage.seconds))),
+            ),
+        )
+        for stage in results.stages
+    )
+    columns = ("Jobs", "Done", "Failed", "Computing time")
+    return Table("Jobs and computing time of each stage, all workers together", "Stage", columns, (Group("", rows),))
+
+
+def attack_table(results: PairResults) -> Table:
+    """The attacks of a pair audit."""
+    extra = [
+        (key, label)
+        for key, label in (
+            ("retrained", "AUC, retrained instead"),
+            ("beyond", "Beyond retrained"),
+            ("null", "AUC, retrained twice"),
+        )
+        if any(getattr(row, key) is not None for row in results.rows)
+    ]
+    fprs = [rate.fpr for rate in results.rows[0].rates]
+    rows = []
+    for row in results.rows:
+        rates = {rate.fpr: rate for rate in row.rates}
+        cells = (
+            Cell(Written(row.verdict), verdict=row.verdict),
+            Cell(written(row.auc)),
+            Cell(Written(NOT_MEASURED if row.adjusted_p is None else f"{row.adjusted_p:.2g}")),
+            *(Cell(written_rate(rates.get(fpr))) for fpr in fprs),
+            *(Cell(written(getattr(row, key))) for key, _ in extra),
+        )
+        strongest = "the strongest" if row.name == results.strongest else ""
+        rows.append(Row(row.name, cells, strongest))
+    columns = ("Verdict", "AUC", "p, corrected", *(f"TPR at {100 * fpr:g} % FPR" for fpr in fprs))
+    return Table(
+        "Every attack, forgotten against never-seen examples",
+        "Attack",
+        (*columns, *(label for _, label in extra)),
+        (Group("", tuple(rows)),),
+    )
+
+
+def ordered_defenses(results: ShadowResults) -> list[str | None]:
+    """None, then those known here, then the others in the order of the file."""
+    present = list(dict.fromkeys(arm.defense for arm in results.arms))
+    known = [name for name in (None, *DEFENSES) if name in present]
+    return [*known, *(name for name in present if name not in known)]
+
+
+def _verdict_cell(arm: Arm | None) -> Cell:
+    if arm is None:
+        return Cell(Written("not in this audit"))
+    number = written(None if arm.score is None else arm.score.auc)
+    return Cell(number, under=_missing(arm), verdict=arm.verdict)
+
+
+def _privacy_row(arm: Arm, slices: Sequence[str]) -> Row:
+    score, strongest = arm.score, arm.strongest
+    sliced = [arm.slices.get(name) for name in slices]
+    cells = (
+        Cell(Written(arm.verdict or NOT_MEASURED), verdict=arm.verdict),
+        Cell(written(None if score is None else score.auc)),
+        *(Cell(written_rate(None if score is None else score.rate(fpr))) for fpr in SHOWN),
+        *(Cell(written(None if found is None else found.auc)) for found in sliced),
+        Cell(written(None if arm.accuracy is None else arm.accuracy.test, digits=1, scale=100, unit=" %")),
+        _reduction(arm, "auc"),
+        Cell(
+            written(None if strongest is None else strongest.strength),
+            "" if strongest is None else f"{strongest.attack}, {counted(strongest.pairs, 'pair')}",
+        ),
+    )
+    return Row(defense_label(arm.defense), cells, _missing(arm))
+
+
+def _further_row(arm: Arm) -> Row:
+    retained, test, accuracy = arm.retain_leakage, arm.gradient_test, arm.accuracy
+    cells = (
+        Cell(written(None if arm.against_originals is None else arm.against_originals.auc)),
+        *(
+            Cell(written(None if retained is None else found))
+            for found in ((None,) * 3 if retained is None else (retained.before, retained.after, retained.difference))
+        ),
+        Cell(written(None if test is None else test.auc), "" if test is None else counted(test.pairs, "pair")),
+        _reduction(arm, "tpr_at_1"),
+        *(
+            Cell(written(found, digits=1, scale=100, unit=" %"))
+            for found in ((None,) * 2 if accuracy is None else (accuracy.forget, accuracy.retain))
+        ),
+        _seconds(arm),
+    )
+    return Row(defense_label(arm.defense), cells, _missing(arm))
+
+
+def _reduction(arm: Arm, which: str) -> Cell:
+    if arm.reduction is None:
+        return Cell(Written("–" if arm.defense is None else NOT_MEASURED))
+    found = getattr(arm.reduction, which)
+    if found is None:
+        return Cell(Written("none stated"), arm.reduction.note)
+    return Cell(written(found, digits=0, scale=100, unit=" %"))
+
+
+def _grouped(results: ShadowResults, rows: Sequence[Row]) -> tuple[Group, ...]:
+    by_arm = list(zip(results.arms, rows, strict=True))
+    return tuple(
+        Group(method_label(method), tuple(row for arm, row in by_arm if arm.method == method))
+        for method in results.methods
+    )
+
+
+def _missing(arm: Arm) -> str:
+    if arm.missing:
+        return f"incomplete: {counted(arm.missing, 'model')} missing"
+    return "" if arm.complete else "incomplete"
+
+
+def _seconds(arm: Arm) -> Cell:
+    if arm.seconds is None:
+        return Cell(Written(NOT_MEASURED))
+    share = arm.seconds.defense_share
+    return Cell(
+        written(arm.seconds.unlearning, digits=2, unit=" s"),
+        "" if share is None else f"{100 * share:+.0f} % against no defence".replace("-", "−"),
+    )
+
+
+def _duration(seconds: float | None) -> str:
+    """Seconds in the unit that people would use.
+
+    >>> _duration(42.3), _duration(600.0), _duration(9000.0)
+    ('42.3 s', '10.0 min', '2.5 h')
+    """
+    if seconds is None:
+        return NOT_MEASURED
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,51 @@
+"""From a results file to the report's files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..data.atomic import write_atomically
+from ..errors import InputError
+from .page import Report, make_report
+from .plots import Form
+from .results import read_results, results_file
+
+FORMS: tuple[Form, ...] = ("png", "pdf")
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """Where the page is, and the figures."""
+
+    page: Path
+    figures: tuple[Path, ...]
+
+
+def write_report(results: Path, *, out: Path | None = None, figures: Path | None = None) -> WrittenReport:
+    """Write the page to `out`, by default beside the results with the ending .html, and its figures as PNG and PDF
+    into the folder `figures` where one is given. Files appear whole or not at all, readable by their owner alone.
+    """
+    source = results_file(results)
+    page = source.with_suffix(".html") if out is None else out
+    if page.is_dir():
+        raise InputError(f"{page} is a folder; name a file for the report, such as {page / 'report.html'}")
+    if page.resolve() == source.resolve():
+        raise InputError(f"{page} is the results file itself; name another file for the report, ending in .html")
+    if figures is not None and figures.exists() and not figures.is_dir():
+        raise InputError(f"{figures} is a file; name a folder for the figures")
+    report = make_report(read_results(source))
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(page, report.html.encode())
+    return WrittenReport(page, () if figures is None else _write_figures(report, figures))
+
+
+def _write_figures(report: Report, folder: Path) -> tuple[Path, ...]:
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, plot in report.figures:
+        for form in FORMS:
+            path = folder / f"{name}.{form}"
+            write_atomically(path, plot.file(form))
+            written.append(path)
+    return tuple(written)

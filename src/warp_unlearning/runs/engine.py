@@ -1,0 +1,49 @@
+"""What an engine is: it runs the jobs of a run, and says what became of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..errors import WarpError
+from .events import Watch
+from .job import Job, Work
+from .key import Key
+from .store import Store
+
+
+class EngineError(WarpError):
+    """An engine that cannot work: its workers do not start, or its cluster cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of each job; every job is in exactly one of the four.
+
+    finished: done in this run; skipped: its result was in the store, or another process put it there; failed: with the
+    reason; blocked: it needs a job that failed.
+    """
+
+    finished: tuple[Key, ...]
+    skipped: tuple[Key, ...]
+    failed: Mapping[Key, str]
+    blocked: tuple[Key, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every result is in the store."""
+        return not self.failed and not self.blocked
+
+
+class Engine(Protocol):
+    """Runs jobs in order of need: on this machine, or on many."""
+
+    def run(self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch) -> Outcome:
+        """Put the result of every job in `store`, and tell `watch` as it goes, in the process and thread of the caller.
+
+        A finished job is one whose key is in the store, so a run that was stopped goes on where it was. A job that
+        raises fails, and those that need it are blocked; the others are done. A store that cannot be written ends the
+        run with a `StoreError`.
+        """
+        ...

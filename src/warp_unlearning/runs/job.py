@@ -1,0 +1,38 @@
+"""A job: the key of its result, the keys of the results it needs, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+
+from ..errors import InputError
+from .key import Key
+from .store import Store
+
+
+@dataclass(frozen=True)
+class Job:
+    """Plain data; what a kind of job does is known to the `Work` that an engine is given.
+
+    `cost` is in any unit that is the same for all jobs of a run; of the jobs that can start, engines start those first
+    on which the longest chain of cost hangs.
+    """
+
+    key: Key
+    needs: tuple[Key, ...] = ()
+    cost: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.cost) and self.cost >= 0):
+            raise InputError(f"the job {self.key} has cost {self.cost}; give a number from 0 on")
+        if self.key in self.needs:
+            raise InputError(f"the job {self.key} needs its own result; remove that need")
+
+
+Work = Callable[[Job, Store], Mapping[str, bytes]]
+"""Does a job: reads what the job needs from the store and returns the files of its result.
+
+A function of a module, or an instance of a class of a module, so that it can be pickled to another process. It may be
+called more than once for a job, in several processes, and returns the same bytes each time.
+"""

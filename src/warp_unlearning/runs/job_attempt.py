@@ -1,0 +1,68 @@
+"""One attempt at one job, in whatever process it happens."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal
+
+from ..errors import WarpError
+from .job import Job, Work
+from .store import Store
+from .store_errors import MissingEntry, StoreError
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How an attempt ended; plain data that travels between processes.
+
+    finished; found: the result was there; busy: another process is doing the job; failed: the work raised; lost: a
+    result it needs is corrupt or gone, that of the key with digest `lost`; unusable: the store cannot be written.
+    """
+
+    end: Literal["finished", "found", "busy", "failed", "lost", "unusable"]
+    seconds: float | None = None
+    reason: str = ""
+    traceback: str = ""
+    lost: str = ""
+
+
+def attempt(job: Job, *, work: Work, store: Store, began: Callable[[], None]) -> Attempt:
+    """Claim the job, do it and store its result; `began` is called when the claim is got and there is no result yet."""
+    try:
+        with store.claim(job.key) as mine:
+            if store.has(job.key):
+                return Attempt("found")
+            if not mine:
+                return Attempt("busy")
+            began()
+            return _do(job, work=work, store=store)
+    except StoreError as error:
+        return Attempt("unusable", reason=str(error))
+
+
+def _do(job: Job, *, work: Work, store: Store) -> Attempt:
+    start = perf_counter()
+    try:
+        files = work(job, store)
+    except MissingEntry as error:
+        return Attempt("lost", reason=str(error), lost=error.digest)
+    except StoreError:
+        raise
+    except (Exception, SystemExit) as error:
+        return _failure(error)
+    seconds = perf_counter() - start
+    try:
+        store.write(job.key, files, seconds=seconds)
+    except StoreError:
+        raise
+    except Exception as error:
+        return _failure(error)
+    return Attempt("finished", seconds=seconds)
+
+
+def _failure(error: Exception | SystemExit) -> Attempt:
+    reason = str(error) if isinstance(error, WarpError) else f"{type(error).__name__}: {error}"
+    return Attempt("failed", reason=reason, traceback="".join(traceback.format_exception(error)))

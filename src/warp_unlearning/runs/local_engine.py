@@ -1,0 +1,214 @@
+"""Jobs in processes on this machine: as many as there are cores, one torch thread each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+
+from ..errors import InputError
+from .cores import available_cores
+from .engine import EngineError, Outcome
+from .events import Event, Watch
+from .job import Job, Work
+from .job_schedule import Schedule
+from .job_work import THREAD_VARIABLES, pack
+from .local_worker import Told, serve
+from .store import Store
+
+_FAILED_STARTS = 3
+_LAST_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """So many worker processes (all cores by default), each with so many threads.
+
+    One thread each by default: sums over threads depend on how many there are, so results are the same bits on every
+    machine with the same processor and torch only where that number is. A worker that dies (the kernel ends one
+    that needs too much memory) is replaced, and its job is done again `retries` times before it fails.
+    """
+
+    workers: int | None = None
+    threads: int = 1
+    retries: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 1), ("threads", 1), ("retries", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name} is {value}; give {least} or more")
+
+    def run(self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch) -> Outcome:
+        """Put the result of every job in `store`. An interrupt ends the workers at once; what is finished is kept."""
+        store.sweep()
+        schedule = Schedule(jobs, store=store, watch=watch, retries=self.retries)
+        count = min(self.workers or max(1, available_cores() // self.threads), schedule.left)
+        crew = _Crew(count, pack(work), store, self.threads)
+        try:
+            while not schedule.over:
+                crew.hand_out(schedule)
+                # What was left may have been found in the store, and no worker has anything to say.
+                if not schedule.over:
+                    crew.listen(schedule, watch)
+            crew.dismiss()
+        except BaseException:
+            crew.kill()
+            store.sweep()
+            raise
+        return schedule.outcome()
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: SpawnProcess
+    pipe: Connection
+    ready: bool = False
+    job: Job | None = None
+
+
+class _Crew:
+    """The worker processes, started when there is something for them to do."""
+
+    def __init__(self, size: int, work: bytes, store: Store, threads: int) -> None:
+        self._size = size
+        self._work = work
+        self._store = store
+        self._threads = threads
+        self._workers: list[_Worker] = []
+        self._failed_starts = 0
+
+    def hand_out(self, schedule: Schedule) -> None:
+        """Give every worker without a job the next one that can start."""
+        idle = [worker for worker in self._workers if worker.job is None]
+        while idle or len(self._workers) < self._size:
+            job = schedule.take()
+            if job is None:
+                return
+            worker = idle.pop() if idle else self._start()
+            try:
+                worker.pipe.send(job)
+                worker.job = job
+            except OSError:
+                # It died while it waited; `listen` finds that out.
+                schedule.put_back(job)
+
+    def listen(self, schedule: Schedule, watch: Watch) -> None:
+        """Wait until a worker says something or dies, or a job of another process should be asked about."""
+        free = len(self._workers) < self._size or any(worker.job is None for worker in self._workers)
+        timeout = schedule.pause() if free else None
+        heard = {*wait([end for worker in self._workers for end in (worker.pipe, worker.process.sentinel)], timeout)}
+        for worker in [w for w in self._workers if w.pipe in heard or w.process.sentinel in heard]:
+            self._hear(worker, schedule, watch)
+
+    def dismiss(self) -> None:
+        """End idle workers."""
+        for worker in self._workers:
+            worker.pipe.close()
+        for worker in self._workers:
+            worker.process.join(_LAST_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End all workers at once. The store is whole at every moment, so nothing finished is lost."""
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join()
+            worker.pipe.close()
+        self._workers.clear()
+
+    def _start(self) -> _Worker:
+        ours, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=serve, args=(theirs, self._work, self._store, self._threads), daemon=True)
+        with _without_interrupts(), _environment(dict.fromkeys(THREAD_VARIABLES, str(self._threads))):
+            process.start()
+        theirs.close()
+        worker = _Worker(process, ours)
+        self._workers.append(worker)
+        return worker
+
+    def _hear(self, worker: _Worker, schedule: Schedule, watch: Watch) -> None:
+        gone = not worker.process.is_alive()
+        # What it said before it died counts, so its pipe is emptied after it is known to be dead.
+        try:
+            while worker.pipe.poll():
+                self._note(worker, worker.pipe.recv(), schedule, watch)
+        except (EOFError, OSError):
+            worker.process.join()
+            gone = True
+        if gone:
+            self._replace(worker, schedule)
+
+    def _note(self, worker: _Worker, told: Told, schedule: Schedule, watch: Watch) -> None:
+        if not isinstance(told, tuple):
+            job, worker.job = worker.job, None
+            if job is not None:
+                schedule.settle(job, told)
+        elif told[0] == "unloadable":
+            raise EngineError(
+                f"a worker process cannot load the work; make it a function or a class of a module:\n{told[1]}"
+            )
+        elif told[0] == "began" and worker.job is not None:
+            watch(Event("started", worker.job.key, at=told[1]))
+        else:
+            worker.ready, self._failed_starts = True, 0
+
+    def _replace(self, worker: _Worker, schedule: Schedule) -> None:
+        self._workers.remove(worker)
+        worker.pipe.close()
+        reason = _how_it_died(worker.process.exitcode)
+        if not worker.ready:
+            self._failed_starts += 1
+            if self._failed_starts == _FAILED_STARTS:
+                raise EngineError(
+                    f"{_FAILED_STARTS} worker processes in a row ended before they could start: {reason}; see what "
+                    'they printed (a script that runs an engine needs `if __name__ == "__main__":`)'
+                )
+        if worker.job is not None:
+            if worker.ready:
+                schedule.died(worker.job, reason)
+            else:
+                schedule.put_back(worker.job)
+
+
+def _how_it_died(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"its process ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    hint = ", perhaps for want of memory" if name == "SIGKILL" else ""
+    return f"its process was ended by {name}{hint}"
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Interrupts wait, here; a process started meanwhile has them blocked from its first moment on."""
+    # It unblocks interrupts when it is started, so it is started before they are blocked.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables that libraries read when they are loaded, set for the processes started meanwhile."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,52 @@
+"""What a worker process of the local engine does: takes jobs from a pipe until it is closed, or its parent is gone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from threading import Thread
+from time import time
+from typing import Literal
+
+from .job import Job
+from .job_attempt import Attempt, attempt
+from .job_work import unpack
+from .store import Store
+
+Told = tuple[Literal["ready"]] | tuple[Literal["unloadable"], str] | tuple[Literal["began"], float] | Attempt
+"""What a worker says: that it is ready, or why it cannot be; when it began a job, and how the attempt ended."""
+
+_PARENT_CHECK = 1.0
+
+
+def serve(pipe: Connection, work: bytes, store: Store, threads: int) -> None:
+    """Do the jobs that come through `pipe`, one after the other."""
+    # The terminal sends an interrupt to the whole group; the parent decides what becomes of its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    Thread(target=_leave_with_parent, daemon=True).start()
+    # The parent is gone, or has stopped listening.
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        try:
+            loaded = unpack(work, threads=threads)
+        except Exception:
+            pipe.send(("unloadable", traceback.format_exc()))
+            return
+        pipe.send(("ready",))
+        while True:
+            job: Job = pipe.recv()
+            pipe.send(attempt(job, work=loaded, store=store, began=lambda: pipe.send(("began", time()))))
+
+
+def _leave_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is None or parent.pid is None:
+        return
+    # The number of the parent too: a process that the parent forked would keep the sentinel open.
+    while not wait([parent.sentinel], timeout=_PARENT_CHECK) and os.getppid() == parent.pid:
+        continue
+    os._exit(1)

@@ -1,0 +1,123 @@
+"""A run that is killed again and again ends with the same bits, and does nothing twice that had finished."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from trial_work import Trial, expected, layered, results
+
+from warp_unlearning.runs.events import ignore
+from warp_unlearning.runs.local_engine import LocalEngine
+from warp_unlearning.runs.store import Store
+
+KILLS = 36
+WIDTH = 6
+SLEEP = 0.06
+
+PARENT = f"""
+import sys
+from pathlib import Path
+from trial_work import Trial, layered
+from warp_unlearning.runs.events import ignore
+from warp_unlearning.runs.local_engine import LocalEngine
+from warp_unlearning.runs.store import Store
+
+if __name__ == "__main__":
+    jobs = layered({WIDTH}, sleep={SLEEP})
+    outcome = LocalEngine(workers=2).run(jobs, work=Trial(Path(sys.argv[2])), store=Store(sys.argv[1]), watch=ignore)
+    sys.exit(0 if outcome.complete else 3)
+"""
+
+
+def start(folder: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", PARENT, str(folder / "store"), str(folder / "marks")]
+    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    return subprocess.Popen(command, env=os.environ | path, start_new_session=True)
+
+
+def members(group: int) -> list[int]:
+    """Processes of a group, its leader and those that have ended aside; the tracker that Python starts is one."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of = stat.read_text().rpartition(")")[2].split()[:3]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(of) == group and int(stat.parent.name) != group and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def kill_one(process: subprocess.Popen[bytes], victim: str, draw: random.Random) -> None:
+    if victim == "all":
+        os.killpg(process.pid, signal.SIGKILL)
+    elif victim == "worker" and (workers := members(process.pid)):
+        # It may have ended by itself since.
+        try:
+            os.kill(draw.choice(workers), signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        return
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 10
+    while members(process.pid):
+        assert time.monotonic() < end, "workers outlive their parent"
+        time.sleep(0.01)
+
+
+def batter(folder: Path, draw: random.Random, *, kills: int) -> tuple[int, int]:
+    """Run to the end, killing at random moments; the kills made, and how often a finished job was begun again."""
+    (folder / "marks").mkdir(parents=True)
+    trial, store = Trial(folder / "marks"), Store(folder / "store")
+    made, again = 0, 0
+    begun_when_finished: dict[str, int] = {}
+    while True:
+        process = start(folder)
+        while made < kills and process.poll() is None:
+            try:
+                process.wait(draw.uniform(0.0, 0.5))
+            except subprocess.TimeoutExpired:
+                kill_one(process, draw.choice(["parent", "all", "worker"]), draw)
+                made += 1
+        code = process.wait()
+        begun = Counter(mark.name.split(".")[0] for mark in trial.marks.iterdir())
+        again += sum(begun[digest] > count for digest, count in begun_when_finished.items())
+        begun_when_finished = {digest: begun[digest] for digest in store.digests()}
+        assert not store.verify().corrupt
+        if code == 0:
+            return made, again
+        # A job that was killed twice within one start has failed; the next start does it.
+        assert code in (-signal.SIGKILL, 3), code
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+    draw = random.Random(20)
+    jobs = layered(WIDTH, sleep=SLEEP)
+    (tmp_path / "undisturbed" / "marks").mkdir(parents=True)
+    undisturbed = Store(tmp_path / "undisturbed" / "store")
+    work = Trial(tmp_path / "undisturbed" / "marks")
+    assert LocalEngine(workers=2).run(jobs, work=work, store=undisturbed, watch=ignore).complete
+    assert results(undisturbed, jobs) == expected(jobs)
+    kills, rounds = 0, 0
+    while kills < KILLS:
+        folder = tmp_path / f"round{rounds}"
+        made, again = batter(folder, draw, kills=KILLS - kills)
+        kills, rounds = kills + made, rounds + 1
+        battered = Store(folder / "store")
+        for job in jobs:
+            assert battered.read(job.key).read_all() == undisturbed.read(job.key).read_all()
+        assert len(battered.digests()) == len(jobs)
+        assert again == 0
+        battered.sweep()
+        assert not any((battered.root / "temp").iterdir())
+    print(f"{kills} kills over {rounds} runs")  # noqa: T201
