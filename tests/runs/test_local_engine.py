@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -55,12 +56,22 @@ def run(jobs: list[Job], work: Work, store: Store, *, workers: int = 2) -> tuple
     return LocalEngine(workers=workers).run(jobs, work=work, store=store, watch=events.append), events
 
 
+HEARING = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+
+
 def parent(store: Store, trial: Trial, *, sleep: float) -> subprocess.Popen[str]:
     program = store.root.parent / "parent.py"
     program.write_text(PARENT)
     command = [sys.executable, str(program), str(store.root), str(trial.marks), str(sleep)]
     path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | path)
+    return subprocess.Popen(
+        # Where the tests run in the background interrupts are ignored, and whatever is started inherits that.
+        [sys.executable, "-c", HEARING, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | path,
+    )
 
 
 def lines(process: subprocess.Popen[str], until: str) -> None:
@@ -264,3 +275,14 @@ def test_no_jobs_need_no_process(store: Store, trial: Trial) -> None:
     outcome, events = run([], trial, store)
     assert outcome.complete
     assert events == []
+
+
+def test_a_watch_that_fails_ends_the_run_and_its_workers(store: Store, trial: Trial) -> None:
+    def broken(event: Event) -> None:
+        if event.what == "finished":
+            raise BrokenPipeError(32, "Broken pipe")
+
+    before = set(multiprocessing.active_children())
+    with pytest.raises(BrokenPipeError):
+        LocalEngine(workers=2).run(layered(3, sleep=0.01), work=trial, store=store, watch=broken)
+    assert set(multiprocessing.active_children()) == before

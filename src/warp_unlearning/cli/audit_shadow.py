@@ -45,7 +45,16 @@ def shadow(
     from ..config.shadow import ShadowConfig
     from ..runs.cores import use_threads
     from ..runs.tally import Tally
-    from ..workflows.audit_shadow import RESULTS, ShadowRequest, carry_out, known_seconds, prepare_shadows
+    from ..studies.shadow_work import ShadowWork
+    from ..workflows.audit_shadow import (
+        RESULTS,
+        ShadowRequest,
+        carry_out,
+        known_seconds,
+        pilot,
+        prepare_shadows,
+        seconds_to_come,
+    )
     from ..workflows.engines import choose_engine
     from ..workflows.tracking import tracked
 
@@ -56,7 +65,7 @@ def shadow(
     engine = choose_engine(workers=workers, ray=ray, device=prepared.plan.settings.device)
     known = known_seconds(prepared)
     tally = Tally(prepared.plan.jobs, workers=engine.workers or 1, known=known)
-    if progress != "none":
+    if progress not in ("none", "json"):
         typer.echo(_planned(tally, len(known), engine.workers), err=True)
     if plan:
         return
@@ -66,6 +75,11 @@ def shadow(
             shown(event)
             tracking(event)
 
+        if not known and not prepared.run.complete:
+            work = ShadowWork(prepared.plan, prepared.seeds)
+            engine.engine.run(pilot(prepared), work=work, store=prepared.store, watch=both)
+        if progress not in ("none", "json"):
+            shown.say(_cost(seconds_to_come(prepared), engine.workers))
         results = carry_out(prepared, engine.engine, watch=both)
     if as_json:
         typer.echo(json.dumps(results, indent=2))
@@ -80,6 +94,24 @@ def _planned(tally: Any, there: int, workers: int | None) -> str:
     stages = ", ".join(f"{stage.jobs} {stage.name}" for stage in tally.stages.values())
     at_once = f"{workers} at once" if workers else "on the cluster"
     return f"planned: {stages}; {there} are there already; {at_once}"
+
+
+def _cost(seconds: float, workers: int | None) -> str:
+    """What the rest will cost, going by the jobs that are done."""
+    alone = f"the rest is about {_hours(seconds)} of work"
+    return f"{alone}, {_hours(seconds / workers)} on {workers} processes" if workers else alone
+
+
+def _hours(seconds: float) -> str:
+    """In the unit that suits.
+
+    >>> _hours(40), _hours(500), _hours(9000)
+    ('40 s', '8.3 min', '2.5 h')
+    """
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def show(results: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ class RunProgress:
         if self._bars is not None:
             self._bars.update(self._tasks[stage.name], completed=stage.done + stage.failed, left=left)
         if event.what in ("failed", "retried", "redone"):
-            self._say(f"{event.what}: {event.key}: {event.reason}")
+            self.say(f"{event.what}: {event.key}: {event.reason}")
         ended = stage.done + stage.failed
         step = max(1, stage.jobs // _SHARE)
         if (
@@ -74,11 +74,10 @@ class RunProgress:
             and self._shown.get(stage.name) != ended
         ):
             self._shown[stage.name] = ended
-            self._say(
-                f"{stage.name}: {ended} of {stage.jobs}{f', {stage.failed} failed' if stage.failed else ''}{left}"
-            )
+            self.say(f"{stage.name}: {ended} of {stage.jobs}{f', {stage.failed} failed' if stage.failed else ''}{left}")
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """A line of text above the bars, or among the lines."""
         if self._bars is not None:
             self._bars.console.print(text, markup=False, highlight=False)
         else:

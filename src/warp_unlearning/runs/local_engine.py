@@ -136,15 +136,18 @@ class _Crew:
         return worker
 
     def _hear(self, worker: _Worker, schedule: Schedule, watch: Watch) -> None:
-        gone = not worker.process.is_alive()
+        gone, said = not worker.process.is_alive(), []
         # What it said before it died counts, so its pipe is emptied after it is known to be dead.
         try:
             while worker.pipe.poll():
-                self._note(worker, worker.pipe.recv(), schedule, watch)
+                said.append(worker.pipe.recv())
         except (EOFError, OSError):
-            worker.process.join()
             gone = True
+        # Outside of the block: who watches may fail with an error of the same kind, as when its terminal is gone.
+        for told in said:
+            self._note(worker, told, schedule, watch)
         if gone:
+            worker.process.join()
             self._replace(worker, schedule)
 
     def _note(self, worker: _Worker, told: Told, schedule: Schedule, watch: Watch) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from json import dumps
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from ..randomness import Streams
 from ..runs.directory import RunDirectory, start_run
 from ..runs.engine import Engine, Outcome
 from ..runs.events import Event, Watch, ignore
+from ..runs.job import Job
 from ..runs.store import Store
 from ..runs.store_errors import MissingEntry
 from ..runs.tally import Tally
@@ -77,7 +79,8 @@ def prepare_shadows(request: ShadowRequest) -> Prepared:
     network_digest = _file_digest(request.network_file)
     check_examples(new_network(settings, data, Streams(0, "check")), {"points": data.train, "test": data.test})
     found = {"data": data.digest, "network_file": network_digest, "versions": versions()}
-    run = start_run(request.out, kind="audit shadow", config=as_plain(request.config) | {RESOLVED: found})
+    with _starting(request.out):
+        run = start_run(request.out, kind="audit shadow", config=as_plain(request.config) | {RESOLVED: found})
     seeds = _defense_seeds(run, settings, request.config.defense_seed)
     plan = plan_shadows(
         settings, data, network_digest=network_digest, defense_seeds=[seeds[t] for t in unlearnings(settings)]
@@ -167,6 +170,12 @@ def _file_digest(spec: str | None) -> str | None:
         raise InputError(f"the network file {file} cannot be read: {error.strerror}") from error
 
 
+def _starting(out: Path) -> FileLock:
+    """One process of this machine at a time may make the folder, which is not there yet to hold a lock."""
+    name = sha256(str(out.resolve()).encode()).hexdigest()[:24]
+    return FileLock(Path(gettempdir()) / f"warp-{os.getuid()}-{name}.lock", mode=0o600)
+
+
 def _locked(run: RunDirectory) -> FileLock:
     """One process at a time: two may be started on the same run."""
     return FileLock(run.path / ".lock", mode=0o600)
@@ -199,6 +208,33 @@ def known_seconds(prepared: Prepared) -> dict[str, float]:
     """What the results that are in the store took, by digest."""
     there = [job.key for job in prepared.plan.jobs if prepared.store.has(job.key)]
     return {key.digest: prepared.store.read(key).manifest.seconds or 0.0 for key in there}
+
+
+def pilot(prepared: Prepared) -> list[Job]:
+    """The jobs of the first forget set of the first shadow: one of each kind and arm, to learn what the rest costs."""
+    chosen = [Task(kind, 0) for kind in ("train", "score")]
+    chosen += [t for t in prepared.plan.tasks.values() if t.shadow == 0 and t.part == 0]
+    keys = {prepared.plan.key(task) for task in chosen}
+    return [job for job in prepared.plan.jobs if job.key in keys]
+
+
+def seconds_to_come(prepared: Prepared) -> float:
+    """The seconds of work, on one process, that jobs not yet done will take, each like the done ones of its kind and
+    arm, or of its kind where none of that arm is done.
+    """
+    known, tasks = known_seconds(prepared), prepared.plan.tasks
+    by_arm: dict[tuple[str, int], list[float]] = {}
+    by_kind: dict[str, list[float]] = {}
+    for digest, seconds in known.items():
+        by_arm.setdefault((tasks[digest].kind, tasks[digest].arm), []).append(seconds)
+        by_kind.setdefault(tasks[digest].kind, []).append(seconds)
+    total = 0.0
+    for job in prepared.plan.jobs:
+        if job.key.digest not in known:
+            task = tasks[job.key.digest]
+            like = by_arm.get((task.kind, task.arm)) or by_kind.get(task.kind) or [0.0]
+            total += sum(like) / len(like)
+    return total
 
 
 def _results(prepared: Prepared, outcome: Outcome, tally: Tally) -> dict[str, Any]:
