@@ -149,7 +149,7 @@ def _arm(
         "risk": _risk(audit, generator),
         "seconds": {
             "unlearning": _plain(mean(generator.normal(2.0 if defense is None else 3.1, 0.2, 8))),
-            "defense_share": None if defense is None else 0.34,
+            "defense_share": None if defense is None else {"value": 0.34, "low": 0.3, "high": 0.38},
         },
     }
     return arm, audit

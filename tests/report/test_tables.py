@@ -75,8 +75,8 @@ def test_what_is_missing_is_said(data, read):
 
 def test_times_are_compared_with_those_without_a_defence(data, read):
     cell = further_table(read(data)).groups[0].rows[1].cells[-1]
-    assert cell.under == "+34 % against no defence"
-    data["arms"][1]["seconds"]["defense_share"] = -0.051
+    assert cell.under == "+34 % [+30, +38] against no defence"
+    data["arms"][1]["seconds"]["defense_share"] = {"value": -0.051, "low": None, "high": None}
     assert further_table(read(data)).groups[0].rows[1].cells[-1].under == "−5 % against no defence"
 
 

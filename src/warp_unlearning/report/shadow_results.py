@@ -107,7 +107,7 @@ class Seconds:
     """What unlearning one model took, and by what share that is more than without the defence."""
 
     unlearning: Estimate | None
-    defense_share: float | None
+    defense_share: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def _arm(field: Field) -> Arm:
         field["histogram"].maybe(_histogram),
         field["risk"].maybe(_risk),
         field["seconds"].maybe(
-            lambda f: Seconds(f["unlearning"].maybe(read_estimate), f["defense_share"].maybe_number()),
+            lambda f: Seconds(f["unlearning"].maybe(read_estimate), f["defense_share"].maybe(read_estimate)),
         ),
     )
 

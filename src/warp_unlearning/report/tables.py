@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..stats.reading import Verdict
 from .labels import DEFENSES, counted, defense_label, method_label
-from .measures import NOT_MEASURED, Written, written, written_rate
+from .measures import NOT_MEASURED, Estimate, Written, written, written_rate
 from .pair_results import PairResults
 from .roc_plots import SHOWN
 from .shadow_results import Arm, ShadowResults
@@ -243,8 +243,18 @@ def _seconds(arm: Arm) -> Cell:
     share = arm.seconds.defense_share
     return Cell(
         written(arm.seconds.unlearning, digits=2, unit=" s"),
-        "" if share is None else f"{100 * share:+.0f} % against no defence".replace("-", "−"),
+        "" if share is None else f"{_percent(share)} against no defence",
     )
+
+
+def _percent(share: Estimate) -> str:
+    """A signed share in percent with its interval."""
+    ends = [
+        None if end is None else f"{100 * end:+.0f}".replace("-", "−") for end in (share.value, share.low, share.high)
+    ]
+    if ends[0] is None:
+        return NOT_MEASURED
+    return f"{ends[0]} %" if None in ends else f"{ends[0]} % [{ends[1]}, {ends[2]}]"
 
 
 def _duration(seconds: float | None) -> str:

@@ -81,8 +81,6 @@ def _arm(
     """`base` is the arm of the same method without a defence, None for that arm itself."""
     arm = plan.settings.arms[index]
     audit, problem = audited
-    timed = base is not None and len(base[1].seconds) and len(scores.seconds)
-    base_seconds = float(base[1].seconds.mean()) if base is not None and timed else None
     about: dict[str, Any] = {
         "name": arm.name,
         "method": arm.method,
@@ -93,7 +91,7 @@ def _arm(
         "accuracy": {what: _mean(values) for what, values in scores.accuracy.items()},
         "seconds": {
             "unlearning": _mean(scores.seconds),
-            "defense_share": None if base_seconds is None else float(scores.seconds.mean() / base_seconds - 1),
+            "defense_share": _extra(scores.seconds, base[1].seconds) if base is not None else None,
         },
         "gradient_test": _gradient_test(scores),
         "strongest": _strongest(scores),
@@ -229,6 +227,16 @@ def _risk(audit: Audit, scores: ArmScores) -> dict[str, list[float]]:
 
 def _mean(values: NDArray[np.float64]) -> dict[str, float] | None:
     return asdict(mean(values)) if len(values) else None
+
+
+def _extra(seconds: NDArray[np.float64], base: NDArray[np.float64]) -> dict[str, float] | None:
+    """The mean over the base's mean, less 1, with a 95 % interval by the delta method; None below two of either."""
+    if min(len(seconds), len(base)) < 2 or not base.mean() > 0 or not seconds.mean() > 0:
+        return None
+    ratio = float(seconds.mean() / base.mean())
+    spreads = [float(np.var(s, ddof=1) / len(s) / s.mean() ** 2) for s in (seconds, base)]
+    reach = 1.96 * ratio * float(np.sqrt(sum(spreads)))
+    return {"value": ratio - 1, "low": ratio - 1 - reach, "high": ratio - 1 + reach}
 
 
 def _row(pair: Mapping[str, Any], name: str) -> float | None:
