@@ -17,6 +17,7 @@ from warp_unlearning.methods.registry import make_method
 from warp_unlearning.models.mlp import MLP
 from warp_unlearning.randomness import Streams
 from warp_unlearning.studies.shadow_plan import Task, forgotten, retained
+from warp_unlearning.studies.shadow_results import _extra
 from warp_unlearning.studies.shadow_work import ShadowWork
 from warp_unlearning.studies.stored import array_bytes, arrays_of, weight_bytes, weights_of
 from warp_unlearning.training.scoring import logits
@@ -108,3 +109,14 @@ def test_bytes_are_the_same_each_time() -> None:
     assert arrays_of(array_bytes(arrays))["b"].shape == ()
     state = MLP(inputs=2, classes=2, hidden=()).state_dict()
     assert weight_bytes(state) == weight_bytes(dict(state))
+
+
+def test_the_extra_time_of_a_defence_has_an_interval_that_covers() -> None:
+    draw, covered = np.random.default_rng(20), 0
+    for _ in range(500):
+        found = _extra(draw.gamma(30, 0.1, 40), draw.gamma(20, 0.1, 40))
+        assert found is not None
+        covered += found["low"] <= 0.5 <= found["high"]
+    assert 0.92 <= covered / 500 <= 0.98
+    assert _extra(np.array([2.0, 2.0]), np.array([1.0, 1.0])) == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert _extra(np.array([2.0]), np.array([1.0, 1.0])) is None

@@ -12,16 +12,21 @@ import pytest
 import yaml
 
 from warp_unlearning.config.resolve import resolve_as
+from warp_unlearning.config.schema import ModelConfig
 from warp_unlearning.config.shadow import ShadowConfig
 from warp_unlearning.errors import DataError, InputError
+from warp_unlearning.runs.events import Event
 from warp_unlearning.runs.local_engine import LocalEngine
+from warp_unlearning.studies.shadow_plan import Task
 from warp_unlearning.workflows.audit_shadow import (
     RESULTS,
     SEEDS,
     ShadowRequest,
     carry_out,
     known_seconds,
+    pilot,
     prepare_shadows,
+    seconds_to_come,
 )
 
 COMMAND = [sys.executable, "-c", "from warp_unlearning.cli.main import main; main()", "audit", "shadow"]
@@ -92,6 +97,50 @@ def test_a_method_that_fails_leaves_the_rest(config: ShadowConfig, tmp_path: Pat
     assert any("finite" in failure["reason"] for failure in results["failures"])
     assert len(results["failures"]) == 8 + 8 + 1
     assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_the_cost_is_learned_from_one_job_of_each_kind_and_arm(config: ShadowConfig, tmp_path: Path) -> None:
+    prepared = prepare_shadows(ShadowRequest(config, tmp_path / "run"))
+    first = pilot(prepared)
+    tasks = prepared.plan.tasks
+    every = {(tasks[job.key.digest].kind, tasks[job.key.digest].arm) for job in prepared.plan.jobs}
+    assert {(tasks[job.key.digest].kind, tasks[job.key.digest].arm) for job in first} == every
+    assert len(first) == 8
+    there = {job.key for job in first}
+    assert all(need in there for job in first for need in job.needs)
+    assert seconds_to_come(prepared) == 0.0
+    seconds = {"train": 5.0, "score": 0.5, "unlearn": 2.0, "pair": 3.0}
+    for job in first:
+        task = tasks[job.key.digest]
+        more = 1.0 if (task.kind, task.arm) == ("unlearn", 1) else 0.0
+        prepared.store.write(job.key, {"file": b""}, seconds=seconds[task.kind] + more)
+    # Three trainings, 3 + 14 scores, seven unlearnings of each arm; both pairs are done.
+    assert seconds_to_come(prepared) == pytest.approx(3 * 5.0 + 17 * 0.5 + 7 * 2.0 + 7 * 3.0)
+
+
+def test_a_result_that_is_corrupt_at_the_end_is_made_again(config: ShadowConfig, tmp_path: Path) -> None:
+    request = ShadowRequest(config.model_copy(update={"defense_seed": 1}), tmp_path / "run")
+    first = carry_out(prepare_shadows(request), LocalEngine(workers=2))
+    again = ShadowRequest(request.config, tmp_path / "again", tmp_path / "run" / "store")
+    prepared = prepare_shadows(again)
+    lost = prepared.plan.key(Task("score", 2, 1, 0))
+    (prepared.store.folder(lost.digest) / "scores.npz").write_bytes(b"damaged")
+    events: list[Event] = []
+    results = carry_out(prepared, LocalEngine(workers=1), watch=events.append)
+    assert results["digests"]["results"] == first["digests"]["results"]
+    assert [event.key for event in events if event.what == "finished"] == [lost]
+
+
+def test_a_users_own_network_is_audited(config: ShadowConfig, tmp_path: Path) -> None:
+    file = tmp_path / "network.py"
+    file.write_text("from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(6, 3))\n")
+    own = config.model_copy(update={"model": ModelConfig(name="custom")})
+    request = ShadowRequest(own, tmp_path / "run", network_file=f"{file}:build")
+    results = carry_out(prepare_shadows(request), LocalEngine(workers=2))
+    assert (results["failures"], results["audited"]["model"]) == ([], f"{file}:build")
+    file.write_text(file.read_text().replace("Linear(6, 3)", "Linear(6, 3, bias=False)"))
+    with pytest.raises(InputError, match="network_file"):
+        prepare_shadows(request)
 
 
 def test_two_processes_at_once_end_with_one_result(blobs: Path, tmp_path: Path) -> None:
