@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from . import ghost as ghost  # registers the rules
+from .batch_axes import unclear_uses
 from .energy import Share, cross_entropy, sum_of_uses
 from .per_sample import per_sample_gradients
 from .traced_pass import TracedPass, traced_pass
-from .uses import parameters_used_elsewhere, require_unchanged, unclear_uses
+from .uses import parameters_used_elsewhere, require_unchanged
 
 
 def each_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -54,7 +55,7 @@ def _shares(traced: TracedPass, x: Tensor, y: Tensor) -> tuple[dict[int, list[Sh
     with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
         total = cross_entropy(traced.output, y).sum()
         elsewhere = parameters_used_elsewhere(total.grad_fn, trace)
-        elsewhere |= {id(p) for use in unclear_uses(trace, traced.copy, x) for p in use.parameters.values()}
+        elsewhere |= {id(p) for use in unclear_uses(traced, x) for p in use.parameters.values()}
     edges = [use.output for use in trace.uses]
     trace.passing.outputs_only = True
     try:

@@ -16,11 +16,12 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import ghost
+from .batch_axes import unclear_uses
 from .energy_checks import check_batch, check_finite, check_losses, check_model
 from .fallback import materialised_energy
 from .ghost.rule import GhostRule, Part
 from .traced_pass import TracedPass, traced_pass
-from .uses import Trace, Use, parameters_used_elsewhere, require_unchanged, unclear_uses
+from .uses import Trace, Use, parameters_used_elsewhere, require_unchanged
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -79,7 +80,7 @@ def parameters_without_rules(model: nn.Module, x: Tensor, y: Tensor, *, loss: Lo
         traced = traced_pass(model, x)
         try:
             elsewhere = parameters_used_elsewhere(loss(traced.output, y).sum().grad_fn, traced.trace)
-            elsewhere |= _parameters(unclear_uses(traced.trace, traced.copy, x))
+            elsewhere |= _parameters(unclear_uses(traced, x))
         finally:
             traced.trace.close()
     return [name for name, p in model.named_parameters() if id(p) in elsewhere]
@@ -107,7 +108,7 @@ def _energy_of_pass(
     misshapen = _parameters(use for use in trace.uses if not use.a.shape[:1] == use.output_shape[:1] == x.shape[:1])
     norms = list(_squared_norms(trace.uses, found, elsewhere | misshapen))
     # After the norms, which a GPU works on meanwhile, and which seldom prove to be in vain.
-    unclear = _parameters(unclear_uses(trace, traced.copy, x))
+    unclear = _parameters(unclear_uses(traced, x))
     if unclear != misshapen:
         norms = list(_squared_norms(trace.uses, found, elsewhere | unclear))
     elsewhere |= unclear

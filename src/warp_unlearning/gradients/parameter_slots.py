@@ -7,9 +7,10 @@ replacement behind (torch 2.13).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import lru_cache
 from types import FunctionType
 from typing import Any, cast
 
@@ -56,14 +57,15 @@ _ATOMS = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device
 
 def _copied(module: Any, memo: dict[int, Any]) -> Any:
     """`deepcopy(module, memo)`, which takes several times as long."""
-    if id(module) in memo or not isinstance(module, nn.Module) or not _is_plain(type(module)):
+    kind: Any = type(module)
+    if id(module) in memo or not isinstance(module, nn.Module) or not _is_plain(kind):
         return deepcopy(module, memo)
-    copy = memo[id(module)] = type(module).__new__(type(module))
+    copy = memo[id(module)] = kind.__new__(kind)
     state = vars(copy)
     state.update(vars(module))
     for key, value in state.items():
         kind = type(value)
-        if kind in _ATOMS or (kind is tuple and all(type(item) in _ATOMS for item in value)):
+        if kind in _ATOMS or (kind is tuple and _are_atoms(value)):
             continue
         if key == "_parameters" or ((kind is dict or kind is OrderedDict) and not value):
             state[key] = kind(value)
@@ -72,11 +74,18 @@ def _copied(module: Any, memo: dict[int, Any]) -> Any:
         elif key == "_buffers" and isinstance(module, _BatchNorm) and not module.training:
             # They are read alone.
             state[key] = kind(value)
+        elif (kind is set or kind is list) and id(value) not in memo and _are_atoms(value):
+            state[key] = memo[id(value)] = kind(value)
         else:
             state[key] = deepcopy(value, memo)
     return copy
 
 
+def _are_atoms(values: Iterable[Any]) -> bool:
+    return _ATOMS.issuperset(map(type, values))
+
+
+@lru_cache(maxsize=128)
 def _is_plain(kind: type[nn.Module]) -> bool:
     """Whether nothing about copying is the class's own; what torch's layers have of it is for old versions' states."""
     own = (base for base in kind.__mro__ if base is not object and not base.__module__.startswith("torch.nn.modules."))

@@ -12,8 +12,9 @@ from .uses import Trace, traced_copy
 
 @dataclass(frozen=True)
 class TracedPass:
-    """The copy that was called, what it wrote down, and its output."""
+    """The model, the copy of it that was called, what that wrote down, and its output."""
 
+    model: nn.Module
     copy: nn.Module
     trace: Trace
     output: Tensor
@@ -41,7 +42,7 @@ def _as_laid_out(model: nn.Module, x: Tensor) -> TracedPass:
     trace = Trace()
     copy = traced_copy(model, trace)
     try:
-        return TracedPass(copy, trace, copy(x))
+        return TracedPass(model, copy, trace, copy(x))
     except BaseException:
         trace.close()
         raise

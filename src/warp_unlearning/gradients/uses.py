@@ -6,7 +6,7 @@ that every other use of a parameter stands out in the graph: something other tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -92,22 +92,6 @@ def parameters_used_elsewhere(root: Node | None, trace: Trace) -> set[int]:
                 seen.add(child)
                 waiting.append(child)
     return found
-
-
-def unclear_uses(trace: Trace, copy: nn.Module, x: Tensor) -> Iterator[Use]:
-    """The uses whose first axis is not the batch, seen by comparing with a pass of the traced copy over one example."""
-    of_one: list[Shapes] = []
-    trace.shapes = of_one
-    try:
-        copy(x[:1].clone())
-    finally:
-        trace.shapes = None
-    batch = x.shape[0]
-    comparable = [use.path for use in trace.uses] == [path for path, _, _ in of_one]
-    for index, use in enumerate(trace.uses):
-        pairs = zip((use.a.shape, use.output_shape), of_one[index][1:], strict=True) if comparable else ()
-        if not comparable or not all(one[:1] == (1,) and many == (batch, *one[1:]) for many, one in pairs):
-            yield use
 
 
 def require_unchanged(uses: Iterable[Use]) -> None:

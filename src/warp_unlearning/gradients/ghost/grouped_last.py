@@ -23,6 +23,7 @@ class GroupedLast(KernelContraction):
 
     # 1 GiB in float32.
     chunk = 2**28
+    together = True
 
     def cost(self, inputs: Size, outputs: Size, geometry: Geometry) -> int:
         """The images laid out anew, read, and derivatives of their size, and Mᵢ for three convolutions and a norm."""
