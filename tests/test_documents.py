@@ -17,7 +17,17 @@ def blocks(document: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/methods.md", "docs/defenses.md", "docs/audits.md"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        "README.md",
+        "docs/methods.md",
+        "docs/defenses.md",
+        "docs/audits.md",
+        "docs/bounds.md",
+        "docs/reconstruction.md",
+    ],
+)
 def test_python_blocks_run(document: str, tmp_path: Path) -> None:
     found = blocks(document, "python")
     assert found
@@ -33,6 +43,11 @@ def test_python_blocks_run(document: str, tmp_path: Path) -> None:
     [
         ("README.md", ["runs/second/record.json", "runs/moved/certificate.json", "runs/audit/audit.json"]),
         ("docs/audits.md", ["runs/audit/audit.json", "runs/hidden-audit/scores.npz"]),
+        ("docs/bounds.md", ["runs/bounds/bounds.json", "runs/bounds/bounds.png"]),
+        (
+            "docs/reconstruction.md",
+            ["runs/rebuilt/reconstruction.json", "runs/rebuilt/reconstruction-with-images.html"],
+        ),
     ],
 )
 def test_commands_run(document: str, made: list[str], tmp_path: Path) -> None:
@@ -96,3 +111,10 @@ def test_the_documents_name_every_attack_and_pre_step() -> None:
     attacks = ("confidence", "confidence drop", "gradient norm", "gradient difference", "update alignment")
     single = [name for name in pre_steps() if name != "naive" and "+" not in name]
     assert all(f"| {name} |" in text for name in (*attacks, *single))
+
+
+def test_the_documents_name_every_attack_that_rebuilds_images() -> None:
+    from warp_unlearning.attacks.reconstruction.attacks import attacks
+
+    text = (ROOT / "docs/reconstruction.md").read_text()
+    assert re.findall(r"^\| `(.*?)` \|", text, re.MULTILINE) == list(attacks())

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from .attacks.membership.pair_report import PairAudit as PairAudit
     from .attacks.membership.shadow_audit import shadow_audit as shadow_audit
     from .attacks.membership.shadow_design import shadow_design as shadow_design
+    from .attacks.reconstruction.reconstruct import reconstruct as reconstruct
+    from .attacks.reconstruction.reconstruction import Reconstruction as Reconstruction
+    from .attacks.reconstruction.threat import Threat as Threat
+    from .bounds.floor_report import ReconstructionFloor as ReconstructionFloor
+    from .bounds.reconstruction_floor import reconstruction_floor as reconstruction_floor
     from .conformance import check_method as check_method
     from .defense.conjugate import Conjugate as Conjugate
     from .defense.teleport import teleport as teleport
@@ -47,6 +52,9 @@ _HOMES = {
     "NullSpace": "symmetry.null_space",
     "PairAudit": "attacks.membership.pair_report",
     "Permutation": "symmetry.permutation",
+    "Reconstruction": "attacks.reconstruction.reconstruction",
+    "ReconstructionFloor": "bounds.floor_report",
+    "Threat": "attacks.reconstruction.threat",
     "TrackedNullSpace": "symmetry.tracked_null_space",
     "Unlearned": "unlearning",
     "Warp": "defense.warp",
@@ -58,6 +66,8 @@ _HOMES = {
     "gradient_energy": "gradients.energy",
     "langevin_epsilon": "stats.langevin",
     "langevin_noise": "stats.langevin",
+    "reconstruct": "attacks.reconstruction.reconstruct",
+    "reconstruction_floor": "bounds.reconstruction_floor",
     "shadow_audit": "attacks.membership.shadow_audit",
     "shadow_design": "attacks.membership.shadow_design",
     "teleport": "defense.teleport",
@@ -74,6 +84,9 @@ __all__ = [
     "NullSpace",
     "PairAudit",
     "Permutation",
+    "Reconstruction",
+    "ReconstructionFloor",
+    "Threat",
     "TrackedNullSpace",
     "Unlearned",
     "Warp",
@@ -85,6 +98,8 @@ __all__ = [
     "gradient_energy",
     "langevin_epsilon",
     "langevin_noise",
+    "reconstruct",
+    "reconstruction_floor",
     "shadow_audit",
     "shadow_design",
     "teleport",

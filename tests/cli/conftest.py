@@ -24,6 +24,7 @@ class Answer:
 
 
 Warp = Callable[..., Answer]
+THREADED = ("train", "unlearn", "evaluate", "teleport", "bounds", "train-prior", "reconstruct")
 
 
 def run(*args: object) -> Answer:
@@ -31,7 +32,10 @@ def run(*args: object) -> Answer:
     command = [str(a) for a in args]
     if (
         command
-        and (command[0] in ("train", "unlearn", "evaluate", "teleport") or command[:2] == ["audit", "pair"])
+        and (
+            command[0] in ("train", "unlearn", "evaluate", "teleport", "bounds", "train-prior", "reconstruct")
+            or command[:2] == ["audit", "pair"]
+        )
         and not {"--help", "--threads"} & {*command}
     ):
         command += ["--threads", "1"]

@@ -15,7 +15,18 @@ from warp_unlearning.version import __version__
 from warp_unlearning.workflows import train as train_module
 
 Warp = Callable[..., Any]
-COMMANDS = ("demo", "methods", "defenses", "train", "unlearn", "evaluate", "teleport")
+COMMANDS = (
+    "demo",
+    "methods",
+    "defenses",
+    "train",
+    "unlearn",
+    "evaluate",
+    "teleport",
+    "train-prior",
+    "bounds",
+    "reconstruct",
+)
 SCRIPT = Path(sys.executable).parent / "warp"
 
 

@@ -7,6 +7,7 @@ from warp_unlearning.errors import InputError
 from warp_unlearning.models.mlp import MLP
 from warp_unlearning.models.registry import MODELS, build_model, model_options, suggest_options
 from warp_unlearning.models.resnet18 import ResNet18
+from warp_unlearning.models.small_conv import SmallConv
 from warp_unlearning.models.small_resnet import SmallResNet
 
 
@@ -15,13 +16,25 @@ def _seeded(seed: int) -> torch.Generator:
 
 
 def test_every_name_builds_its_class_with_the_options() -> None:
-    assert dict(MODELS) == {"mlp": MLP, "resnet18": ResNet18, "small_resnet": SmallResNet}
+    assert dict(MODELS) == {
+        "mlp": MLP,
+        "resnet18": ResNet18,
+        "small_conv": SmallConv,
+        "small_resnet": SmallResNet,
+    }
     model = build_model("resnet18", width=2, classes=3, stem="imagenet", in_channels=1)
     assert isinstance(model, ResNet18)
     assert model.conv1.weight.shape == (2, 1, 7, 7)
     assert model.fc.weight.shape == (3, 16)
     assert isinstance(build_model("small_resnet"), SmallResNet)
     assert isinstance(build_model("mlp", inputs=2, classes=2, hidden=[3]), MLP)
+
+
+def test_a_plain_convolutional_network_knows_the_size_of_its_images() -> None:
+    options = suggest_options("small_conv", (3, 10, 10), 4)
+    assert build_model("small_conv", **options)(torch.zeros(2, 3, 10, 10)).shape == (2, 4)
+    with pytest.raises(InputError, match="square images"):
+        suggest_options("small_conv", (3, 10, 8), 4)
 
 
 @pytest.mark.parametrize("options", [{"name": "small_resnet"}, {"name": "mlp", "inputs": 4, "classes": 2}])

@@ -113,7 +113,7 @@ def test_another_version_is_refused(data, read, version):
 
 
 def test_another_kind_is_refused(data, read):
-    with pytest.raises(DataError, match=r"kind is 'plan'; 'shadow' or 'pair' is needed"):
+    with pytest.raises(DataError, match=r"kind is 'plan'; 'shadow' or 'pair' or 'reconstruction' is needed"):
         read(data | {"kind": "plan"})
 
 

@@ -15,15 +15,18 @@ import typer
 from ..errors import WarpError
 from ..version import __version__
 from .audit import audit
+from .bounds import bounds
 from .defenses import defenses
 from .demo import demo
 from .evaluate import evaluate
 from .methods import methods
+from .reconstruct import reconstruct
 from .report import report
 from .runs import runs_app
 from .selftest import selftest
 from .teleport import teleport
 from .train import train
+from .train_prior import train_prior
 from .unlearn import unlearn
 
 app = typer.Typer(
@@ -34,7 +37,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, methods, defenses, train, unlearn, evaluate, teleport, report, selftest):
+for command in (
+    demo,
+    methods,
+    defenses,
+    train,
+    unlearn,
+    evaluate,
+    teleport,
+    train_prior,
+    bounds,
+    reconstruct,
+    report,
+    selftest,
+):
     app.command()(command)
 app.add_typer(audit, name="audit")
 app.add_typer(runs_app, name="runs")

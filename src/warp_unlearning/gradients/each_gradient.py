@@ -32,7 +32,7 @@ def each_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[str,
     with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
         traced = traced_pass(model, x)
     try:
-        shares, elsewhere = _shares(traced, x, y)
+        shares, elsewhere = shares_of(traced, x, y)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         others = {name for name, p in trained.items() if id(p) in elsewhere}
         with torch.no_grad():
@@ -46,9 +46,11 @@ def each_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[str,
         traced.trace.close()
 
 
-def _shares(traced: TracedPass, x: Tensor, y: Tensor) -> tuple[dict[int, list[Share]], set[int]]:
-    """The uses of every parameter with the gradients at their outputs, and the parameters that rules do not know in
-    full, by id.
+def shares_of(
+    traced: TracedPass, x: Tensor, y: Tensor, *, differentiable: bool = False
+) -> tuple[dict[int, list[Share]], set[int]]:
+    """The uses of every parameter with the gradients at their outputs, which may keep their graph, and the parameters
+    that rules do not know in full, by id.
     """
     trace = traced.trace
     require_unchanged(trace.uses)
@@ -59,7 +61,7 @@ def _shares(traced: TracedPass, x: Tensor, y: Tensor) -> tuple[dict[int, list[Sh
     edges = [use.output for use in trace.uses]
     trace.passing.outputs_only = True
     try:
-        found = torch.autograd.grad(total, edges, allow_unused=True) if edges else ()
+        found = torch.autograd.grad(total, edges, create_graph=differentiable, allow_unused=True) if edges else ()
     finally:
         trace.passing.outputs_only = False
     shares: dict[int, list[Share]] = {}

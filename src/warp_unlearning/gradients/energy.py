@@ -68,8 +68,8 @@ def unchecked_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss) -> T
     traced = traced_pass(model, x)
     try:
         losses = loss(traced.output, y)
-        found = _output_gradients(losses.sum(), traced.trace, differentiable=True)
-        return torch.stack([torch.zeros_like(losses), *_squared_norms(traced.trace.uses, found, set())]).sum(0)
+        found = output_gradients(losses.sum(), traced.trace, differentiable=True)
+        return torch.stack([torch.zeros_like(losses), *squared_norms(traced.trace.uses, found, set())]).sum(0)
     finally:
         traced.trace.close()
 
@@ -103,14 +103,14 @@ def _energy_of_pass(
     refuse_infinite = check_finite(losses)
     require_unchanged(trace.uses)
     total = losses.sum()
-    found = _output_gradients(total, trace, differentiable=differentiable)
+    found = output_gradients(total, trace, differentiable=differentiable)
     elsewhere = parameters_used_elsewhere(total.grad_fn, trace)
     misshapen = _parameters(use for use in trace.uses if not use.a.shape[:1] == use.output_shape[:1] == x.shape[:1])
-    norms = list(_squared_norms(trace.uses, found, elsewhere | misshapen))
+    norms = list(squared_norms(trace.uses, found, elsewhere | misshapen))
     # After the norms, which a GPU works on meanwhile, and which seldom prove to be in vain.
     unclear = _parameters(unclear_uses(traced, x))
     if unclear != misshapen:
-        norms = list(_squared_norms(trace.uses, found, elsewhere | unclear))
+        norms = list(squared_norms(trace.uses, found, elsewhere | unclear))
     elsewhere |= unclear
     energy = torch.stack([torch.zeros_like(losses), *norms]).sum(0)
     refuse_infinite()
@@ -123,7 +123,7 @@ def _energy_of_pass(
     return energy
 
 
-def _output_gradients(total: Tensor, trace: Trace, *, differentiable: bool) -> tuple[Tensor | None, ...]:
+def output_gradients(total: Tensor, trace: Trace, *, differentiable: bool) -> tuple[Tensor | None, ...]:
     """∂Σᵢℓᵢ/∂(output) of every use, or None where the loss does not depend on it."""
     edges = [use.output for use in trace.uses]
     if not edges:
@@ -143,7 +143,7 @@ def _parameters(uses: Iterable[Use]) -> set[int]:
 Share = tuple[Use, str, Tensor]
 
 
-def _squared_norms(uses: list[Use], found: tuple[Tensor | None, ...], elsewhere: set[int]) -> Iterator[Tensor]:
+def squared_norms(uses: list[Use], found: tuple[Tensor | None, ...], elsewhere: set[int]) -> Iterator[Tensor]:
     """The norms of the parameters that rules know in full, from the gradients found at the outputs of their uses."""
     reached = [(use, g) for use, g in zip(uses, found, strict=False) if g is not None]
     shares: dict[int, list[Share]] = {}

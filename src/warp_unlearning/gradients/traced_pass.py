@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .ghost.rule import Passing
 from .uses import Trace, traced_copy
 
 
@@ -20,17 +21,17 @@ class TracedPass:
     output: Tensor
 
 
-def traced_pass(model: nn.Module, x: Tensor) -> TracedPass:
-    """The pass over x. Its trace is to be closed."""
+def traced_pass(model: nn.Module, x: Tensor, *, inputs_only: bool = False) -> TracedPass:
+    """The pass over x. Its trace is to be closed. With `inputs_only` no gradient of a parameter will be asked for."""
     if suits_channels_last(x):
         try:
-            return _as_laid_out(model, x.clone(memory_format=torch.channels_last))
+            return _as_laid_out(model, x.clone(memory_format=torch.channels_last), inputs_only)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
             # The model asks for views that this layout does not have, or fails in any.
             x = x.contiguous()
-    return _as_laid_out(model, x.clone())
+    return _as_laid_out(model, x.clone(), inputs_only)
 
 
 def suits_channels_last(x: Tensor) -> bool:
@@ -38,8 +39,8 @@ def suits_channels_last(x: Tensor) -> bool:
     return x.is_cuda and x.dim() == 4
 
 
-def _as_laid_out(model: nn.Module, x: Tensor) -> TracedPass:
-    trace = Trace()
+def _as_laid_out(model: nn.Module, x: Tensor, inputs_only: bool) -> TracedPass:
+    trace = Trace(passing=Passing(inputs_only=inputs_only))
     copy = traced_copy(model, trace)
     try:
         return TracedPass(model, copy, trace, copy(x))

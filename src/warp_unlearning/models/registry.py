@@ -15,10 +15,11 @@ from .mlp import MLP
 from .option_checks import require_positive
 from .reinitialise import reinitialise
 from .resnet18 import ResNet18
+from .small_conv import SmallConv
 from .small_resnet import SmallResNet
 
 MODELS: Mapping[str, type[nn.Module]] = MappingProxyType(
-    {"mlp": MLP, "resnet18": ResNet18, "small_resnet": SmallResNet}
+    {"mlp": MLP, "resnet18": ResNet18, "small_conv": SmallConv, "small_resnet": SmallResNet}
 )
 
 
@@ -69,7 +70,12 @@ def suggest_options(name: str, shape: tuple[int, ...], classes: int) -> dict[str
             f"{name} takes images (channels, height, width) and an example has shape {tuple(shape)}; "
             "reshape them or use the model 'mlp'"
         )
-    return {"in_channels": shape[0], "classes": classes}
+    options = {"in_channels": shape[0], "classes": classes}
+    if "size" not in known:
+        return options
+    if shape[1] != shape[2]:
+        raise InputError(f"{name} takes square images and an example has shape {tuple(shape)}; use another model")
+    return options | {"size": shape[1]}
 
 
 def _model(name: str) -> type[nn.Module]:

@@ -21,6 +21,11 @@ from .opening import pair_opening, shadow_opening
 from .pair_results import PairResults
 from .plots import Gallery, Plot
 from .radar_plots import radar_gallery
+from .reconstruction_images import Pictures
+from .reconstruction_opening import reconstruction_opening
+from .reconstruction_plots import reconstruction_gallery
+from .reconstruction_results import ReconstructionResults
+from .reconstruction_tables import score_table, way_table
 from .results import Results
 from .risk_plots import risk_gallery
 from .roc_plots import roc_gallery
@@ -45,8 +50,12 @@ class _Drawn:
     figures: tuple[Markup, ...]
 
 
-def make_report(results: Results) -> Report:
-    """The report of either kind of audit; the same results give the same bytes."""
+def make_report(results: Results, *, pictures: Pictures | None = None) -> Report:
+    """The report of any kind of results; the same results give the same bytes. `pictures` are for a reconstruction,
+    whose page shows no image without them.
+    """
+    if isinstance(results, ReconstructionResults):
+        return _reconstruction(results, pictures)
     return _shadow(results) if isinstance(results, ShadowResults) else _pair(results)
 
 
@@ -81,6 +90,24 @@ def _pair(results: PairResults) -> Report:
         results=results,
         opening=pair_opening(results),
         table=attack_table(results),
+    )
+
+
+def _reconstruction(results: ReconstructionResults, pictures: Pictures | None) -> Report:
+    notes = list(results.notes)
+    for model in results.models:
+        notes += [f"{model.name}: {note}" for note in model.notes]
+        notes += [f"{model.name}, {attack.name}: {note}" for attack in model.attacks for note in attack.notes]
+    return _render(
+        "reconstruction.html.j2",
+        {"psnr": reconstruction_gallery(results)},
+        results=results,
+        opening=reconstruction_opening(results, images=pictures is not None),
+        table=score_table(results),
+        ways=way_table(results),
+        tests=sum(len(model.attacks) for model in results.models),
+        notes=tuple(notes),
+        pictures=pictures,
     )
 
 

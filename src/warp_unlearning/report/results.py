@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from ..errors import DataError, InputError
 from .fields import Field
 from .pair_results import PairResults, read_pair
+from .reconstruction_results import ReconstructionResults, read_reconstruction
 from .shadow_results import ShadowResults, read_shadow
 
 SCHEMA_VERSION = 1
-NAMES = ("results.json", "audit.json")
-Results = ShadowResults | PairResults
+NAMES = ("results.json", "audit.json", "reconstruction.json")
+Results = ShadowResults | PairResults | ReconstructionResults
+_READERS: Mapping[str, Callable[[Field], Results]] = {
+    "shadow": read_shadow,
+    "pair": read_pair,
+    "reconstruction": read_reconstruction,
+}
 
 
 def results_file(path: Path) -> Path:
     """The file itself, or the results in a folder that an audit wrote."""
     found = next((path / name for name in NAMES if (path / name).is_file()), path) if path.is_dir() else path
     if not found.is_file():
-        raise InputError(f"there is no results file {found}; give the {' or '.join(NAMES)} of an audit, or its folder")
+        raise InputError(
+            f"there is no results file {found}; give the results.json or audit.json of an audit, the "
+            "reconstruction.json of a reconstruction, or the folder it is in"
+        )
     return found
 
 
@@ -43,7 +53,7 @@ def read_results(path: Path) -> Results:
             f"{file} has schema version {version!r}; this program reads {SCHEMA_VERSION}: make the audit again, or use "
             "the version of this package that wrote it"
         )
-    return read_shadow(whole) if whole["kind"].one_of("shadow", "pair") == "shadow" else read_pair(whole)
+    return _READERS[whole["kind"].one_of(*_READERS)](whole)
 
 
 def _not_json(name: str) -> NoReturn:

@@ -27,7 +27,7 @@ DIVERGED = "diverged.safetensors"
 
 _WAY_OUT = "the folder is not a run of ours or is damaged: give another, or make the run again"
 # What write_atomically and save_weights name a file while they write it.
-_UNFINISHED = re.compile(r"\..+\.(yaml|json|npy|npz|safetensors)\.[a-z0-9_]{8}")
+_UNFINISHED = re.compile(r"\..+\.(yaml|json|npy|npz|safetensors|png|html)\.[a-z0-9_]{8}")
 
 
 @dataclass(frozen=True)

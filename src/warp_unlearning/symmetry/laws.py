@@ -2,8 +2,8 @@
 
 - uniform: τ ~ U(1 − s, 1 + s), 0 < s < 1;
 - lognormal: log τ ~ N(−s², s²), so that E[r²] = 1 for r = τ, the factor of the weights that lead into one free channel
-  from a pinned one. A weight between two free channels has the factor τ_out / τ_in, with E = exp(4s²) for its square,
-  whatever the mean of log τ is;
+  from a pinned one, and of the gradients that lead out of it into a pinned one. A weight between two free channels has
+  the factor τ_out / τ_in, with E = exp(4s²) for its square, whatever the mean of log τ is;
 - truncated_normal: τ ~ N(1, s²) given τ > 0.05. (Without the truncation, s = 0.8 makes 10.6 % of the factors negative,
   which no ReLU network survives.)
 """

@@ -33,7 +33,11 @@ class BatchNormRule(AffineRule):
         if not has_statistics(norm):
             return forward(a)
         norm._check_input_dim(a)
-        return normalised_twice(a, norm.weight, norm.bias, statistics_of(norm), passing)
+        bias = None if norm.bias is None else passing.weight(norm.bias)
+        weight, statistics = passing.weight(norm.weight), statistics_of(norm)
+        if few_steps(a.device):
+            return scaled_and_shifted(a, weight, bias, statistics)
+        return normalised_twice(a, weight, bias, statistics, passing)
 
     def normalised(self, layer: nn.Module, a: Tensor) -> Tensor:
         """x̂, shape of a."""
@@ -57,6 +61,17 @@ class BatchNormRule(AffineRule):
 def few_steps(device: torch.device) -> bool:
     """Whether steps cost more to begin than to do, so that several layers are taken in one."""
     return device.type != "cpu"
+
+
+def scaled_and_shifted(a: Tensor, weight: Tensor, bias: Tensor | None, statistics: BatchStatistics) -> Tensor:
+    """γra + (β − γrμ) in operations of torch's own, whose derivatives are begun without an interpreter.
+
+    It is as exact as a is: what a − μ loses, a has lost when it was rounded.
+    """
+    scale = weight * statistics.r
+    shift = -statistics.mean * scale if bias is None else torch.addcmul(bias, statistics.mean, scale, value=-1)
+    shape = (-1, *[1] * (a.dim() - 2))
+    return torch.addcmul(shift.reshape(shape), a, scale.reshape(shape))
 
 
 # Numbers that are copied faster than a GPU is given two more steps for each layer.

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .geometry import Geometry, image, plane
+from .kernel_alignment import kernel_alignments
+from .kernel_gradient import kernel_gradients
 from .kernel_norm import better_together, kernel_norms
 from .rule import GhostRule, Part, Passing, register
 from .twice import convolved
@@ -28,7 +30,7 @@ class ConvolutionRule(GhostRule):
         if a.dim() != convolution.weight.dim():
             return forward(a)
         images, geometry = plane(convolution, a)
-        found = convolved(images, image(convolution.weight), geometry, passing)
+        found = convolved(images, image(passing.weight(convolution.weight)), geometry, passing)
         found = found.squeeze(2) if a.dim() == 3 else found
         bias = convolution.bias
         return found if bias is None else found + bias.reshape(-1, *[1] * (a.dim() - 2))
@@ -39,8 +41,20 @@ class ConvolutionRule(GhostRule):
             return g.reshape(*g.shape[:2], -1).sum(-1)
         convolution = cast(nn.Conv2d, layer)
         a, geometry = plane(convolution, a)
-        p, g = _rows(a, image(g), geometry)
-        return (g.mT @ p).reshape(len(a), *convolution.weight.shape)
+        if a.is_cuda:
+            found = kernel_gradients(a, image(g), geometry)
+        else:
+            p, g = _rows(a, image(g), geometry)
+            found = g.mT @ p
+        return found.reshape(len(a), *convolution.weight.shape)
+
+    def alignment(self, layer: nn.Module, name: str, a: Tensor, g: Tensor, direction: Tensor) -> Tensor:
+        """The kernel's without its gradient."""
+        if name == "bias":
+            return super().alignment(layer, name, a, g, direction)
+        images, geometry = plane(cast(nn.Conv2d, layer), a)
+        kernels = direction.reshape(len(a), geometry.out, geometry.width, *geometry.size)
+        return kernel_alignments(images, image(g), kernels, geometry)
 
     def kinship(self, layer: nn.Module, a: Tensor, g: Tensor) -> Hashable | None:
         """Layers of the same geometry on inputs of the same shape, where steps are small."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from .convolve import convolution_gradients, convolve
 from .geometry import Geometry
 from .kernel_contraction import Kept, KernelContraction, Size
+from .rows import side_by_side
 
 
 class GroupedLast(KernelContraction):
@@ -38,7 +39,7 @@ class GroupedLast(KernelContraction):
     def norms(self, a: Tensor, g: Tensor, geometry: Geometry, *, wants_a: bool, wants_g: bool) -> tuple[Tensor, Kept]:
         """The halves of the derivatives at G and, where wanted, a are kept."""
         count = a.shape[0]
-        apart, images, gradients = replace(geometry, groups=count), _side_by_side(a), _side_by_side(g)
+        apart, images, gradients = replace(geometry, groups=count), side_by_side(a), side_by_side(g)
         shape = (count * geometry.out, geometry.width, *geometry.size)
         # Its shape and layout alone matter.
         like = torch.empty(shape, dtype=a.dtype, device=a.device, memory_format=torch.channels_last)
@@ -63,9 +64,3 @@ class GroupedLast(KernelContraction):
         for_g = torch.mul(kept[0].reshape(g.shape), twice, out=torch.empty_like(g))
         for_a = torch.mul(kept[1].reshape(a.shape), twice, out=torch.empty_like(a)) if wants_a else None
         return for_a, for_g
-
-
-def _side_by_side(x: Tensor) -> Tensor:
-    """One image (1, n·channels, height, width) with the channels of all, running fastest."""
-    height, width = x.shape[2:]
-    return x.permute(2, 3, 0, 1).reshape(1, height, width, -1).permute(0, 3, 1, 2)

@@ -44,3 +44,9 @@ def windows(x: Tensor, taps: Size, *, stride: Size, padding: Size, dilation: Siz
     each, down, right, _ = grid.stride()
     strides = (each, stride[0] * down, stride[1] * right, dilation[0] * down, dilation[1] * right, 1)
     return grid.as_strided((count, *fit, *taps, channels), strides).reshape(count, fit[0] * fit[1], -1)
+
+
+def side_by_side(x: Tensor) -> Tensor:
+    """One image (1, n·channels, height, width) with the channels of all, running fastest."""
+    height, width = x.shape[2:]
+    return x.permute(2, 3, 0, 1).reshape(1, height, width, -1).permute(0, 3, 1, 2)

@@ -19,9 +19,17 @@ from ...errors import InputError
 
 @dataclass
 class Passing:
-    """Which backward pass is running: `outputs_only` while the gradients at layer outputs are all that is asked for."""
+    """Which backward pass is running: `outputs_only` while the gradients at layer outputs are all that is asked for.
+
+    With `inputs_only` no backward pass asks for gradients of parameters, and layers may take them as constants.
+    """
 
     outputs_only: bool = False
+    inputs_only: bool = False
+
+    def weight(self, value: Tensor) -> Tensor:
+        """A parameter as the pass sees it."""
+        return value.detach() if self.inputs_only else value
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,10 @@ class GhostRule(ABC):
     def squared_norm(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
         """‖∂ℓᵢ/∂θ‖² for the layer's parameter `name`, shape (batch,)."""
         return self.gradient(layer, name, a, g).flatten(1).square().sum(1)
+
+    def alignment(self, layer: nn.Module, name: str, a: Tensor, g: Tensor, direction: Tensor) -> Tensor:
+        """⟨∂ℓᵢ/∂θ, Tᵢ⟩ for a direction T (batch, *parameter), shape (batch,)."""
+        return (self.gradient(layer, name, a, g) * direction).flatten(1).sum(1)
 
     def kinship(self, layer: nn.Module, a: Tensor, g: Tensor) -> Hashable | None:
         """What uses have in common whose norms are found faster together, or None where a use is better taken alone."""

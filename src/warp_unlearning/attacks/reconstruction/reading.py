@@ -1,0 +1,83 @@
+"""What the attacker reads off pairs of models: the difference, with as much of a defence removed as a pre-step finds,
+and what of it is to be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError, nearest
+from ..undoing.input_layer import first_layers
+from ..undoing.protocol import Held, PreStep
+from ..undoing.registry import make_pre_step, pre_steps
+from ..undoing.states import difference
+from .matching import Distance, unit_length
+from .subspace_filter import SubspaceFilter
+from .threat import Threat
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Directions (n, *parameter) of unit length, in the models' precision, and how predictions are compared with them:
+    a target points where the gradient of what was forgotten does.
+    """
+
+    values: dict[str, Tensor]
+    distance: Distance
+
+    def __len__(self) -> int:
+        return len(next(iter(self.values.values())))
+
+    def part(self, rows: slice) -> Targets:
+        """Some of them."""
+        return Targets({name: value[rows] for name, value in self.values.items()}, self.distance)
+
+
+def readings() -> dict[str, str]:
+    """Every way to read a difference, with what it does in a line."""
+    return pre_steps() | {"filtered": "keep what the original's probe gradients span and the unlearned model's do not"}
+
+
+def read_targets(threats: Sequence[Threat], *, after: str, distance: Distance = "cosine") -> Targets:
+    """The targets of threats that share one original.
+
+    After "scale-free" kernels are compared by their directions, and after "input-layer" the rows of the first layers.
+    """
+    if after not in readings():
+        raise InputError(f"there is no way {after!r} to read a difference; {nearest(after, readings())}")
+    original, kind = threats[0].original, next(threats[0].original.parameters()).dtype
+    if after in ("naive", "scale-free", "input-layer"):
+        found = [difference(original, t.unlearned.state_dict()) for t in threats]
+    else:
+        step: PreStep = SubspaceFilter() if after == "filtered" else make_pre_step(after)
+        undo = step.prepared(threats[0].held)
+        found = [difference(original, undo(t.unlearned.state_dict())) for t in threats]
+    if after == "input-layer":
+        names = [weight.name for weight in first_layers(held_or_blank(threats[0]))]
+        found = [{name: delta[name] for name in names} for delta in found]
+    signed = [{name: v if t.ascent else -v for name, v in d.items()} for d, t in zip(found, threats, strict=True)]
+    stacked = unit_length({name: torch.stack([d[name] for d in signed]) for name in signed[0]})
+    _require_something(stacked, after)
+    by_parts: dict[str, Distance] = {"scale-free": "kernels", "input-layer": "rows"}
+    return Targets({name: v.to(kind) for name, v in stacked.items()}, by_parts.get(after, distance))
+
+
+def held_or_blank(threat: Threat) -> Held:
+    """What finding the first layers takes: the attacker's probes, or a blank input of the right shape."""
+    if threat.probes is not None:
+        return threat.held
+    blank = torch.zeros(1, *threat.pixels.shape, device=threat.device, dtype=next(threat.original.parameters()).dtype)
+    return Held(threat.original, (blank, torch.zeros(1, dtype=torch.long)))
+
+
+def _require_something(targets: dict[str, Tensor], after: str) -> None:
+    energy = torch.stack([t.reshape(len(t), -1).square().sum(1) for t in targets.values()]).sum(0)
+    if bool((energy == 0).any()):
+        index = int((energy == 0).nonzero()[0])
+        raise InputError(
+            f"nothing is left of difference {index} after {after!r}: what it read did not change between the models"
+        )

@@ -1,0 +1,1 @@
+"""Floors, from information theory, under the error of whoever reconstructs an input from gradients."""

@@ -1,0 +1,92 @@
+"""Fit the floors of reconstruction to a model's gradients: `warp bounds`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..bounds.graph_ratios import Seen
+from ..bounds.plot import plot_floor
+from ..bounds.reconstruction_floor import SPREADS, reconstruction_floor
+from ..config.resolve import RESOLVED, as_plain
+from ..data.digest import array_digest
+from ..data.plain import plain
+from ..models.digest import model_digest
+from ..runs.directory import RunDirectory, start_run
+from ..symmetry.laws import Law
+from .source import Builder, Source, choose_device, load_source
+
+BOUNDS = "bounds.json"
+FIGURE = "bounds.png"
+
+
+@dataclass(frozen=True)
+class BoundsRequest:
+    """Which model, which factors, how the fit is made, and where the results go; options as `reconstruction_floor` has
+    them.
+    """
+
+    source: Path
+    out: Path | None = None
+    law: Law = "lognormal"
+    spread: Sequence[float] = SPREADS
+    seen: Seen = "teleported"
+    parameters: Sequence[str] = ("all",)
+    coordinates: int = 256
+    components: int = 3
+    batch: int = 5
+    examples: int = 1000
+    draws: int = 1000
+    entropy: float | None = None
+    require_energy: bool = False
+    seed: int = 0
+    config_file: Path | None = None
+    overrides: Sequence[str] = ()
+
+    def options(self) -> dict[str, Any]:
+        """What decides the result, besides model and data."""
+        names = ("law", "seen", "coordinates", "components", "batch", "examples", "draws", "entropy", "require_energy")
+        parameters = self.parameters[0] if len(self.parameters) == 1 else list(self.parameters)
+        given = {name: getattr(self, name) for name in (*names, "seed")}
+        return given | {"spread": list(self.spread), "parameters": parameters}
+
+
+def bounds_run(request: BoundsRequest, *, builder: Builder | None = None) -> dict[str, Any]:
+    """The floors of a model as plain data, on the training examples that it knows; read back where the run at `out` is
+    complete.
+    """
+    source = load_source(request.source, config_file=request.config_file, overrides=request.overrides, builder=builder)
+    known = source.known
+    if known is None:
+        known = np.setdiff1d(np.arange(len(source.data.train)), source.validation)
+    found = {**request.options(), "model": model_digest(source.model), "examples_digest": array_digest(known)}
+    config = as_plain(source.config) | {RESOLVED: found}
+    if request.out is not None and request.out.exists():
+        run = start_run(request.out, kind="bounds", config=config)
+        if run.complete:
+            return run.read_json(BOUNDS)
+    result = _result(request, source, torch.from_numpy(known))
+    if request.out is not None:
+        # What cannot be computed leaves no folder, so that the next try may use its name.
+        _write(start_run(request.out, kind="bounds", config=config), result)
+    return result
+
+
+def _result(request: BoundsRequest, source: Source, known: torch.Tensor) -> dict[str, Any]:
+    device = choose_device(source.config.device)
+    data = source.data.train.select(known).to(device)
+    digest = model_digest(source.model)
+    floor = reconstruction_floor(source.model.to(device), data=data, **request.options())
+    result: dict[str, Any] = plain(floor.as_json() | {"model": digest, "data": source.data.name})
+    return result
+
+
+def _write(run: RunDirectory, result: dict[str, Any]) -> None:
+    plot_floor(result, run.path / FIGURE)
+    run.write_json(BOUNDS, result)
+    run.finish()

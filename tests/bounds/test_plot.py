@@ -1,0 +1,41 @@
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+import torch
+from torch import nn
+
+from warp_unlearning.bounds.plot import figure_bytes, plot_floor
+from warp_unlearning.bounds.reconstruction_floor import reconstruction_floor
+from warp_unlearning.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, object]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    data = torch.randn(40, 3), torch.arange(40) % 2
+    return reconstruction_floor(model, data=data, coordinates=10, draws=50, spread=(0.4, 0.2)).as_json()
+
+
+@pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_the_figure_is_a_file_of_its_kind_and_always_the_same(
+    found: dict[str, object], tmp_path: Path, kind: str, start: bytes
+) -> None:
+    before = dict(mpl.rcParams)
+    plot_floor(found, tmp_path / f"floor.{kind}")
+    assert (tmp_path / f"floor.{kind}").read_bytes().startswith(start)
+    assert figure_bytes(found, kind) == figure_bytes(found, kind)
+    assert dict(mpl.rcParams) == before
+
+
+def test_the_figure_says_what_it_is(found: dict[str, object]) -> None:
+    text = figure_bytes(found, "svg").decode()
+    for words in ("as drawn", "energy-matched", "spread of the lognormal factors", "no guarantee", "by quadrature"):
+        assert words in text
+
+
+def test_an_unknown_ending_is_named(found: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"floor\.gif has no known ending; give one of \.png, \.svg, \.pdf"):
+        plot_floor(found, tmp_path / "floor.gif")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from warp_unlearning.data.load import load_data
+from warp_unlearning.data.pixels import pixels_of
+from warp_unlearning.models.weights import read_weights, save_weights
+
+Warp = Callable[..., Any]
+# One plain step, half of it up the loss of what is forgotten.
+STEP = ("--method", "ngp", "-o", "method.options={epochs: 1, batch_size: 2000, alpha: 0.5}")
+FEW = ("--iterations", "4", "--restarts", "1", "--probes", "120")
+
+
+def refused(answer: Any, *parts: str) -> None:
+    """One line on the error stream with all the parts, nothing on the other."""
+    assert (answer.code, answer.out) == (2, ""), answer
+    (line,) = answer.err.splitlines()
+    assert line.startswith("error: ")
+    for part in parts:
+        assert part in line
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rebuilt")
+
+
+@pytest.fixture(scope="module")
+def forget(folder: Path, trained: Path) -> Callable[..., Path]:
+    """A file of some of the positions that the model learned from, by their number."""
+    known = np.load(trained / "train.npy")
+
+    def write(*rows: int) -> Path:
+        path = folder / f"forget{'-'.join(map(str, rows))}.npy"
+        np.save(path, known[list(rows)])
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def made(warp: Warp, folder: Path, trained: Path, forget: Callable[..., Path]) -> dict[str, Path]:
+    """Two requests without a defence, one of them also with a change of basis, and one of two examples."""
+    asked: dict[str, tuple[Path, tuple[str, ...]]] = {
+        "plain": (forget(10), ()),
+        "second": (forget(11), ()),
+        "hidden": (forget(10), ("--defense", "cob")),
+        "two": (forget(20, 21), ()),
+    }
+    for name, (file, more) in asked.items():
+        answer = warp("unlearn", trained, "--forget", file, *STEP, *more, "--out", folder / name)
+        assert answer.code == 0, answer.err
+    return {name: folder / name for name in asked}
+
+
+@pytest.fixture(scope="module")
+def rebuilt(warp: Warp, folder: Path, trained: Path, made: dict[str, Path]) -> tuple[Path, Any]:
+    out = folder / "run"
+    answer = warp(
+        "reconstruct", trained, made["plain"], made["second"], made["hidden"], "--out", out, "--iterations", "60",
+        "--restarts", "1", "--probes", "120",
+    )  # fmt: skip
+    return out, answer
+
+
+def test_a_user_sees_every_attack_beside_blind_ones_and_what_the_attacker_holds(rebuilt: tuple[Path, Any]) -> None:
+    out, answer = rebuilt
+    assert answer.code == 0
+    found = json.loads((out / "reconstruction.json").read_text())
+    plain, hidden = found["models"]
+    assert [plain["name"], hidden["name"]] == ["ngp", "ngp + cob"]
+    assert [attack["name"] for attack in plain["attacks"]] == ["inversion"]
+    assert {attack["name"] for attack in hidden["attacks"]} | {*hidden["not_tried"]} == {
+        "inversion", "canonical", "canonical+span", "canonical+filter", "adaptive",
+    }  # fmt: skip
+    lines = answer.out.splitlines()
+    assert lines[0].startswith("ngp: 2 of 2 images")
+    for model in (plain, hidden):
+        for attack in model["attacks"]:
+            psnr = attack["scores"]["summary"]["psnr"]
+            row = next(line for line in lines if line.split()[:2] == [attack["name"], f"{psnr['value']:.2f}"])
+            assert f"{attack['blind']['class mean']['summary']['psnr']['value']:.2f}" in row
+            assert f"{attack['name']}: {attack['beyond']['verdict']}: {attack['beyond']['reason']}" in lines
+            assert f"{attack['name']} on {model['name']}: " in answer.err
+        assert set(model["threat"]) <= set(lines)
+    assert any("1 step of 0.01" in line and "expects the defence cob" in line for line in lines)
+    assert lines[-1] == f"written to {out}; images of what was forgotten are in images.npz and grid.png"
+
+
+def test_the_numbers_are_those_of_the_images(rebuilt: tuple[Path, Any], trained: Path) -> None:
+    out, _ = rebuilt
+    found = json.loads((out / "reconstruction.json").read_text())
+    assert (found["schema_version"], found["kind"], found["settings"]["seed"]) == (1, "reconstruction", 0)
+    assert found["counts"] | {"decoys": 0} == {
+        "images": 2, "models": 3, "forgotten together": 1, "probes": 120, "decoys": 0,
+    }  # fmt: skip
+    with np.load(out / "images.npz", allow_pickle=False) as arrays:
+        images = {name: arrays[name] / 255 for name in arrays.files}
+        assert all(arrays[name].dtype == np.uint8 for name in arrays.files)
+    data = load_data("digits")
+    positions = [target["position"] for target in found["targets"]]
+    assert positions == np.load(trained / "train.npy")[[10, 11]].tolist()
+    truth = pixels_of(data).images(data.train.x[positions]).numpy()
+    assert np.abs(images["truth"] - truth).max() < 1 / 255
+    for model in found["models"]:
+        assert model["rows"] == ([0, 1] if model["name"] == "ngp" else [0])
+        for attack in model["attacks"]:
+            shown = images[attack["array"]]
+            errors = ((shown - truth[model["rows"]]) ** 2).mean((1, 2, 3))
+            assert attack["scores"]["per_image"]["psnr"] == pytest.approx(-10 * np.log10(errors), abs=0.1)
+            assert '"seed": 0' in json.dumps(attack["settings"])
+            assert '"iterations": 60' in json.dumps(attack["settings"])
+    mean = ((images["class-mean"] - truth) ** 2).mean((1, 2, 3))
+    blind = found["models"][0]["attacks"][0]["blind"]["class mean"]["per_image"]["psnr"]
+    assert blind == pytest.approx(-10 * np.log10(mean), abs=0.1)
+
+
+def test_the_attack_on_the_plain_model_sees_what_was_forgotten(rebuilt: tuple[Path, Any]) -> None:
+    found = json.loads((rebuilt[0] / "reconstruction.json").read_text())
+    (inversion,) = found["models"][0]["attacks"]
+    shares = inversion["beyond"]["identification"]["shares"]
+    assert min(shares) > 0.9
+    assert min(inversion["scores"]["per_image"]["psnr"]) > min(inversion["blind"]["prior alone"]["per_image"]["psnr"])
+
+
+def test_every_file_is_its_owners_alone(rebuilt: tuple[Path, Any]) -> None:
+    out, _ = rebuilt
+    names = {"config.yaml", "manifest.json", "reconstruction.json", "images.npz", "grid.png"}
+    assert names <= {path.name for path in out.iterdir()}
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in out.iterdir())
+    with Image.open(out / "grid.png") as picture:
+        width, height = picture.size
+    assert width > 6 * 96
+    assert height > 2 * 96
+
+
+def test_the_same_command_again_does_nothing_and_another_is_refused(
+    warp: Warp, rebuilt: tuple[Path, Any], trained: Path, made: dict[str, Path]
+) -> None:
+    out, _ = rebuilt
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    asked = ("reconstruct", trained, made["plain"], made["second"], made["hidden"], "--out", out)
+    asked += ("--restarts", "1", "--probes", "120")
+    again = warp(*asked, "--iterations", "60", "--json")
+    assert (again.code, again.err) == (0, "")
+    assert json.loads(again.out) == json.loads((out / "reconstruction.json").read_text())
+    refused(warp(*asked, "--iterations", "61"), "another configuration", "iterations: 60 there, 61 now")
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+
+
+def test_the_report_shows_images_only_where_asked(warp: Warp, rebuilt: tuple[Path, Any]) -> None:
+    out, _ = rebuilt
+    answer = warp("report", out)
+    page = out / "reconstruction.html"
+    assert (answer.code, answer.out) == (0, f"written to {page}\n")
+    html = page.read_text()
+    assert "<img" not in html
+    assert "data:" not in html
+    assert "were left out" in html
+    answer = warp("report", out, "--images")
+    page = out / "reconstruction-with-images.html"
+    assert answer.out == f"written to {page}; it holds images of forgotten examples\n"
+    assert page.stat().st_mode & 0o777 == 0o600
+    html = page.read_text()
+    assert "This page holds images of forgotten examples" in html
+    found = re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="image 1, original">', html)
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(found[0]))))
+    with np.load(out / "images.npz") as arrays:
+        assert np.array_equal(shown, arrays["truth"][0, 0])
+
+
+def test_without_images_none_are_written(warp: Warp, tmp_path: Path, trained: Path, made: dict[str, Path]) -> None:
+    out = tmp_path / "run"
+    answer = warp("reconstruct", trained, made["plain"], "--no-images", "--out", out, *FEW)
+    assert answer.code == 0
+    assert answer.out.splitlines()[-1] == f"written to {out}"
+    assert {path.name for path in out.iterdir()} == {"config.yaml", "manifest.json", "reconstruction.json"}
+    refused(warp("report", out, "--images"), "did not keep its images")
+
+
+def test_examples_forgotten_together_with_labels_to_infer(warp: Warp, trained: Path, made: dict[str, Path]) -> None:
+    answer = warp("reconstruct", trained, made["two"], "--labels", "inferred", "--json", *FEW)
+    found = json.loads(answer.out)
+    (attack,) = found["models"][0]["attacks"]
+    assert len(attack["scores"]["per_image"]["psnr"]) == 2
+    assert np.shape(attack["labels"]) == (1, 2)
+    assert set(attack["blind"]) == {"overall mean", "prior alone"}
+    assert "labels were inferred from the last layer" in attack["notes"]
+    assert any("statistics of the batch" in note for note in found["models"][0]["notes"])
+
+
+def test_a_weight_file_tells_nothing_of_its_method(
+    warp: Warp, trained: Path, made: dict[str, Path], forget: Callable[..., Path]
+) -> None:
+    file = made["hidden"] / "model.safetensors"
+    asked = ("--forget", forget(10), "--attack", "inversion", "--attack", "canonical+span")
+    answer = warp("reconstruct", trained, file, *asked, "--json", *FEW)
+    assert answer.code == 0, answer.err
+    (model,) = json.loads(answer.out)["models"]
+    assert (model["name"], model["method"], model["defense"]) == (str(file), None, None)
+    assert [attack["after"] for attack in model["attacks"]] == ["naive", "canonical+span"]
+    assert "an unknown method" in " ".join(model["threat"])
+    refused(warp("reconstruct", trained, file), "nothing says which examples", "--forget FILE.npy")
+
+
+def test_two_of_one_class_are_not_compared_with_decoys(
+    warp: Warp, folder: Path, trained: Path, forget: Callable[..., Path]
+) -> None:
+    labels = load_data("digits").train.y[np.load(trained / "train.npy")].numpy()
+    alike, apart = np.flatnonzero(labels == 3)[:2], [np.flatnonzero(labels == 3)[0], np.flatnonzero(labels == 4)[0]]
+    for rows, compared in ((alike, False), (apart, True)):
+        out = folder / f"class {compared}"
+        assert warp("unlearn", trained, "--forget", forget(*rows), *STEP, "--out", out).code == 0
+        (attack,) = json.loads(warp("reconstruct", trained, out, "--json", *FEW).out)["models"][0]["attacks"]
+        assert (attack["beyond"]["identification"] is not None) is compared
+        assert any("the one it fits" in note for note in attack["notes"]) is not compared
+
+
+@pytest.fixture(scope="module")
+def prior(warp: Warp, folder: Path, made: dict[str, Path]) -> Path:
+    out = folder / "prior"
+    few = ("--epochs", "1", "-o", "generator.width=2", "-o", "generator.latent=4", "--device", "cpu")
+    assert warp("train-prior", "--out", out, "--for", made["plain"], *few).code == 0
+    return out
+
+
+def test_a_prior_adds_its_attack_and_may_have_seen_no_image_that_is_attacked(
+    warp: Warp, trained: Path, made: dict[str, Path], prior: Path
+) -> None:
+    answer = warp("reconstruct", trained, made["plain"], "--prior", prior, "--json", *FEW)
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)
+    assert [attack["name"] for attack in found["models"][0]["attacks"]] == ["inversion", "generative"]
+    assert "has a generator of images" in " ".join(found["models"][0]["threat"])
+    # Only what the prior held out can be a decoy.
+    held = np.load(prior / "held_out.npy")
+    labels = load_data("digits").train.y[held]
+    assert 10 <= found["counts"]["decoys"] <= int((labels == found["targets"][0]["label"]).sum())
+    answer = warp("reconstruct", trained, made["second"], "--prior", prior, *FEW)
+    refused(answer, "has learned from 1 of the 1 attacked images", f"warp train-prior --for {made['second']}")
+
+
+def test_bad_requests_are_one_line_and_leave_no_folder(
+    warp: Warp,
+    tmp_path: Path,
+    trained: Path,
+    made: dict[str, Path],
+    unlearned: Path,
+    forget: Callable[..., Path],
+    small: tuple[str, ...],
+) -> None:
+    out = tmp_path / "run"
+
+    def ask(*args: object) -> Any:
+        return warp("reconstruct", *args, "--out", out, *FEW)
+
+    refused(ask(trained, trained), "identical", "no difference to attack")
+    refused(ask(trained, made["plain"], made["two"]), "forgot 1 and 2 examples")
+    refused(ask(trained, unlearned), "50 examples were forgotten together", "--most 50")
+    refused(ask(made["second"], made["plain"], "--forget", forget(10)), "unlearned from another model")
+    refused(ask(trained, made["plain"], "--attack", "inverson"), "no attack 'inverson'", "'inversion'")
+    refused(ask(trained, made["plain"], "--labels", "none"), "labels are 'none'", "inferred")
+    refused(ask(trained, made["plain"], "--attack", "generative"), "needs a generator", "train-prior")
+    answer = warp("reconstruct", trained, made["plain"], "--attack", "filtered", "--probes", "20", "--out", out)
+    refused(answer, "asks for 100 probes and there are 20")
+    refused(ask(trained, tmp_path / "nothing"), "there is nothing at")
+
+    other = tmp_path / "other"
+    assert warp("train", "--out", other, *small, "-o", "model.options.width=5", "--epochs", "1").code == 0
+    refused(ask(trained, other / "model.safetensors", "--forget", forget(10)), "one architecture")
+
+    weights = read_weights(made["plain"] / "model.safetensors")
+    name, value = next((n, v) for n, v in weights.state.items() if v.is_floating_point())
+    damaged = tmp_path / "damaged.pt"
+    import torch
+
+    torch.save({**weights.state, name: torch.full_like(value, float("nan"))}, damaged)
+    refused(ask(trained, damaged, "--forget", forget(10), "-o", "model.options.width=4"), "not finite")
+    save_weights(tmp_path / "same.safetensors", read_weights(trained / "model.safetensors").state, header={})
+    asked = ("--forget", forget(10), "-o", "model.options.width=4")
+    refused(ask(trained, tmp_path / "same.safetensors", *asked), "identical")
+    assert not out.exists()

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from warp_unlearning.errors import InputError
+from warp_unlearning.gradients.example_gradients import example_gradients
+from warp_unlearning.models.small_resnet import SmallResNet
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> nn.Module:
+    """Two convolutions with any geometry, norms between them and a classifier, on images 2×7×6."""
+    groups = draw(st.integers(1, 2))
+    mode = draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"]))
+    first = nn.Conv2d(
+        2,
+        4,
+        draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
+        stride=draw(st.tuples(st.integers(1, 2), st.integers(1, 3))),
+        padding=draw(st.tuples(st.integers(0, 2), st.integers(0, 2))),
+        dilation=draw(st.tuples(st.integers(1, 2), st.integers(1, 2))),
+        groups=groups,
+        bias=draw(st.booleans()),
+        padding_mode=mode,
+    )
+    second = nn.Conv2d(4, 3, draw(st.sampled_from([1, (1, 3), 3])), padding=draw(st.sampled_from([1, "same"])))
+    norms = [lambda: nn.BatchNorm2d(4), lambda: nn.GroupNorm(2, 4), nn.Identity]
+    shape = second(first(torch.zeros(1, 2, 7, 6))).shape[1:]
+    last = [lambda: nn.LayerNorm(list(shape)), nn.Identity]
+    return nn.Sequential(
+        first,
+        draw(st.sampled_from(norms))(),
+        nn.Softplus(),
+        second,
+        draw(st.sampled_from(last))(),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(shape.numel(), 3, bias=draw(st.booleans())),
+    )
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.layer(x)))
+
+
+class WithoutRules(nn.Module):
+    """A scale that no layer owns, a scalar, a layer whose weight is also read elsewhere, and one that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.heat = nn.Parameter(torch.linspace(0.5, 1.5, 6)), nn.Parameter(torch.tensor(0.7))
+        self.layer, self.other, self.unused = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.heat * self.other(self.layer(x * self.scale).sin()) + x @ self.layer.weight.square()
+
+
+class Folded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.reshape(-1, 2)).reshape(len(x), 6).sin()
+
+
+class Attending(nn.Module):
+    """Fused attention, which has no second derivative of its own, and a layer norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.into, self.head = nn.LayerNorm(3), nn.Linear(3, 9), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.into(self.norm(x.reshape(len(x), 2, 3))).chunk(3, -1)
+        return self.head(F.scaled_dot_product_attention(q, k, v).flatten(1))
+
+
+def looped(model: nn.Module, x: Tensor, y: Tensor) -> list[dict[str, Tensor]]:
+    """The gradient of each example by a pass of its own, with a graph."""
+    places = dict(model.named_parameters())
+    found = []
+    for i in range(len(x)):
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            loss = F.cross_entropy(model(x[i : i + 1].clone()), y[i : i + 1])
+        g = torch.autograd.grad(loss, list(places.values()), create_graph=True, allow_unused=True)
+        found.append({n: torch.zeros_like(p) if v is None else v for (n, p), v in zip(places.items(), g, strict=True)})
+    return found
+
+
+def assert_as_looped(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    x = x.clone().requires_grad_()
+    names = [name for name, _ in model.named_parameters()]
+    found, expected = example_gradients(model, x, y, names=names), looped(model, x, y)
+    assert list(found) == names
+    generator = torch.Generator().manual_seed(5)
+    weights = {n: torch.randn(g.shape, generator=generator, dtype=torch.float64) for n, g in found.items()}
+    total = x.new_zeros(())
+    for name, g in found.items():
+        stacked = torch.stack([one[name] for one in expected])
+        torch.testing.assert_close(g, stacked, rtol=1e-9, atol=1e-11)
+        total = total + (weights[name] * stacked).sum()
+    # In all parameters at once, by other weights for every number of every example.
+    mine = torch.stack([(weights[n] * g).sum() for n, g in found.items()]).sum()
+    (slope,), (truth,) = torch.autograd.grad(mine, x), torch.autograd.grad(total, x)
+    torch.testing.assert_close(slope, truth, rtol=1e-9, atol=1e-9 * float(truth.abs().max()) + 1e-14)
+
+
+@settings(max_examples=25)
+@given(model=networks(), seed=st.integers(0, 2**16))
+def test_any_network_of_layers_with_rules(drawn: Any, examples: Any, model: nn.Module, seed: int) -> None:
+    assert_as_looped(drawn(lambda: model, seed=seed), *examples(3, 2, 7, 6, seed=seed))
+
+
+@pytest.mark.parametrize("build", [Tied, Twice, WithoutRules, Folded, Attending])
+def test_what_rules_do_not_know_in_full(drawn: Any, examples: Any, build: type[nn.Module]) -> None:
+    assert_as_looped(drawn(build), *examples(4, 6))
+
+
+def test_one_dimension_and_convolutions_without_a_bias(drawn: Any, examples: Any) -> None:
+    model = drawn(
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 4, 3, stride=2, padding=1, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3)
+        )
+    )
+    assert_as_looped(model, *examples(3, 2, 9))
+
+
+def test_as_on_a_gpu_all_by_convolutions_of_groups(drawn: Any, examples: Any, monkeypatch: Any) -> None:
+    from warp_unlearning.gradients.ghost import convolution
+
+    def by_groups(self: Any, layer: Any, name: str, a: Tensor, g: Tensor) -> Tensor:
+        if name == "bias":
+            return g.flatten(2).sum(-1)
+        images, geometry = convolution.plane(layer, a)
+        return convolution.kernel_gradients(images, g, geometry).reshape(len(a), *layer.weight.shape)
+
+    monkeypatch.setattr(convolution.ConvolutionRule, "gradient", by_groups)
+    assert_as_looped(drawn(lambda: SmallResNet(width=2, classes=3)), *examples(3, 1, 8, 8))
+
+
+def test_some_names_alone_in_the_order_asked_for(drawn: Any, examples: Any) -> None:
+    model, (x, y) = drawn(WithoutRules), examples(3, 6)
+    names = ["other.bias", "scale", "other.weight"]
+    some, every = example_gradients(model, x, y, names=names), looped(model, x, y)
+    assert list(some) == names
+    for name in names:
+        torch.testing.assert_close(some[name], torch.stack([g[name] for g in every]), rtol=1e-9, atol=1e-12)
+
+
+def test_the_model_is_left_as_it_was(drawn: Any, examples: Any) -> None:
+    model, (x, y) = drawn(WithoutRules), examples(3, 6)
+    before, places = {n: v.clone() for n, v in model.state_dict().items()}, dict(model.named_parameters())
+    with torch.no_grad():
+        found = example_gradients(model, x.requires_grad_(), y, names=list(places))
+    assert found["other.weight"].requires_grad
+    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+    assert all(p is places[n] and p.grad is None for n, p in model.named_parameters())
+    assert all("forward" not in vars(m) for m in model.modules())
+
+
+def test_an_input_that_is_written_over_is_refused() -> None:
+    class Overwriting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.layer = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.before(x)
+            return self.layer(hidden) + hidden.mul_(2.0)
+
+    with pytest.raises(InputError, match="written over"):
+        example_gradients(Overwriting(), torch.ones(2, 6), torch.tensor([0, 1]), names=["layer.weight"])
