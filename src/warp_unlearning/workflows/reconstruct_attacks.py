@@ -153,7 +153,7 @@ class Attacker:
     def _reconstruct(self, name: str, threats: Sequence[Threat]) -> Reconstruction:
         attack, after = named_attack(name)
         # Our change of basis comes after the last update.
-        options = {"order": "after"} if attack == "adaptive" else {}
+        options: dict[str, Any] = {"order": "after"} if attack == "adaptive" else {}
         search = self._search(attack)
         return reconstruct(threats, attack=attack, after=after, search=search, seed=self.seed, **options)
 
