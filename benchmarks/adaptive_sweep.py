@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from reconstruction import PROBES, RETAIN, OneStep, Setting, arguments, attacked, chosen_targets, prepared, searches
+from reconstruction import RETAIN, OneStep, Setting, arguments, attacked, chosen_targets, prepared, searches
 
 from warp_unlearning import unlearn
 from warp_unlearning.attacks.reconstruction.threat import Schedule, Threat
@@ -30,7 +30,7 @@ def pairs(setting: Setting, targets: torch.Tensor, spread: float, options: argpa
     keep = torch.ones(len(setting.learned.y), dtype=torch.bool)
     keep[targets] = False
     retain = setting.examples(setting.learned[keep.nonzero().flatten()])
-    probes = setting.examples(setting.others[options.decoys : options.decoys + PROBES])
+    probes = setting.examples(setting.others[options.decoys : options.decoys + options.probes])
     found = []
     for i, target in enumerate(targets.tolist()):
         forget = setting.examples(setting.learned[target : target + 1])
@@ -56,7 +56,7 @@ def main() -> None:
     setting = prepared(options)
     targets = chosen_targets(setting, options)
     truth = setting.learned.images[targets][:, None]
-    parts = setting.others[: options.decoys], setting.others[options.decoys : options.decoys + PROBES]
+    parts = setting.others[: options.decoys], setting.others[options.decoys : options.decoys + options.probes]
     plan, rows = searches(options), []
     for spread in SPREADS:
         threats = pairs(setting, targets, spread, options)

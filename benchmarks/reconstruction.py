@@ -67,7 +67,7 @@ ATTACKS = (
     "generative@scale-free",
 )
 ARMS = ("none", "cob", "warp", "conjugate")
-POOL, PROBES, RETAIN = 500, 512, 5
+POOL, RETAIN = 500, 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +201,7 @@ def forgotten(setting: Setting, targets: Tensor, arm: str, options: argparse.Nam
 
 def trained_prior(setting: Setting, options: argparse.Namespace) -> Staged:
     """A generator of images that neither the model learned from nor the attack is about."""
-    part = setting.others[options.decoys + PROBES :]
+    part = setting.others[options.decoys + options.probes :]
     generator = ConvGenerator(shape=setting.pixels.shape, width=options.prior_width)
     training = PriorTraining(
         generator.to(options.device),
@@ -233,7 +233,7 @@ def run(options: argparse.Namespace) -> None:
     began = perf_counter()
     targets = chosen_targets(setting, options)
     truth, labels = setting.learned.images[targets][:, None], setting.learned.y[targets][:, None]
-    decoys, probes = setting.others[: options.decoys], setting.others[options.decoys : options.decoys + PROBES]
+    decoys, probes = setting.others[: options.decoys], setting.others[options.decoys : options.decoys + options.probes]
     generator = trained_prior(setting, options) if any(a.startswith("generative") for a in options.attacks) else None
     print(f"prepared in {perf_counter() - began:.0f} s", flush=True)
     held = setting.examples(probes)
@@ -284,24 +284,38 @@ def attacked(
         found = reconstruct(threats, attack=name, after=after or None, search=search, seed=options.seed, **extra)
     except Exception as error:  # a row that failed is a result
         return {"attack": attack, "failed": f"{type(error).__name__}: {error}"}
-    blind = {
-        "class mean": class_means(probes.images, probes.y, labels.flatten()),
-        "prior alone": BlindGuess(
-            "prior alone",
-            prior_alone(threats, attack=name, search=replace(search, iterations=200), seed=options.seed).flatten(0, 1),
-        ),
-    }
-    enough = not options.large_loss and all(int((decoys.y == label).sum()) >= 2 for label in labels.unique())
+    blind = blind_guesses(threats, name, search, probes, labels, options.seed)
+    others: tuple[Tensor, Tensor] | None = (decoys.images, decoys.y)
+    kinds = labels
+    if any(int((decoys.y == label).sum()) < 2 for label in labels.unique()):
+        # With too few images of a class, images of any class are compared with.
+        others, kinds = (decoys.images, torch.zeros_like(decoys.y)), torch.zeros_like(labels)
     judged = assess(
         found.images,
         truth,
         blind=blind,
-        labels=labels,
-        decoys=(decoys.images, decoys.y) if enough else None,
+        labels=kinds,
+        decoys=None if options.large_loss else others,
         model=setting.model,
         pixels=setting.pixels,
     )
     return {"attack": attack, **extra, **described(judged), "losses": found.losses.tolist(), "seconds": found.seconds}
+
+
+GUESSES: dict[str, dict[str, BlindGuess]] = {}
+
+
+def blind_guesses(
+    threats: Sequence[Threat], attack: str, search: Search, probes: Part, labels: Tensor, seed: int
+) -> dict[str, BlindGuess]:
+    """Those of attackers who saw nothing, which no defence changes: they are made once for a kind of search."""
+    kind = "generator" if attack == "generative" else f"pixels, tv {search.tv}"
+    if kind not in GUESSES:
+        short = replace(search, iterations=200)
+        alone = prior_alone(threats, attack=attack, search=short, seed=seed).flatten(0, 1)
+        mean = class_means(probes.images, probes.y, labels.flatten())
+        GUESSES[kind] = {"class mean": mean, "prior alone": BlindGuess("prior alone", alone)}
+    return GUESSES[kind]
 
 
 def vars_of(options: argparse.Namespace) -> dict[str, Any]:
@@ -371,6 +385,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--targets", type=int, default=32)
     parser.add_argument("--large-loss", action="store_true")
     parser.add_argument("--decoys", type=int, default=200)
+    parser.add_argument("--probes", type=int, default=512)
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--ascent", type=float, default=0.5)
     parser.add_argument("--restarts", type=int, default=1)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from warp_unlearning.bounds.coordinates import Coordinates, choose_coordinates
@@ -203,3 +204,16 @@ def test_draws_are_those_of_the_law() -> None:
     found = ratios.log_squares("lognormal", 0.5, draws=9, generator=torch.Generator().manual_seed(3))[:, 0]
     scales = draw_scales("lognormal", 9, spread=0.5, generator=torch.Generator().manual_seed(3)).numpy()
     assert found == pytest.approx(-2 * np.log(scales), rel=1e-12)
+
+
+def test_quadrature_is_left_to_laws_that_are_normal() -> None:
+    powers = csr_array(np.array([[1.0, -1.0]]))
+    free = GraphRatios(powers, np.zeros(2))
+    held = GraphRatios(powers, np.array([0.0, 0.5]))
+    assert free.never_held(0.8)
+    assert not held.never_held(0.8)
+    assert held.never_held(0.05)
+    drawn = held.log_squares("lognormal", 0.8, draws=20_000, generator=torch.Generator().manual_seed(20))
+    mean, deviation = held.log_moments(0.8)
+    # What is held at 1 makes the logarithms other than the moments say.
+    assert abs(drawn[:, 0].mean() - mean[0]) > 10 * deviation[0] / 20_000**0.5

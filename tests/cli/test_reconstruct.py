@@ -208,7 +208,7 @@ def test_a_weight_file_tells_nothing_of_its_method(
     answer = warp("reconstruct", trained, file, *asked, "--json", *FEW)
     assert answer.code == 0, answer.err
     (model,) = json.loads(answer.out)["models"]
-    assert (model["name"], model["method"], model["defense"]) == (str(file), None, None)
+    assert (model["name"], model["method"], model["defense"]) == (file.name, None, None)
     assert [attack["after"] for attack in model["attacks"]] == ["naive", "canonical+span"]
     assert "an unknown method" in " ".join(model["threat"])
     refused(warp("reconstruct", trained, file), "nothing says which examples", "--forget FILE.npy")
@@ -243,10 +243,9 @@ def test_a_prior_adds_its_attack_and_may_have_seen_no_image_that_is_attacked(
     found = json.loads(answer.out)
     assert [attack["name"] for attack in found["models"][0]["attacks"]] == ["inversion", "generative"]
     assert "has a generator of images" in " ".join(found["models"][0]["threat"])
-    # Only what the prior held out can be a decoy.
-    held = np.load(prior / "held_out.npy")
-    labels = load_data("digits").train.y[held]
-    assert 10 <= found["counts"]["decoys"] <= int((labels == found["targets"][0]["label"]).sum())
+    # What the prior held out is too little to decide about one image.
+    assert found["counts"]["decoys"] >= 39
+    assert "decoys are test images" in " ".join(found["notes"])
     answer = warp("reconstruct", trained, made["second"], "--prior", prior, *FEW)
     refused(answer, "has learned from 1 of the 1 attacked images", f"warp train-prior --for {made['second']}")
 

@@ -18,6 +18,7 @@ from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.methods import make_method
 from warp_unlearning.unlearning.driver import unlearn
 from warp_unlearning.unlearning.record import DeletionRecord, describe
+from warp_unlearning.workflows import attack_images
 from warp_unlearning.workflows.attack_images import gather_images, unit_images
 from warp_unlearning.workflows.attacked_models import Attacked, in_columns
 from warp_unlearning.workflows.known_unlearning import KnownUnlearning, schedule_of
@@ -210,7 +211,10 @@ def test_models_made_in_one_way_by_different_requests_are_one_column() -> None:
 # Images
 
 
-def test_probes_and_decoys_are_neither_forgotten_nor_copies_nor_each_other(toy: Source) -> None:
+def test_probes_and_decoys_are_neither_forgotten_nor_copies_nor_each_other(
+    toy: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attack_images, "_ENOUGH", 10)
     x = toy.data.train.x.clone()
     x[7] = x[4]
     toy = replace(toy, data=replace(toy.data, train=TensorExamples(x, toy.data.train.y)))

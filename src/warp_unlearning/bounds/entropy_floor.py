@@ -10,7 +10,8 @@ Cov(x|g), and Jensen's over g. It is met where x given g is Gaussian with one an
 
 from __future__ import annotations
 
-from math import e, exp, isfinite, pi
+from math import e, exp, isfinite, log, pi
+from sys import float_info
 
 from ..errors import InputError
 
@@ -21,12 +22,18 @@ def entropy_floor(entropy: float, *, dimensions: int) -> float:
     >>> round(entropy_floor(0.0, dimensions=3) * 2 * pi * e, 9)
     1.0
     """
-    return exp(2 * _finite(entropy, "entropy") / _positive(dimensions)) / (2 * pi * e)
+    return _exponential(2 * _finite(entropy, "entropy") / _positive(dimensions)) / (2 * pi * e)
 
 
 def floor_ratio(entropy_gain: float, *, dimensions: int) -> float:
     """By how much the floor grows with `entropy_gain` nats more: exp(2 ΔH / d)."""
-    return exp(2 * _finite(entropy_gain, "entropy gain") / _positive(dimensions))
+    return _exponential(2 * _finite(entropy_gain, "entropy gain") / _positive(dimensions))
+
+
+def _exponential(value: float) -> float:
+    if value > log(float_info.max):
+        raise InputError(f"exp({value:.4g}) is no number any more; the entropy is too large for so few dimensions")
+    return exp(value)
 
 
 def _positive(dimensions: int) -> int:

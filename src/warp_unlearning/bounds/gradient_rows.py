@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..data.examples import TensorExamples
 from ..errors import DataError
@@ -20,15 +23,9 @@ def gradient_rows(model: nn.Module, examples: TensorExamples, coordinates: Coord
     """Row i holds ∂ℓ(f(xᵢ), yᵢ)/∂θ, cross-entropy, at the coordinates in their order. The model is in eval mode."""
     largest = max(p.numel() for p in model.parameters())
     size = max(1, min(64, _AT_ONCE // largest))
-    rows = []
-    for x, y in zip(torch.split(examples.x, size), torch.split(examples.y, size), strict=True):
-        parts = []
-        for name, gradient in each_gradient(model, x, y):
-            if name in coordinates.positions:
-                held = gradient.flatten(1)[:, coordinates.positions[name].to(gradient.device)]
-                parts.append(held.detach().double().cpu().numpy())
-        rows.append(np.concatenate(parts, axis=1))
-    matrix = np.concatenate(rows)
+    # Fused attention has no rule for gradients of single examples.
+    with sdpa_kernel(SDPBackend.MATH):
+        matrix = np.concatenate([_part(model, *pair, coordinates) for pair in _pairs(examples, size)])
     wrong = np.flatnonzero(~np.isfinite(matrix).all(1))
     if len(wrong):
         raise DataError(
@@ -36,3 +33,16 @@ def gradient_rows(model: nn.Module, examples: TensorExamples, coordinates: Coord
             "overflows: use finite weights, or remove the row"
         )
     return matrix
+
+
+def _pairs(examples: TensorExamples, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(torch.split(examples.x, size), torch.split(examples.y, size), strict=True)
+
+
+def _part(model: nn.Module, x: Tensor, y: Tensor, coordinates: Coordinates) -> Array:
+    parts = []
+    for name, gradient in each_gradient(model, x, y):
+        if name in coordinates.positions:
+            held = gradient.flatten(1)[:, coordinates.positions[name].to(gradient.device)]
+            parts.append(held.detach().double().cpu().numpy())
+    return np.concatenate(parts, axis=1)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
+from scipy.stats import norm
 from torch import Tensor, nn
 
 from ..errors import InputError
@@ -59,6 +60,11 @@ class GraphRatios:
         logs = np.zeros(self.powers.shape[0])
         np.add.at(logs, powers.coords[0], np.log(moments)[which.reshape(-1)])
         return logs
+
+    def never_held(self, spread: float) -> bool:
+        """Whether under the law "lognormal" hardly a draw in a billion meets a factor that is held at 1."""
+        low = self.least[self.least > 0]
+        return not len(low) or float(norm.cdf((np.log(low.max()) + spread**2) / spread)) < 1e-9
 
     def log_moments(self, spread: float) -> tuple[Array, Array]:
         """Mean and standard deviation of log r², (m,) each, which is normal under the law "lognormal" where no factor

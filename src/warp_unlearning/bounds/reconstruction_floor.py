@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import isfinite, prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ def reconstruction_floor(
     spreads = _spreads(law, spread)
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 2:
         raise InputError(f"draws is {draws!r}; give a whole number of at least 2")
-    if entropy is not None and not isfinite(entropy):
+    if entropy is not None and (not isinstance(entropy, int | float) or not isfinite(entropy)):
         raise InputError(f"the entropy is {entropy}; give a finite number of nats, or leave it out")
     streams = Streams(seed, "bounds")
     copied = deepcopy(model).eval()
@@ -122,7 +123,8 @@ class _Case:
             self._require(energies, spread)
         drawn = self.ratios.log_squares(self.law, spread, draws=self.draws, generator=generator)
         gain = self._sampled(drawn)
-        exact = self._by_quadrature(spread) if self.law == "lognormal" else (None, None)
+        normal = self.law == "lognormal" and self.ratios.never_held(spread)
+        exact = self._by_quadrature(spread) if normal else (None, None)
         after = information - 0.5 * gain.value * self.dimensions
         return FloorRow(
             spread=spread,
@@ -170,7 +172,9 @@ class _Case:
 
 
 def _spreads(law: Law, spread: float | Sequence[float]) -> tuple[float, ...]:
-    given = tuple(spread) if isinstance(spread, Sequence) else (spread,)
+    # A number of numpy's is one as well, and so is an array of them a list.
+    listed: Any = spread.tolist() if hasattr(spread, "tolist") else spread
+    given = tuple(listed) if isinstance(listed, Sequence) else (listed,)
     if not given:
         raise InputError("no spread was given; give a number above 0, or several")
     for one in given:

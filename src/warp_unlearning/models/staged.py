@@ -12,6 +12,7 @@ beside the condition they were made with, which stays as it is while they are se
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
@@ -112,6 +113,14 @@ def _run(stages: Sequence[nn.Module], features: Tensor, condition: Tensor | None
     for stage in stages:
         features = cast(Tensor, stage(features) if condition is None else stage(features, condition))
     return features
+
+
+def frozen_copy(generator: Staged) -> Staged:
+    """The generator in eval mode with weights that ask for no gradient; the one given stays as it is."""
+    copy = deepcopy(generator)
+    for stage in copy.stages:
+        stage.eval().requires_grad_(False)
+    return copy
 
 
 def dtype_of(generator: Staged) -> torch.dtype:

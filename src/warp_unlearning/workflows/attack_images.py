@@ -21,8 +21,8 @@ from .source import Source
 
 # More decoys of a class cost memory and narrow no interval.
 _DECOYS = 100
-# Fewer retained ones say less than test images, though these are no longer drawn as the targets were.
-_ENOUGH = 10
+# Fewer retained ones cannot decide about one image, and test images can, though they are not drawn as the targets were.
+_ENOUGH = 39
 _ROUNDING = 1e-3
 
 Seen = Callable[[Tensor], IndexArray]

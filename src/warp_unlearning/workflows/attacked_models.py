@@ -98,7 +98,7 @@ def _way(one: Attacked) -> tuple[str, str]:
     """A name for how the model was made, and all that decided it."""
     known = one.known
     if known.method is None:
-        return str(one.path), str(one.path.resolve())
+        return one.path.name, str(one.path.resolve())
     defense = "" if known.defense == "none" else f" + {known.defense or 'a defence'}"
     last = one.source.record.deletions[-1]
     return f"{known.method}{defense}", f"{dict(known.settings)} {last.defense} {known.schedule}"
@@ -106,10 +106,15 @@ def _way(one: Attacked) -> tuple[str, str]:
 
 def _forgotten(path: Path, file: Path | None, original: Source) -> IndexArray:
     count = len(original.data.train)
-    if file is not None:
-        forget = read_indices(file, count=count, what="forget")
-    elif (path / "split").is_dir():
-        forget = load_split(path / "split", train_count=count, test_count=len(original.data.test)).forget
+    split = path / "split"
+    told = load_split(split, train_count=count, test_count=len(original.data.test)).forget if split.is_dir() else None
+    given = None if file is None else read_indices(file, count=count, what="forget")
+    if told is not None:
+        if given is not None and not np.array_equal(np.sort(given), np.sort(told)):
+            raise InputError(f"{file} names other examples than those that {path} forgot; leave --forget out")
+        forget = told
+    elif given is not None:
+        forget = given
     else:
         raise InputError(f"nothing says which examples {path} forgot; give --forget FILE.npy of their positions")
     unknown = np.empty(0) if original.known is None else np.setdiff1d(forget, original.known)

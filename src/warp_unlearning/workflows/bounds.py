@@ -17,7 +17,7 @@ from ..config.resolve import RESOLVED, as_plain
 from ..data.digest import array_digest
 from ..data.plain import plain
 from ..models.digest import model_digest
-from ..runs.directory import RunDirectory, start_run
+from ..runs.directory import RunDirectory, open_run, start_run
 from ..symmetry.laws import Law
 from .source import Builder, Source, choose_device, load_source
 
@@ -69,7 +69,7 @@ def bounds_run(request: BoundsRequest, *, builder: Builder | None = None) -> dic
     if request.out is not None and request.out.exists():
         run = start_run(request.out, kind="bounds", config=config)
         if run.complete:
-            return run.read_json(BOUNDS)
+            return open_run(request.out).read_json(BOUNDS)
     result = _result(request, source, torch.from_numpy(known))
     if request.out is not None:
         # What cannot be computed leaves no folder, so that the next try may use its name.

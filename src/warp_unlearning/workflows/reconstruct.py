@@ -19,7 +19,7 @@ from ..data.splits import IndexArray
 from ..errors import InputError, nearest
 from ..models.digest import model_digest
 from ..models.prior_weights import load_prior, saw
-from ..runs.directory import start_run
+from ..runs.directory import open_run, start_run
 from ..unlearning.record import now, versions
 from .attack_images import AttackImages, gather_images
 from .attacked_models import Attacked, Column, in_columns, load_attacked
@@ -91,7 +91,7 @@ def reconstruct_run(
     if request.out is not None and request.out.exists():
         run = start_run(request.out, kind="reconstruction", config=config)
         if run.complete:
-            return run.read_json(RECONSTRUCTION)
+            return open_run(request.out).read_json(RECONSTRUCTION)
     attacker = Attacker(
         original.model.to(choose_device(original.config.device)).eval(),
         images,
@@ -129,8 +129,8 @@ def _check_prior(
     if len(known):
         raise InputError(
             f"the prior {request.prior} has learned from {len(known)} of the {len(targets)} attacked images (first: "
-            f"{targets[known[0]]}), so what it finds shows nothing; train one without them: "
-            f"warp train-prior --for {attacked[0].path}"
+            f"{targets[known[0]]}), so what it finds shows nothing; train one without them: warp train-prior --for "
+            f"{attacked[0].path}, with --exclude FILE.npy of the positions that other requests forgot"
         )
 
 

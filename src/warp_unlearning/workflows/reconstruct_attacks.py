@@ -51,7 +51,7 @@ def named_attack(name: str) -> tuple[str, str | None]:
         return name, None
     if name in readings():
         return "inversion", name
-    raise InputError(f"there is no attack {name!r}; {nearest(name, [*attacks(), *readings()])}")
+    raise InputError(f"there is no attack {name!r}; {nearest(name, dict.fromkeys([*attacks(), *readings()]))}")
 
 
 def default_attacks(known: KnownUnlearning, *, prior: bool) -> tuple[str, ...]:
@@ -99,7 +99,8 @@ class Attacker:
             try:
                 found = self._reconstruct(name, threats)
             except InputError as error:
-                if self.asked or name == "inversion":
+                # A prior was given to be used.
+                if self.asked or name in ("inversion", "generative"):
                     raise
                 not_tried[name] = str(error)
                 continue

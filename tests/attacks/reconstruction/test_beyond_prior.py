@@ -121,6 +121,18 @@ def test_one_image_is_judged_by_its_rank(share: float, decoys: int, verdict: str
     assert beyond_prior(scores([90.0]), {"class mean": scores([10.0])}).verdict == "inconclusive"
 
 
+def test_few_images_are_judged_by_their_ranks_too() -> None:
+    two = Identification(Estimate(1.0, 0.4, 1.0), np.array([1.0, 1.0]), (80, 80))
+    assert two.rank_tests() == pytest.approx(stats.chi2.sf(-4 * np.log(1 / 81), 4))
+    found = beyond_prior(scores([9.0, 9.5]), {"class mean": scores([10.0, 10.0])}, identification=two)
+    assert found.verdict == "beyond the prior"
+    assert "rank tests of 2 images" in found.reason
+    chance = Identification(Estimate(0.5, 0.0, 1.0), np.array([0.4, 0.6]), (80, 80))
+    assert beyond_prior(scores([9.0, 9.5]), {"class mean": scores([10.0, 10.0])}, identification=chance).verdict != (
+        "beyond the prior"
+    )
+
+
 def test_plain_data_says_all() -> None:
     result = beyond_prior(scores(IMAGES - 1), {"class mean": scores(IMAGES)}, identification=CHANCE)
     plain = json.loads(json.dumps(result.as_json(), allow_nan=False))

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from warp_unlearning.attacks.reconstruction import generative
 from warp_unlearning.attacks.reconstruction.generative import invert_through, onto_ball
+from warp_unlearning.attacks.reconstruction.prior_alone import prior_alone
 from warp_unlearning.attacks.reconstruction.problem import Search
+from warp_unlearning.attacks.reconstruction.reconstruct import reconstruct
 from warp_unlearning.errors import InputError
 from warp_unlearning.models.staged import StageList, generate
 
@@ -180,3 +182,17 @@ def test_generators_for_a_model_in_float64(kit: Any, dtype: torch.dtype) -> None
     found = invert_through(problem, Search(restarts=2, iterations=2), kit.generator(dtype=dtype))
     assert found.images.dtype == torch.float64
     assert bool(found.losses.isfinite().all())
+
+
+def test_a_generator_is_run_in_eval_mode_and_left_as_it_is(kit: Any) -> None:
+    body = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.Sigmoid(), nn.Unflatten(1, (1, 8, 8)))
+    mine = StageList([nn.Linear(4, 6), body], latent=(4,), image_shape=(1, 8, 8))
+    model = kit.net(dtype=torch.float32)
+    threats, _ = kit.threats(model, [0], generator=mine)
+    before = body[1].running_mean.clone()
+    found = reconstruct(threats, attack="generative", search=Search(restarts=1, iterations=3))
+    prior_alone(threats, attack="generative", search=Search(restarts=1, iterations=3))
+    assert bool(found.losses.isfinite().all())
+    assert torch.equal(body[1].running_mean, before)
+    assert body.training
+    assert all(p.requires_grad for p in body.parameters())

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from warp_unlearning.attacks.reconstruction.problem import Search
 from warp_unlearning.attacks.reconstruction.reading import read_targets, readings
+from warp_unlearning.attacks.reconstruction.reconstruct import reconstruct
 from warp_unlearning.attacks.undoing.registry import pre_steps
 from warp_unlearning.errors import InputError
 
@@ -83,7 +85,7 @@ def test_a_difference_in_what_is_not_read_is_nothing(kit: Any) -> None:
     model = kit.net(norm=True)
     other = deepcopy(model)
     other.norm.running_mean.add_(1)
-    with pytest.raises(InputError, match=r"nothing is left of difference 0 after 'naive'"):
+    with pytest.raises(InputError, match=r"nothing that 'naive' reads moved"):
         read_targets([kit.threat(model, other)], after="naive")
     head = deepcopy(model)
     with torch.no_grad():
@@ -107,3 +109,19 @@ def test_a_scalar_parameter_is_read_like_any_other(kit: Any) -> None:
     target = one(read_targets(threats, after="naive"))
     x, y = kit.digits(1)
     assert kit.cosine(target, kit.gradient(model, x, y)) == pytest.approx(1, abs=1e-9)
+
+
+def test_what_did_not_move_is_not_compared(kit: Any) -> None:
+    model = kit.net()
+    x, y = kit.digits(1)
+    after = kit.stepped(model, x, y, rate=0.1)
+    frozen = {name: value for name, value in model.state_dict().items() if name.startswith("head")}
+    after.load_state_dict({**after.state_dict(), **frozen})
+    threat = kit.threat(model, after)
+    targets = read_targets([threat], after="naive")
+    assert targets.unmoved == tuple(frozen)
+    assert not set(frozen) & set(targets.values)
+    found = reconstruct(threat, search=Search(restarts=1, iterations=2))
+    assert any("did not move" in note for note in found.notes)
+    # The head did not move, so that it tells no label, and all are tried.
+    assert any("all 10 were tried" in note for note in found.notes)

@@ -401,3 +401,31 @@ def test_steps_are_watched_with_all_targets_at_once(kit: Any) -> None:
     told: list[tuple[int, ...]] = []
     reconstruct(threats, search=Search(restarts=3, iterations=5), watch=lambda step, losses: told.append(losses.shape))
     assert told == [(6,)] * 5
+
+
+def test_what_an_attack_does_not_read_cannot_be_chosen(kit: Any) -> None:
+    threats, _ = kit.threats(kit.net(), [0], probes=3, schedule=Schedule(1, 1e-3))
+    with pytest.raises(InputError, match="compares weights and reads no difference"):
+        reconstruct(threats, attack="adaptive", after="canonical", search=SHORT)
+
+
+@pytest.mark.parametrize("wrong", [{"iterations": 3.0}, {"restarts": True}, {"rate": float("inf")}])
+def test_searches_are_of_whole_numbers_and_finite_rates(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="whole numbers"):
+        Search(**wrong)
+
+
+def test_models_that_give_no_logits_or_take_other_images_are_refused(kit: Any) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = kit.net()
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": self.net(x)}
+
+    one, other = Wrapped(), Wrapped()
+    with torch.no_grad():
+        other.net.head.bias.add_(1)
+    with pytest.raises(InputError, match="returns a dict"):
+        reconstruct(kit.threat(one, other, labels=torch.tensor([1])), search=SHORT)

@@ -37,14 +37,15 @@ def invert_adaptively(
     threats: Sequence[Threat],
     *,
     sigma: float = 0.8,
-    order: Order = "before",
+    order: Order = "after",
     prior: float = 1e-3,
     rate: float = 0.01,
 ) -> Candidates:
     """An image for every target and restart. `threats` are those of the problem's targets; their schedule tells η.
 
-    `order` is when the defender is taken to move: before the step, as above, or after it, T_τ(θ_org + η ∇ℓ). `rate` is
-    that of τ, and `prior` the weight λ of its law.
+    `order` is when the defender is taken to move: before the step, as above and in the paper, or after it, as the
+    defence "cob" does, T_τ(θ_org + η ∇ℓ). Several steps are taken as one of their length, without retained examples.
+    `rate` is that of τ, and `prior` the weight λ of its law.
     """
     if not sigma >= 0:
         raise InputError(f"the attacker's sigma is {sigma}; give a number of at least 0")

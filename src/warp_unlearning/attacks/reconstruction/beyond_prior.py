@@ -10,8 +10,9 @@ which sees a true image that is too noisy or too faint to have a good PSNR.
   1 dB and a share of ¾.
 - "inconclusive": neither shown nor excluded.
 
-A single image has no interval. It is beyond the prior if it resembles its target more than almost all decoys, by a rank
-test at (1 − level)/2, for which 39 decoys are the fewest; else it is inconclusive.
+A single image has no interval, and that of two or three is wider than what they show. Up to four images are therefore
+also beyond the prior if they resemble their targets more than almost all decoys, by rank tests combined to one at
+(1 − level)/2. For one image 39 decoys are the fewest; where it is not beyond the prior it is inconclusive.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ Verdict = Literal["beyond the prior", "nothing beyond the prior", "inconclusive"
 
 # What "nothing beyond the prior" must exclude: a gain in decibels, and a share of decoys.
 GAIN_MARGIN, SHARE_MARGIN = 1.0, 0.75
+# So many images are judged by ranks as well.
+_FEW = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +91,10 @@ def beyond_prior(
 
 
 def _verdict(gain: Estimate, named: Identification | None, *, images: int, level: float) -> Verdict:
+    if images <= _FEW and named is not None and named.rank_tests() <= (1 - level) / 2:
+        return "beyond the prior"
     if images == 1:
-        told = named is not None and named.rank_test() <= (1 - level) / 2
-        return "beyond the prior" if told else "inconclusive"
+        return "inconclusive"
     if gain.low > 0 or (named is not None and named.above_chance):
         return "beyond the prior"
     excluded = gain.high < GAIN_MARGIN and (named is None or named.share.high < SHARE_MARGIN)
@@ -111,6 +115,9 @@ def _reason(verdict: Verdict, gain: Estimate, best: str, named: Identification |
     parts = {f"mean PSNR {_decibels(gain.value)} the {best}'s [{gain.low:+.2f}, {gain.high:+.2f}]": gain.low > 0}
     if named is not None:
         parts[f"nearer to the target than {named.share} of the decoys, chance being {CHANCE}"] = named.above_chance
+    if images <= _FEW and named is not None:
+        by_rank = verdict == "beyond the prior" and not any(parts.values())
+        parts[f"rank tests of {images} images, p = {named.rank_tests():.2g}"] = by_rank
     if verdict == "beyond the prior":
         shown = " and ".join(text for text, holds in parts.items() if holds)
         other = "; not shown by: " + " and ".join(text for text, holds in parts.items() if not holds)

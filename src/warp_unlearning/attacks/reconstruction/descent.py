@@ -133,7 +133,7 @@ class _Walk:
         square.mul_(_SECOND).addcmul_(gradient, gradient, value=1 - _SECOND)
         count.add_(1)
         deviation = (square / (1 - _SECOND**count)).sqrt_().add_(_TINY)
-        rate = v.rate if isinstance(v.rate, float) else v.rate.reshape(-1, *[1] * (value.dim() - 1))
+        rate = v.rate.reshape(-1, *[1] * (value.dim() - 1)) if isinstance(v.rate, Tensor) else v.rate
         value.sub_(self.factor * rate * (mean / (1 - _FIRST**count)) / deviation)
         value.copy_(v.project(value))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ...models.staged import Staged, check_generator, condition_of, dtype_of, generate_from
+from ...models.staged import Staged, check_generator, condition_of, dtype_of, frozen_copy, generate_from
 from .descent import Values, Variable, descend
 from .problem import Candidates, Problem, Search, smoothness
 
@@ -30,6 +30,7 @@ def invert_through(
     absolute value.
     """
     n, r, count = problem.shape
+    generator = frozen_copy(generator)
     check_generator(generator, shape=problem.pixels.shape, device=problem.labels.device)
     last = len(generator.stages) - 1
     if stages is not None and not 0 <= stages <= last:

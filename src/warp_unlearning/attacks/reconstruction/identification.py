@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 
 from ...errors import InputError
@@ -55,6 +56,13 @@ class Identification:
         """
         decoys = self.decoys[target]
         return (1 + decoys * (1 - float(self.shares[target]))) / (1 + decoys)
+
+    def rank_tests(self) -> float:
+        """The p-value of all targets together: Fisher's combination of their own, as if they shared no decoys."""
+        if len(self.shares) == 1:
+            return self.rank_test()
+        found = stats.combine_pvalues([self.rank_test(i) for i in range(len(self.shares))], method="fisher")
+        return float(found.pvalue)
 
     def as_json(self) -> dict[str, object]:
         """Plain data."""

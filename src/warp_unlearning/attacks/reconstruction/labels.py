@@ -44,6 +44,8 @@ def inferred_labels(model: nn.Module, x: Tensor, targets: Mapping[str, Tensor], 
         return None
     by_bias = last.bias is not None and last.bias in targets
     rows = targets[last.bias or ""] if by_bias else targets[last.name].sum(-1)
+    if bool((rows == 0).all(-1).any()):
+        return None
     return rows.topk(min(count, rows.shape[1]), largest=False).indices.sort(-1).values
 
 

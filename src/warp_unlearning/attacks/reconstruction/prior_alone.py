@@ -1,4 +1,6 @@
-"""What the search finds where nothing was read: the same starts, steps and priors, with no target to match."""
+"""What an attacker shows who read nothing: the smoothest image that the steps of a search lead to, or what a generator
+draws at first.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...models.staged import dtype_of, generate
+from ...models.staged import dtype_of, frozen_copy, generate
 from ...randomness import Streams
 from .attacks import find_attack
 from .descent import descend
@@ -35,6 +37,7 @@ def prior_alone(threats: Sequence[Threat], *, attack: str, search: Search, seed:
 def _drawn(threats: Sequence[Threat], streams: Streams, kind: Tensor) -> Tensor:
     generator, count = threats[0].generator, threats[0].count
     assert generator is not None
+    generator = frozen_copy(generator)
     latents = _draws(threats, streams, "latent", (count, *generator.latent), kind).flatten(0, 1).to(dtype_of(generator))
     labels = None
     if generator.classes is not None:

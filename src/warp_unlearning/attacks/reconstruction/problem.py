@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 import torch
 from torch import Tensor
@@ -33,12 +34,19 @@ class Search:
     """
 
     restarts: int = 2
-    iterations: int = 2000
+    iterations: int = 1000
     rate: float = 0.05
     tv: float | None = None
     signed: bool = True
 
     def __post_init__(self) -> None:
+        counts = (self.restarts, self.iterations)
+        whole = all(isinstance(count, int) and not isinstance(count, bool) for count in counts)
+        if not whole or self.rate == inf or self.tv == inf:
+            raise InputError(
+                f"the search has {self.restarts} restarts, {self.iterations} iterations, rate {self.rate} and tv "
+                f"{self.tv}; give whole numbers of restarts and iterations, and finite rates"
+            )
         if self.restarts < 1 or self.iterations < 1 or not self.rate > 0 or not (self.tv or 0.0) >= 0:
             raise InputError(
                 f"the search has {self.restarts} restarts, {self.iterations} iterations, rate {self.rate} and tv "

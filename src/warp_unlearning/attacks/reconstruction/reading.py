@@ -4,7 +4,7 @@ and what of it is to be compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,18 +23,20 @@ from .threat import Threat
 @dataclass(frozen=True, eq=False)
 class Targets:
     """Directions (n, *parameter) of unit length, in the models' precision, and how predictions are compared with them:
-    a target points where the gradient of what was forgotten does.
+    a target points where the gradient of what was forgotten does. `unmoved` names the parameters that are the same in
+    all models, frozen ones for instance: an update says nothing about their gradients, so that they are left out.
     """
 
     values: dict[str, Tensor]
     distance: Distance
+    unmoved: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(next(iter(self.values.values())))
 
     def part(self, rows: slice) -> Targets:
         """Some of them."""
-        return Targets({name: value[rows] for name, value in self.values.items()}, self.distance)
+        return Targets({name: value[rows] for name, value in self.values.items()}, self.distance, self.unmoved)
 
 
 def readings() -> dict[str, str]:
@@ -59,11 +61,23 @@ def read_targets(threats: Sequence[Threat], *, after: str, distance: Distance = 
     if after == "input-layer":
         names = [weight.name for weight in first_layers(held_or_blank(threats[0]))]
         found = [{name: delta[name] for name in names} for delta in found]
+    unmoved = _unmoved(threats, found[0])
+    found = [{name: v for name, v in delta.items() if name not in unmoved} for delta in found]
+    if not found[0]:
+        raise InputError(
+            f"nothing that {after!r} reads moved between the models: {', '.join(unmoved[:3])} are the same"
+        )
     signed = [{name: v if t.ascent else -v for name, v in d.items()} for d, t in zip(found, threats, strict=True)]
     stacked = unit_length({name: torch.stack([d[name] for d in signed]) for name in signed[0]})
     _require_something(stacked, after)
     by_parts: dict[str, Distance] = {"scale-free": "kernels", "input-layer": "rows"}
-    return Targets({name: v.to(kind) for name, v in stacked.items()}, by_parts.get(after, distance))
+    return Targets({name: v.to(kind) for name, v in stacked.items()}, by_parts.get(after, distance), unmoved)
+
+
+def _unmoved(threats: Sequence[Threat], names: Iterable[str]) -> tuple[str, ...]:
+    before = threats[0].original.state_dict()
+    states = [t.unlearned.state_dict() for t in threats]
+    return tuple(name for name in names if all(torch.equal(state[name], before[name]) for state in states))
 
 
 def held_or_blank(threat: Threat) -> Held:

@@ -53,14 +53,16 @@ def reconstruct(
     settled = options_of(chosen, options)
     _check(threats, at_once)
     problem, note = _problem(threats, chosen, search, Streams(seed, "reconstruct"), watch)
-    exact = _closed_forms(threats) if chosen.name == "input-layer" else None
+    exact = _closed_forms(threats) if chosen.name == chosen.after == "input-layer" else None
     found = (
         exactly(problem, exact) if exact is not None else _searched(problem, chosen, search, threats, settled, at_once)
     )
     best = found.losses.argmin(1)
     index = torch.arange(len(threats), device=found.losses.device)
+    still = problem.targets.unmoved
     notes = [
         note,
+        f"{len(still)} parameters did not move and were not compared, such as {still[0]}" if still else "",
         "" if exact is None else "the first layer is fully connected: its rows are the image, with no search",
     ]
     return Reconstruction(
@@ -81,11 +83,13 @@ def reconstruct(
     )
 
 
-def targets_at_once(model: nn.Module, predictor: Predictor, restarts: int) -> int:
-    """How many targets' searches fit in memory together: half of what a GPU has free, or a GiB."""
-    numbers = size_of(model, predictor.names) * restarts * _COPIES
-    device = next(model.parameters()).device
-    room = torch.cuda.mem_get_info(device)[0] // 8 if device.type == "cuda" else _NUMBERS
+def targets_at_once(model: nn.Module, predictor: Predictor, images: int) -> int:
+    """How many targets' searches of so many images each fit in memory together: half of what a GPU has free, or 2²⁸
+    numbers.
+    """
+    first = next(model.parameters())
+    numbers = size_of(model, predictor.names) * images * _COPIES
+    room = torch.cuda.mem_get_info(first.device)[0] // (2 * first.itemsize) if first.is_cuda else _NUMBERS
     return max(1, room // numbers)
 
 
@@ -98,6 +102,10 @@ def exactly(problem: Problem, images: Tensor) -> Candidates:
 
 
 def _settled(attack: Attack, after: str | None, search: Search | None) -> tuple[Attack, Search]:
+    if after is not None and attack.space == "weights":
+        raise InputError(
+            f"the attack {attack.name!r} compares weights and reads no difference; leave after={after!r} out"
+        )
     attack = attack if after is None else replace(attack, after=after)
     if search is None:
         search = Search(tv=0.0, signed=False) if attack.name == "differencing" else Search()
@@ -111,7 +119,7 @@ def _check(threats: Sequence[Threat], at_once: int | None) -> None:
         raise InputError(f"at_once is {at_once}; search for at least 1 target at a time")
     first = threats[0]
     for other in threats[1:]:
-        equal = ("count", "pixels", "ascent", "schedule", "defense", "method")
+        equal = ("count", "pixels", "ascent", "schedule", "defense", "method", "settings")
         differ = [name for name in ("original", "generator") if getattr(other, name) is not getattr(first, name)]
         differ += [name for name in equal if getattr(other, name) != getattr(first, name)]
         differ += [] if _same(first.probes, other.probes) else ["probes"]
@@ -150,8 +158,8 @@ def _searched(
     at_once: int | None,
 ) -> Candidates:
     """The whole problem in parts that fit in memory."""
-    n, r, _ = problem.shape
-    size = at_once or targets_at_once(problem.predictor.model, problem.predictor, r)
+    n, r, count = problem.shape
+    size = at_once or targets_at_once(problem.predictor.model, problem.predictor, r * count)
     parts = []
     for first in range(0, n, size):
         rows = slice(first, first + size)

@@ -44,7 +44,7 @@ class SubspaceFilter(NamedStep):
         """Decompose the original's gradients."""
         if len(held.y) < self.points:
             raise InputError(
-                f"the filter asks for {self.points} probes and there are {len(held.y)}; give more, or ask for fewer"
+                f"the filter asks for {self.points} probes and there are {len(held.y)}; give at least as many"
             )
         before = dict(self._subspaces(held, held.model))
 

@@ -80,6 +80,13 @@ class Threat:
                     raise InputError(f"{name!r} of the {what} model holds NaN or infinity; its training diverged")
         if self.count < 1:
             raise InputError(f"{self.count} examples were forgotten; give at least 1")
+        if self.labels is not None and not isinstance(self.labels, Tensor):
+            raise DataError(f"labels are a {type(self.labels).__name__}; give a tensor of {self.count} numbers")
+        if self.generator is not None and not isinstance(self.generator, Staged):
+            raise InputError(
+                f"the generator is a {type(self.generator).__name__} without stages; make one of your modules by "
+                "StageList"
+            )
         if self.labels is not None and self.labels.shape != (self.count,):
             raise DataError(
                 f"labels have shape {tuple(self.labels.shape)} for {self.count} forgotten examples; give one for each"

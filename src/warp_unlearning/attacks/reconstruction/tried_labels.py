@@ -19,8 +19,7 @@ def tried_labels(model: nn.Module, threats: Sequence[Threat], *, restarts: int) 
     """
     first = threats[0]
     blank = torch.zeros(1, *first.pixels.shape, device=first.device, dtype=next(model.parameters()).dtype)
-    with torch.no_grad():
-        classes = int(model(blank).shape[-1])
+    classes = _classes(model, blank)
     if first.labels is not None:
         known = torch.stack([t.labels for t in threats if t.labels is not None]).to(first.device).long()
         if int(known.min()) < 0 or int(known.max()) >= classes:
@@ -36,3 +35,19 @@ def tried_labels(model: nn.Module, threats: Sequence[Threat], *, restarts: int) 
     each = torch.arange(classes, device=first.device).repeat_interleave(restarts)
     note = f"labels were not known and the model does not end in a linear layer: all {classes} were tried"
     return each[None, :, None].repeat(len(threats), 1, 1), note
+
+
+def _classes(model: nn.Module, blank: Tensor) -> int:
+    try:
+        with torch.no_grad():
+            logits = model(blank)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise InputError(
+            f"the model cannot take an image of shape {tuple(blank.shape[1:])} ({str(error).splitlines()[0]}); give "
+            "pixels of the images that it was trained on"
+        ) from error
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        raise InputError(
+            f"the model returns a {type(logits).__name__}; wrap it so that it returns logits (batch, classes)"
+        )
+    return int(logits.shape[-1])
