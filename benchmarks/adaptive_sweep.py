@@ -60,7 +60,9 @@ def main() -> None:
     plan, rows = searches(options), []
     for spread in SPREADS:
         threats = pairs(setting, targets, spread, options)
-        tries: list[tuple[str, dict[str, Any]]] = [("adaptive", {"sigma": sigma}) for sigma in SIGMAS]
+        # As the paper's attacker has it, who moves first and steps then.
+        priors: list[dict[str, Any]] = [{"sigma": sigma, "order": "before"} for sigma in SIGMAS]
+        tries: list[tuple[str, dict[str, Any]]] = [("adaptive", prior) for prior in priors]
         for attack, extra in [*tries, ("inversion", {}), ("canonical", {})]:
             row = attacked(setting, threats, attack, plan[attack], truth, *parts, options, **extra) | {"spread": spread}
             rows.append(row)

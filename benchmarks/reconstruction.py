@@ -258,8 +258,12 @@ def run(options: argparse.Namespace) -> None:
             for i, after in enumerate(models)
         ]
         for attack in options.attacks:
+            # As the paper's attacker has it, who moves first and steps then.
+            extra = {"order": "before"} if attack == "adaptive" else {}
             rows.append(
-                attacked(setting, threats, attack, plan[attack.partition("@")[0]], truth, decoys, probes, options)
+                attacked(
+                    setting, threats, attack, plan[attack.partition("@")[0]], truth, decoys, probes, options, **extra
+                )
                 | {"arm": arm}
             )
             print(line(rows[-1]), flush=True)
