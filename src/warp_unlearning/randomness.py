@@ -39,11 +39,12 @@ class LayerDraws:
     """What modules such as dropout draw from torch's global generators, taken from a seed instead.
 
     Inside the context the global generators of the CPU and of `device` continue where the last context left them;
-    outside they are as they were.
+    outside they are as they were. With `none`, for what is known to draw nothing, it does nothing.
     """
 
-    def __init__(self, seed: int, *, device: torch.device) -> None:
-        self._devices = [torch.device("cpu"), *([device] if device.type == "cuda" else [])]
+    def __init__(self, seed: int, *, device: torch.device, none: bool = False) -> None:
+        of_gpu = [device] if device.type == "cuda" else []
+        self._devices = [] if none else [torch.device("cpu"), *of_gpu]
         self._inside = [torch.Generator(device=d).manual_seed(seed).get_state() for d in self._devices]
         self._outside: list[Tensor] = []
 

@@ -161,4 +161,4 @@ def test_a_folder_that_is_no_store_is_left_alone(tmp_path: Path, command: list[s
 
 def test_the_commands_are_those_documented() -> None:
     group = typer.main.get_command(runs_app)
-    assert sorted(group.commands) == ["gc", "list", "show", "verify"]  # type: ignore[attr-defined]
+    assert sorted(group.commands) == ["gc", "list", "merge", "pack", "show", "verify"]  # type: ignore[attr-defined]

@@ -134,6 +134,36 @@ def gc(
     typer.echo(f"{verb} {len(chosen)} results{'' if dry_run else f' and {leftovers} leftovers'}, {_size(size)}")
 
 
+@runs_app.command("pack")
+def pack_results(
+    store: StorePath,
+    file: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)],
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help='A kind to leave out, such as "original", whose weights are large; several times for more.'),
+    ] = None,
+) -> None:
+    """Write results to a file, for a store on another machine."""
+    from ..runs.store_pack import pack
+
+    done = pack(_open(store), file, without=without or ())
+    typer.echo(f"packed {done.results} results, {_size(file.stat().st_size)}")
+
+
+@runs_app.command("merge")
+def merge_results(
+    store: StorePath,
+    files: Annotated[list[Path], typer.Argument(help="Files that `warp runs pack` wrote.", show_default=False)],
+) -> None:
+    """Take packed results into a store; those that are there already stay as they are."""
+    from ..runs.store import Store
+    from ..runs.store_pack import take_in
+
+    for file in files:
+        done = take_in(Store(store), file)
+        typer.echo(f"{file}: took {done.results} results; {done.known} were there already")
+
+
 def _open(path: Path) -> Store:
     from ..runs.store import Store
 

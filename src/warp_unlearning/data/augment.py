@@ -18,22 +18,39 @@ def random_crop_flip(
     x: Tensor, *, padding: int, flip: bool, fill: Sequence[float], generator: torch.Generator
 ) -> Tensor:
     """Images (n, c, h, w) padded with `fill` (one value, or one a channel), cropped back to (h, w) and mirrored."""
+    check_fill(x, fill)
+    if padding < 0:
+        raise InputError(f"a padding of {padding} pixels is negative; give 0 or more")
+    if padding == 0 and not flip:
+        return x
+    drawn = draw_crop_flip(len(x), padding=padding, flip=flip, generator=generator).to(x.device)
+    return crop_flip(x, drawn, torch.tensor(fill, dtype=x.dtype, device=x.device))
+
+
+def check_fill(x: Tensor, fill: Sequence[float]) -> None:
+    """An error where images `x` cannot be padded with `fill`."""
     if x.dim() != 4 or len(fill) not in (1, x.shape[1]):
         raise InputError(
             f"images of shape {tuple(x.shape)} cannot be padded with fill={tuple(fill)}; give one value or "
             "one a channel"
         )
-    if padding < 0:
-        raise InputError(f"a padding of {padding} pixels is negative; give 0 or more")
-    if padding == 0 and not flip:
-        return x
-    count, _, height, width = x.shape
-    shift = torch.randint(-padding, padding + 1, (2, count, 1), generator=generator).to(x.device)
-    mirrored = torch.rand(count, 1, generator=generator).to(x.device) < (0.5 if flip else 0.0)
-    rows = torch.arange(height, device=x.device) + shift[0]
+
+
+def draw_crop_flip(count: int, *, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
+    """Shifts down and right, from −padding to padding, and whether to mirror (1) or not (0), shape (count, 3)."""
+    shift = torch.randint(-padding, padding + 1, (2, count, 1), generator=generator)
+    mirrored = torch.rand(count, 1, generator=generator) < (0.5 if flip else 0.0)
+    return torch.cat([shift[0], shift[1], mirrored.long()], dim=1)
+
+
+def crop_flip(x: Tensor, drawn: Tensor, fill: Tensor) -> Tensor:
+    """Images (n, c, h, w) shifted and mirrored as `drawn` says, all on one device, and no value read."""
+    height, width = x.shape[2:]
+    down, right, mirrored = drawn.unsqueeze(2).unbind(1)
+    rows = torch.arange(height, device=x.device) + down
     across = torch.arange(width, device=x.device)
-    columns = torch.where(mirrored, width - 1 - across, across) + shift[1]
-    return _pick(x, rows, columns, torch.tensor(fill, dtype=x.dtype, device=x.device))
+    columns = torch.where(mirrored > 0, width - 1 - across, across) + right
+    return _pick(x, rows, columns, fill)
 
 
 def _pick(x: Tensor, rows: Tensor, columns: Tensor, fill: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Examples(Protocol):
         """Every label, shape (n,), int64, on the device."""
 
     def take(self, index: Tensor) -> Batch:
-        """The examples at `index` (int64, on the CPU), in that order."""
+        """The examples at `index` (int64, on any device), in that order."""
 
     def to(self, device: torch.device | str) -> Examples:
         """The same examples, delivered on `device`."""
@@ -165,6 +165,13 @@ def _class_labels(y: Tensor, what: str) -> Tensor:
             "give one whole-number class a row, shape (n,)"
         )
     return y.long()
+
+
+def index_device(examples: Examples) -> torch.device:
+    """Where indices are best drawn to: beside tensors, so that no batch waits for its indices to be sent; on the CPU
+    where items are fetched one by one.
+    """
+    return examples.x.device if isinstance(examples, TensorExamples) else torch.device("cpu")
 
 
 def in_order(count: int, batch_size: int) -> Iterator[Tensor]:

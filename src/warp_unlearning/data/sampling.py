@@ -25,15 +25,22 @@ def batch_shape(count: int, batch_size: int) -> tuple[int, int]:
     return batches, count // batches
 
 
-def epoch(count: int, batch_size: int, *, generator: torch.Generator) -> Iterator[Tensor]:
-    """One shuffled pass over `count` examples as index batches (int64, CPU) of one shape."""
+def epoch(
+    count: int, batch_size: int, *, generator: torch.Generator, device: torch.device | str = "cpu"
+) -> Iterator[Tensor]:
+    """One shuffled pass over `count` examples as index batches (int64) of one shape.
+
+    They are drawn on the CPU, so that they are the same everywhere, and sent to `device` all at once.
+    """
     batches, size = batch_shape(count, batch_size)
-    order = torch.randperm(count, generator=generator)
+    order = torch.randperm(count, generator=generator).to(device)
     for i in range(batches):
         yield order[i * size : (i + 1) * size]
 
 
-def endless(count: int, batch_size: int, *, generator: torch.Generator) -> Iterator[Tensor]:
+def endless(
+    count: int, batch_size: int, *, generator: torch.Generator, device: torch.device | str = "cpu"
+) -> Iterator[Tensor]:
     """Shuffled passes one after another, each newly shuffled, to run beside a longer collection."""
     while True:
-        yield from epoch(count, batch_size, generator=generator)
+        yield from epoch(count, batch_size, generator=generator, device=device)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..data.sampling import batch_shape, epoch
 from ..models.normalisation import predict
 from ..models.reinitialise import reinitialise
-from ..training.stepper import OptimizerName, Stepper
+from ..training.stepper import Number, OptimizerName, Stepper
 from ..training.update import Update, Updates
 from .protocol import NormMode, Task, option, require
 from .teacher import Teacher, divergence
@@ -50,17 +50,23 @@ class BadTeacher:
         untrained = untrained_copy(task)
         kept = self._part_of_retain(task)
         bad, good = Teacher(untrained, task.forget), Teacher(task.original, task.retain, rows=kept)
+        mixed = _Mixed(task, kept, bad, good)
+
+        def imitate(x: Tensor, target: Tensor, lr: Number) -> dict[str, Tensor]:
+            # The published loss has no T² in front, so it is taken out again.
+            loss = divergence(target, predict(model, x), temperature=self.temperature) / self.temperature**2
+            stepper.step(loss, lr=lr)
+            return {"divergence": loss}
+
+        update = task.repeated(imitate)
         count = len(task.forget) + len(kept)
         batches, _ = batch_shape(count, self.batch_size)
         of = self.epochs * batches
         for e in range(self.epochs):
             order = epoch(count, self.batch_size, generator=task.streams.generator("mixed", e))
             for i, index in enumerate(order, e * batches + 1):
-                x, target = _mixed(index, task, kept, bad, good)
-                # The published loss has no T² in front, so it is taken out again.
-                loss = divergence(target, predict(model, x), temperature=self.temperature) / self.temperature**2
-                stepper.step(loss, lr=self.lr)
-                moved = yield Update(i, of, e, i == (e + 1) * batches, {"divergence": loss.detach()})
+                terms = update(*mixed(index), self.lr)
+                moved = yield Update(i, of, e, i == (e + 1) * batches, terms)
                 stepper.carry(moved)
 
     def _part_of_retain(self, task: Task) -> Tensor:
@@ -75,14 +81,23 @@ def untrained_copy(task: Task) -> nn.Module:
     return model.requires_grad_(False).eval()
 
 
-def _mixed(index: Tensor, task: Task, kept: Tensor, bad: Teacher, good: Teacher) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, eq=False)
+class _Mixed:
     """Inputs and target logits for positions of the mixed set: forget examples first, then the kept part of retain."""
-    is_forget = index < len(task.forget)
-    forget, retain = index[is_forget], kept[index[~is_forget] - len(task.forget)]
-    parts = [
-        (x, teacher(i, x))
-        for i, teacher, examples in ((forget, bad, task.forget), (retain, good, task.retain))
-        if len(i)
-        for x in (examples.take(i).x,)
-    ]
-    return torch.cat([x for x, _ in parts]), torch.cat([t for _, t in parts])
+
+    task: Task
+    kept: Tensor
+    bad: Teacher
+    good: Teacher
+
+    def __call__(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Those at `index` (on the CPU), in a batch the forget examples before the others."""
+        is_forget = index < len(self.task.forget)
+        forget, retain = index[is_forget], self.kept[index[~is_forget] - len(self.task.forget)]
+        parts = [
+            (x, teacher(i, x))
+            for i, teacher, examples in ((forget, self.bad, self.task.forget), (retain, self.good, self.task.retain))
+            if len(i)
+            for x in (examples.take(i).x,)
+        ]
+        return torch.cat([x for x, _ in parts]), torch.cat([t for _, t in parts])

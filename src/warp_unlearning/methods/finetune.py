@@ -41,4 +41,5 @@ class Finetune:
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )
-        return Training(model, task.retain, recipe=recipe, streams=task.streams).updates()
+        capture = task.repeater is not None and task.repeater.capture
+        return Training(model, task.retain, recipe=recipe, streams=task.streams, capture=capture).updates()

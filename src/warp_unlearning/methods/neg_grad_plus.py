@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..data.batches import shuffled
 from ..data.examples import Batch
-from ..data.sampling import batch_shape, endless, epoch
+from ..data.sampling import batch_shape
 from ..models.normalisation import predict
 from ..training.schedule import cosine
 from ..training.scoring import losses
-from ..training.stepper import Stepper
+from ..training.stepper import Number, Stepper
 from ..training.update import Update, Updates
 from .anchor import Anchor
 from .protocol import NormMode, Task, option, require
@@ -49,24 +50,29 @@ class NegGradPlus:
         stepper = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay, max_norm=self.max_norm)
         anchor = Anchor(model) if self.anchor else None
         ceiling = self._ceiling(task)
-        forget_order = endless(len(task.forget), self.batch_size, generator=task.streams.generator("forget"))
+
+        def descend(x: Tensor, y: Tensor, forget_x: Tensor, forget_y: Tensor, lr: Number) -> dict[str, Tensor]:
+            terms = self._losses(model, Batch(x, y), Batch(forget_x, forget_y), ceiling)
+            loss = self.alpha * terms["retain"] - (1 - self.alpha) * terms["forget"]
+            if anchor is not None:
+                terms["anchor"] = 0.5 * anchor.distance_squared(model)
+                loss = loss + self.alpha * self.anchor * terms["anchor"]
+            stepper.step(loss, lr=lr)
+            return terms
+
+        update = task.repeated(descend)
+        forget_order = shuffled(task.forget, self.batch_size, generator=task.streams.generator("forget"), endless=True)
         batches, _ = batch_shape(len(task.retain), self.batch_size)
         of = self.epochs * batches
         for e in range(self.epochs):
-            order = epoch(len(task.retain), self.batch_size, generator=task.streams.generator("retain", e))
-            for i, index in enumerate(order, e * batches + 1):
-                retain, forget = task.retain.take(index), task.forget.take(next(forget_order))
-                terms = self._losses(model, retain, forget, ceiling)
-                loss = self.alpha * terms["retain"] - (1 - self.alpha) * terms["forget"]
-                if anchor is not None:
-                    terms["anchor"] = 0.5 * anchor.distance_squared(model)
-                    loss = loss + self.alpha * self.anchor * terms["anchor"]
-                stepper.step(loss, lr=self.lr * cosine((i - 1) / of))
-                terms = {name: value.detach() for name, value in terms.items()}
+            order = shuffled(task.retain, self.batch_size, generator=task.streams.generator("retain", e))
+            for i, retain in enumerate(order, e * batches + 1):
+                terms = update(*retain, *next(forget_order), self.lr * cosine((i - 1) / of))
                 moved = yield Update(i, of, e, i == (e + 1) * batches, terms)
                 stepper.carry(moved)
-                if anchor is not None:
+                if anchor is not None and moved is not None:
                     anchor.carry(moved)
+                    update.forget_graph()
 
     def _losses(self, model: nn.Module, retain: Batch, forget: Batch, ceiling: Tensor | None) -> dict[str, Tensor]:
         each = F.cross_entropy(predict(model, forget.x), forget.y, reduction="none")

@@ -9,17 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..data.batches import shuffled
 from ..data.examples import Examples
-from ..data.sampling import batch_shape, epoch
+from ..data.sampling import batch_shape
 from ..errors import InputError
 from ..linalg.subspace import Rule, principal_subspace
-from ..models.normalisation import norm_mode
+from ..models.normalisation import norm_mode, predict
 from ..symmetry.layer_inputs import input_second_moments
 from ..symmetry.move import Move
 from ..training.constraints import InputComplement
 from ..training.schedule import geometric
 from ..training.scoring import accuracy
-from ..training.stepper import Stepper
+from ..training.stepper import Number, Stepper
 from ..training.update import Update, Updates
 from .protocol import NormMode, Task, option, require
 
@@ -72,16 +73,21 @@ class ProjectedGradient:
             n: torch.ones_like(p, dtype=torch.bool) for n, p in model.named_parameters() if n not in projection.bases
         }
         stop = Stop(model, task.forget, task.validation) if self.stop and task.validation is not None else None
+
+        def descend(x: Tensor, y: Tensor, lr: Number) -> dict[str, Tensor]:
+            loss = self._loss(predict(model, x), y)
+            stepper.step(loss, lr=lr)
+            return {"forget": loss}
+
+        update = task.repeated(descend)
         batches, _ = batch_shape(len(task.forget), self.batch_size)
         of = self.epochs * batches
         for e in range(self.epochs):
             lr = geometric(self.lr, self.last_lr, e / max(self.epochs - 1, 1))
-            order = epoch(len(task.forget), self.batch_size, generator=task.streams.generator("forget", e))
-            for i, index in enumerate(order, e * batches + 1):
-                x, y = task.forget.take(index)
-                loss = self._loss(model(x), y)
-                stepper.step(loss, lr=lr)
-                moved = yield Update(i, of, e, i == (e + 1) * batches, {"forget": loss.detach()}, still)
+            order = shuffled(task.forget, self.batch_size, generator=task.streams.generator("forget", e))
+            for i, batch in enumerate(order, e * batches + 1):
+                terms = update(*batch, lr)
+                moved = yield Update(i, of, e, i == (e + 1) * batches, terms, still)
                 stepper.carry(moved)
                 if moved is not None and stop is not None:
                     stop.carry(moved)

@@ -14,6 +14,7 @@ from ..errors import InputError, nearest
 from ..models.normalisation import NormMode as NormMode
 from ..randomness import Streams
 from ..symmetry.options import Option as Option
+from ..training.repeated import Function, Repeated, Repeater
 from ..training.update import Updates
 
 
@@ -23,7 +24,8 @@ class Task:
 
     `original` is a frozen copy of the model as it was asked to forget, in eval mode: a teacher, to be read for its
     *outputs*. Whatever a method keeps in weight coordinates it takes from the model it updates, which a defence may
-    have moved before the first update. Every random draw comes from `streams`.
+    have moved before the first update. Every random draw comes from `streams`. `repeater` says in what precision
+    updates are computed and whether they are captured; without one, in float32 and one operation after another.
     """
 
     forget: Examples
@@ -32,6 +34,13 @@ class Task:
     original: nn.Module
     classes: int
     streams: Streams
+    repeater: Repeater | None = None
+
+    def repeated(self, function: Function) -> Repeated:
+        """An update that is taken again and again, as one captured graph where the task asks for that: a function of
+        tensors and numbers that reads no value and changes all it keeps in place.
+        """
+        return (self.repeater or Repeater(self.forget.y.device))(function)
 
     def require_validation(self, why: str) -> Examples:
         """The validation set, or an error that says what needs it."""

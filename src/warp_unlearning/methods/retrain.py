@@ -55,7 +55,8 @@ class Retrain:
             flip=self.flip,
             precision=self.precision,
         )
-        training = Training(model, task.retain, recipe=recipe, streams=task.streams, fill=self.fill)
+        capture = task.repeater is not None and task.repeater.capture
+        training = Training(model, task.retain, recipe=recipe, streams=task.streams, fill=self.fill, capture=capture)
         return _from_fresh_weights(training.updates())
 
 

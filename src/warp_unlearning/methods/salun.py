@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.examples import Examples, in_order
-from ..data.sampling import batch_shape, epoch
+from ..data.batches import shuffled
+from ..data.examples import Batch, Examples, in_order
+from ..data.sampling import batch_shape
 from ..errors import InputError
 from ..models.normalisation import norm_mode, predict
 from ..training.constraints import Mask
-from ..training.stepper import Stepper
+from ..training.stepper import Number, Stepper
 from ..training.update import Update, Updates
 from .protocol import NormMode, Task, option, require
 
@@ -50,26 +51,30 @@ class SalUn:
             raise InputError("salun with exclude_true_label=True needs another class to draw from; the model has one")
         mask = saliency_mask(model, task.forget, keep=self.keep)
         stepper = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay, constraint=mask)
+
+        def descend(x: Tensor, y: Tensor, lr: Number) -> dict[str, Tensor]:
+            loss = F.cross_entropy(predict(model, x), y)
+            stepper.step(loss, lr=lr)
+            return {"loss": loss}
+
+        updates = {"forget": task.repeated(descend), "retain": task.repeated(descend)}
         labels = task.streams.generator("labels")
         batches = [batch_shape(len(s), self.batch_size)[0] for s in (task.forget, task.retain)]
         step, of = 0, self.epochs * sum(batches)
         for e in range(self.epochs):
-            for position, (phase, index) in enumerate(self._schedule(task, e), 1):
-                examples: Examples = getattr(task, phase)
-                x, y = examples.take(index)
+            for position, (phase, (x, y)) in enumerate(self._schedule(task, e), 1):
                 if phase == "forget":
                     y = self._random_labels(y, task.classes, labels)
-                loss = F.cross_entropy(predict(model, x), y)
-                stepper.step(loss, lr=self.lr)
+                loss = updates[phase](x, y, self.lr)["loss"]
                 step += 1
-                terms = {"relabelled" if phase == "forget" else "retain": loss.detach()}
+                terms = {"relabelled" if phase == "forget" else "retain": loss}
                 moved = yield Update(step, of, e, position == sum(batches), terms, mask.frozen)
                 stepper.carry(moved)
 
-    def _schedule(self, task: Task, e: int) -> Iterator[tuple[str, Tensor]]:
+    def _schedule(self, task: Task, e: int) -> Iterator[tuple[str, Batch]]:
         for phase, examples in (("forget", task.forget), ("retain", task.retain)):
-            order = epoch(len(examples), self.batch_size, generator=task.streams.generator(phase, e))
-            yield from ((phase, index) for index in order)
+            batches = shuffled(examples, self.batch_size, generator=task.streams.generator(phase, e))
+            yield from ((phase, batch) for batch in batches)
 
     def _random_labels(self, y: Tensor, classes: int, generator: torch.Generator) -> Tensor:
         if self.exclude_true_label:

@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.examples import Examples
+from ..data.examples import Examples, index_device
 from ..data.sampling import batch_shape, epoch
 from ..errors import InputError
 from ..models.normalisation import predict
 from ..symmetry.move import Move
 from ..training.schedule import staircase
 from ..training.scoring import logits
-from ..training.stepper import OptimizerName, Stepper
+from ..training.stepper import Number, OptimizerName, Stepper
 from ..training.update import Update, Updates
 from .protocol import NormMode, Task, option, require
 from .teacher import Teacher, divergence
@@ -64,6 +64,19 @@ class Scrub:
             "retain": Teacher(task.original, task.retain),
         }
         rewind = Rewind(model, task) if self.rewind else None
+
+        def leave(x: Tensor, y: Tensor, taught: Tensor, lr: Number) -> dict[str, Tensor]:
+            drift = divergence(taught, predict(model, x), temperature=self.temperature)
+            stepper.step(-drift, lr=lr)
+            return {"forget_divergence": drift}
+
+        def obey(x: Tensor, y: Tensor, taught: Tensor, lr: Number) -> dict[str, Tensor]:
+            output = predict(model, x)
+            drift, entropy = divergence(taught, output, temperature=self.temperature), F.cross_entropy(output, y)
+            stepper.step(self.gamma * entropy + self.alpha * drift, lr=lr)
+            return {"retain": entropy, "retain_divergence": drift}
+
+        updates = {"forget": task.repeated(leave), "retain": task.repeated(obey)}
         step, of = 0, self._steps(task)
         for e in range(self.epochs):
             lr = self.lr * staircase(e / self.epochs, milestones=(0.5, 0.8, 0.9))
@@ -71,15 +84,7 @@ class Scrub:
             for position, (phase, index) in enumerate(schedule, 1):
                 examples: Examples = getattr(task, phase)
                 x, y = examples.take(index)
-                output = predict(model, x)
-                drift = divergence(teachers[phase](index, x), output, temperature=self.temperature)
-                if phase == "forget":
-                    loss, terms = -drift, {"forget_divergence": drift.detach()}
-                else:
-                    entropy = F.cross_entropy(output, y)
-                    loss = self.gamma * entropy + self.alpha * drift
-                    terms = {"retain": entropy.detach(), "retain_divergence": drift.detach()}
-                stepper.step(loss, lr=lr)
+                terms = updates[phase](x, y, teachers[phase](index, x), lr)
                 step += 1
                 moved = yield Update(step, of, e, position == len(schedule), terms)
                 stepper.carry(moved)
@@ -93,15 +98,20 @@ class Scrub:
     def _schedule(self, task: Task, e: int) -> Iterator[tuple[str, Tensor]]:
         streams = task.streams
         if e < self.max_epochs:
-            order = epoch(len(task.forget), self.forget_batch_size, generator=streams.generator("forget", e))
-            yield from (("forget", index) for index in order)
-        order = epoch(len(task.retain), self.retain_batch_size, generator=streams.generator("retain", e))
-        yield from (("retain", index) for index in order)
+            yield from _indices("forget", task.forget, self.forget_batch_size, streams.generator("forget", e))
+        yield from _indices("retain", task.retain, self.retain_batch_size, streams.generator("retain", e))
 
     def _steps(self, task: Task) -> int:
         forget, _ = batch_shape(len(task.forget), self.forget_batch_size)
         retain, _ = batch_shape(len(task.retain), self.retain_batch_size)
         return min(self.max_epochs, self.epochs) * forget + self.epochs * retain
+
+
+def _indices(
+    phase: str, examples: Examples, batch_size: int, generator: torch.Generator
+) -> Iterator[tuple[str, Tensor]]:
+    order = epoch(len(examples), batch_size, generator=generator, device=index_device(examples))
+    return ((phase, index) for index in order)
 
 
 class Rewind:

@@ -13,14 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.examples import Examples, in_order
-from ..data.sampling import batch_shape, endless
+from ..data.batches import shuffled
+from ..data.examples import Batch, Examples, in_order
+from ..data.sampling import batch_shape
 from ..gradients.per_sample import per_sample_gradients
 from ..models.normalisation import norm_mode, predict
 from ..symmetry.move import Move
 from ..training.constraints import Mask
 from ..training.schedule import cosine
-from ..training.stepper import Stepper
+from ..training.stepper import Number, Stepper
 from ..training.update import Update, Updates
 from .protocol import NormMode, Task, option, require
 
@@ -72,25 +73,31 @@ class SrfOn:
         )
         repairing = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay)
         slow = SlowWeights(model, share=self.slow)
-        orders = {name: self._order(task, name) for name in ("forget", "retain")}
+
+        def ascend(x: Tensor, y: Tensor, fade: Number) -> dict[str, Tensor]:
+            each = F.cross_entropy(predict(model, x), y, reduction="none")
+            forgetting.step(-self.strength * fade * (self._weights(each) * each).mean(), lr=self.lr * fade)
+            return {"forget": each.mean()}
+
+        def repair(x: Tensor, y: Tensor, fade: Number) -> dict[str, Tensor]:
+            loss = F.cross_entropy(predict(model, x), y, reduction="none").mean()
+            repairing.step(loss, lr=self.lr * fade)
+            slow.finish(model)
+            return {"retain": loss}
+
+        updates = {"forget": task.repeated(ascend), "retain": task.repeated(repair)}
+        batches = {name: self._batches(task, name) for name in updates}
         an_epoch, _ = batch_shape(len(task.retain), self.batch_size)
         step, of = 0, self.iterations + ceil(self.iterations / self.forget_every)
         for t in range(self.iterations):
             fade = cosine(t / self.iterations)
             slow.start(model)
             for phase in ("forget", "retain") if t % self.forget_every == 0 else ("retain",):
-                examples: Examples = getattr(task, phase)
-                x, y = examples.take(next(orders[phase]))
-                each = F.cross_entropy(predict(model, x), y, reduction="none")
-                if phase == "forget":
-                    forgetting.step(-self.strength * fade * (self._weights(each) * each).mean(), lr=self.lr * fade)
-                else:
-                    repairing.step(each.mean(), lr=self.lr * fade)
-                    slow.finish(model)
+                terms = updates[phase](*next(batches[phase]), fade)
                 step += 1
                 ends = phase == "retain" and ((t + 1) % an_epoch == 0 or t + 1 == self.iterations)
                 frozen = mask.frozen if phase == "forget" else {}
-                moved = yield Update(step, of, t // an_epoch, ends, {phase: each.detach().mean()}, frozen)
+                moved = yield Update(step, of, t // an_epoch, ends, terms, frozen)
                 # Both steppers hold momentum; the mask belongs to one of them.
                 forgetting.carry(moved)
                 repairing.carry(moved)
@@ -100,8 +107,9 @@ class SrfOn:
         weights = 1 / (each.detach().clamp(min=0) ** self.reweighting + 1e-15)
         return weights / weights.mean()
 
-    def _order(self, task: Task, name: str) -> Iterator[Tensor]:
-        return endless(len(getattr(task, name)), self.batch_size, generator=task.streams.generator(name))
+    def _batches(self, task: Task, name: str) -> Iterator[Batch]:
+        examples: Examples = getattr(task, name)
+        return shuffled(examples, self.batch_size, generator=task.streams.generator(name), endless=True)
 
     def _mask(self, model: nn.Module, task: Task) -> Mask:
         forget = fisher_diagonal(model, task.forget, batch_size=self.batch_size, kind=self.fisher)
@@ -115,23 +123,25 @@ class SlowWeights:
     def __init__(self, model: nn.Module, *, share: float) -> None:
         self._share = share
         self._names = [n for n, _ in model.named_parameters()]
-        self._start: list[Tensor] = []
+        self._start = [p.detach().clone() for p in model.parameters()] if share < 1 else []
 
+    @torch.no_grad()
     def start(self, model: nn.Module) -> None:
-        """Remember where the iteration starts."""
-        if self._share < 1:
-            self._start = [p.detach().clone() for p in model.parameters()]
+        """Remember where the iteration starts, always in the same tensors, which a captured step knows."""
+        for start, parameter in zip(self._start, model.parameters(), strict=False):
+            start.copy_(parameter)
 
     @torch.no_grad()
     def finish(self, model: nn.Module) -> None:
         """Keep only `share` of what the iteration moved."""
-        for parameter, start in zip(model.parameters(), self._start or [], strict=False):
+        for parameter, start in zip(model.parameters(), self._start, strict=False):
             parameter.copy_(torch.lerp(start, parameter, self._share))
 
     def carry(self, move: Move | None) -> None:
         """Follow a move inside the iteration."""
         if move is not None and self._start:
-            self._start = [move.point(n, t) for n, t in zip(self._names, self._start, strict=True)]
+            for name, start in zip(self._names, self._start, strict=True):
+                start.copy_(move.point(name, start))
 
 
 def fisher_diagonal(model: nn.Module, examples: Examples, *, batch_size: int, kind: FisherKind) -> dict[str, Tensor]:

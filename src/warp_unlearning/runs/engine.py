@@ -19,28 +19,32 @@ class EngineError(WarpError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of each job; every job is in exactly one of the four.
+    """What became of each job; every job is in exactly one of the five.
 
     finished: done in this run; skipped: its result was in the store, or another process put it there; failed: with the
-    reason; blocked: it needs a job that failed.
+    reason; blocked: it needs a job that failed; left: the time was up before it could be begun.
     """
 
     finished: tuple[Key, ...]
     skipped: tuple[Key, ...]
     failed: Mapping[Key, str]
     blocked: tuple[Key, ...]
+    left: tuple[Key, ...] = ()
 
     @property
     def complete(self) -> bool:
         """Whether every result is in the store."""
-        return not self.failed and not self.blocked
+        return not self.failed and not self.blocked and not self.left
 
 
 class Engine(Protocol):
     """Runs jobs in order of need: on this machine, or on many."""
 
-    def run(self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch) -> Outcome:
+    def run(
+        self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch, until: float | None = None
+    ) -> Outcome:
         """Put the result of every job in `store`, and tell `watch` as it goes, in the process and thread of the caller.
+        After `until`, a time of the monotonic clock, no job is begun.
 
         A finished job is one whose key is in the store, so a run that was stopped goes on where it was. A job that
         raises fails, and those that need it are blocked; the others are done. A store that cannot be written ends the

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
 from ..errors import WarpError
-from .job import Job, Work
+from .job import Job, NoRoom, SteppedWork, Steps, Work
 from .store import Store
 from .store_errors import MissingEntry, StoreError
 
@@ -18,11 +18,12 @@ from .store_errors import MissingEntry, StoreError
 class Attempt:
     """How an attempt ended; plain data that travels between processes.
 
-    finished; found: the result was there; busy: another process is doing the job; failed: the work raised; lost: a
-    result it needs is corrupt or gone, that of the key with digest `lost`; unusable: the store cannot be written.
+    finished; found: the result was there; busy: another process is doing the job; crowded: its device has no room for
+    it; failed: the work raised; lost: a result it needs is corrupt or gone, that of the key with digest `lost`;
+    unusable: the store cannot be written.
     """
 
-    end: Literal["finished", "found", "busy", "failed", "lost", "unusable"]
+    end: Literal["finished", "found", "busy", "crowded", "failed", "lost", "unusable"]
     seconds: float | None = None
     reason: str = ""
     traceback: str = ""
@@ -31,6 +32,24 @@ class Attempt:
 
 def attempt(job: Job, *, work: Work, store: Store, began: Callable[[], None]) -> Attempt:
     """Claim the job, do it and store its result; `began` is called when the claim is got and there is no result yet."""
+
+    def at_once(job: Job, store: Store) -> Steps:
+        yield None
+        return work(job, store)
+
+    steps = attempt_in_steps(job, work=at_once, store=store, began=began)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Attempt = end.value
+            return found
+
+
+def attempt_in_steps(
+    job: Job, *, work: SteppedWork, store: Store, began: Callable[[], None]
+) -> Generator[object, None, Attempt]:
+    """The same, a step of the work at a time."""
     try:
         with store.claim(job.key) as mine:
             if store.has(job.key):
@@ -38,15 +57,17 @@ def attempt(job: Job, *, work: Work, store: Store, began: Callable[[], None]) ->
             if not mine:
                 return Attempt("busy")
             began()
-            return _do(job, work=work, store=store)
+            return (yield from _do(job, work=work, store=store))
     except StoreError as error:
         return Attempt("unusable", reason=str(error))
 
 
-def _do(job: Job, *, work: Work, store: Store) -> Attempt:
+def _do(job: Job, *, work: SteppedWork, store: Store) -> Generator[object, None, Attempt]:
     start = perf_counter()
     try:
-        files = work(job, store)
+        files = yield from work(job, store)
+    except NoRoom as error:
+        return Attempt("crowded", reason=str(error))
     except MissingEntry as error:
         return Attempt("lost", reason=str(error), lost=error.digest)
     except StoreError:

@@ -25,21 +25,25 @@ _MOST_LOSSES = 3
 class Schedule:
     """The state of a run. An engine takes a job, has it attempted somewhere, and settles it with how that ended.
 
-    A job is ready when all it needs is in the store. Of those ready, the one with the longest chain of cost behind it
-    comes first. One that another process is doing is asked about again after a pause, which doubles up to a second.
+    A job is ready when all it needs is in the store. Of those ready, the one of the lowest order comes first, and of
+    these the one with the longest chain of cost behind it. No job is begun after `until`, by the monotonic clock. One
+    that another process is doing is asked about again after a pause, which doubles up to a second.
     """
 
-    def __init__(self, jobs: Sequence[Job], *, store: Store, watch: Watch, retries: int) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], *, store: Store, watch: Watch, retries: int, until: float | None = None
+    ) -> None:
         self._graph = job_graph(jobs)
         self._store = store
         self._watch = watch
         self._retries = retries
+        self._until = until
         self._order = {key: i for i, key in enumerate(self._graph.jobs)}
         self._by_digest = {key.digest: key for key in self._graph.jobs}
         self._done: dict[Key, str] = {}
         self._failed: dict[Key, str] = {}
         self._blocked: dict[Key, None] = {}
-        self._ready: list[tuple[float, int, Key]] = []
+        self._ready: list[tuple[int, float, int, Key]] = []
         self._busy: list[tuple[float, int, Key]] = []
         self._pauses: dict[Key, float] = {}
         self._running: set[Key] = set()
@@ -63,8 +67,12 @@ class Schedule:
 
     @property
     def over(self) -> bool:
-        """Whether nothing runs and nothing is left that could."""
-        return not self._running and (bool(self._unusable) or not (self._ready or self._busy))
+        """Whether nothing runs and nothing is left that could, or may."""
+        return not self._running and (bool(self._unusable) or self._late or not (self._ready or self._busy))
+
+    @property
+    def _late(self) -> bool:
+        return self._until is not None and monotonic() >= self._until
 
     @property
     def left(self) -> int:
@@ -75,8 +83,8 @@ class Schedule:
         """The next job, which then runs until it is settled; None where none can start at this moment."""
         while self._busy and self._busy[0][0] <= monotonic():
             self._make_ready(heappop(self._busy)[2])
-        while self._ready and not self._unusable:
-            key = heappop(self._ready)[2]
+        while self._ready and not self._unusable and not self._late:
+            key = heappop(self._ready)[3]
             if self._ended(key):
                 continue
             if self._store.has(key):
@@ -102,7 +110,7 @@ class Schedule:
             pause = self._pauses.get(key, _FIRST_PAUSE)
             self._pauses[key] = min(2 * pause, _LONGEST_PAUSE)
             heappush(self._busy, (monotonic() + pause, self._order[key], key))
-        elif attempt.end == "failed":
+        elif attempt.end in ("failed", "crowded"):
             self._fail(key, attempt.reason, attempt.traceback)
         elif attempt.end == "lost":
             self._redo(job, attempt)
@@ -135,10 +143,11 @@ class Schedule:
             skipped=tuple(key for key in self._graph.jobs if self._done.get(key) == "skipped"),
             failed=dict(self._failed),
             blocked=tuple(key for key in self._graph.jobs if key in self._blocked),
+            left=tuple(key for key in self._graph.jobs if not self._ended(key)),
         )
 
     def _make_ready(self, key: Key) -> None:
-        heappush(self._ready, (-self._graph.chain[key], self._order[key], key))
+        heappush(self._ready, (self._graph.jobs[key].order, -self._graph.chain[key], self._order[key], key))
 
     def _complete(self, key: Key, how: str, event: Event) -> None:
         self._done[key] = how

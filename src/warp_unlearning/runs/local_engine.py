@@ -45,10 +45,12 @@ class LocalEngine:
             if value is not None and value < least:
                 raise InputError(f"{name} is {value}; give {least} or more")
 
-    def run(self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch) -> Outcome:
+    def run(
+        self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch, until: float | None = None
+    ) -> Outcome:
         """Put the result of every job in `store`. An interrupt ends the workers at once; what is finished is kept."""
         store.sweep()
-        schedule = Schedule(jobs, store=store, watch=watch, retries=self.retries)
+        schedule = Schedule(jobs, store=store, watch=watch, retries=self.retries, until=until)
         count = min(self.workers or max(1, available_cores() // self.threads), schedule.left)
         crew = _Crew(count, pack(work), store, self.threads)
         try:

@@ -53,11 +53,13 @@ class RayEngine:
         if not self.cpus and not self.gpus:
             raise InputError("a job has neither cpus nor gpus, so all would start at once; give one of them")
 
-    def run(self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch) -> Outcome:
+    def run(
+        self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch, until: float | None = None
+    ) -> Outcome:
         """Put the result of every job in `store`. A job is told as started when Ray is given it."""
         ray = _imported()
         store.sweep()
-        schedule = Schedule(jobs, store=store, watch=watch, retries=self.retries)
+        schedule = Schedule(jobs, store=store, watch=watch, retries=self.retries, until=until)
         if not schedule.left:
             return schedule.outcome()
         with _connected(ray, self.address):

@@ -33,7 +33,7 @@ class Mask:
     """Only the entries marked True in `movable` may move; the others, True in `frozen`, stay bit-identical."""
 
     def __init__(self, movable: Mapping[str, Tensor]) -> None:
-        self.movable = dict(movable)
+        self.movable = {name: mask.clone() for name, mask in movable.items()}
         self.frozen = _inverted(self.movable)
 
     def limit(self, name: str, after: Tensor, before: Tensor) -> Tensor:
@@ -46,7 +46,9 @@ class Mask:
 
     def carry(self, move: Move) -> None:
         """Each entry keeps its permission wherever the move puts it."""
-        self.movable = {name: move.selection(name, mask) for name, mask in self.movable.items()}
+        # In place, since a captured step knows these tensors by where they are.
+        for name, mask in self.movable.items():
+            mask.copy_(move.selection(name, mask))
         self.frozen = _inverted(self.movable)
 
 
@@ -61,7 +63,7 @@ class InputComplement:
     """
 
     def __init__(self, bases: Mapping[str, Tensor]) -> None:
-        self.bases = dict(bases)
+        self.bases = {name: basis.clone() for name, basis in bases.items()}
 
     def limit(self, name: str, after: Tensor, before: Tensor) -> Tensor:
         """`before` plus the projected step."""
@@ -77,4 +79,5 @@ class InputComplement:
 
     def carry(self, move: Move) -> None:
         """Bases of the moved inputs, made orthonormal again."""
-        self.bases = {n: torch.linalg.qr(move.inputs(n, basis))[0] for n, basis in self.bases.items()}
+        for name, basis in self.bases.items():
+            basis.copy_(torch.linalg.qr(move.inputs(name, basis))[0])

@@ -13,6 +13,7 @@ from ..symmetry.move import MomentumReset, Move
 from .constraints import Constraint
 
 OptimizerName = Literal["sgd", "adam"]
+Number = Tensor | float
 
 
 class Stepper:
@@ -41,14 +42,14 @@ class Stepper:
         self.max_norm = max_norm
         self._before = [torch.empty_like(p) for p in self.parameters] if constraint else []
 
-    def step(self, loss: Tensor, *, lr: float) -> None:
-        """Descend `loss` once."""
+    def step(self, loss: Tensor, *, lr: Number) -> None:
+        """Descend `loss` once. Where the step is to be captured, `lr` is a tensor without axes on the GPU."""
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         self._take_step(lr)
 
-    def step_along(self, gradients: Mapping[str, Tensor], *, lr: float) -> None:
+    def step_along(self, gradients: Mapping[str, Tensor], *, lr: Number) -> None:
         """Descend along `gradients`, by parameter name, as if a loss had given them."""
         for name, parameter in zip(self.names, self.parameters, strict=True):
             # Fused optimizers want a gradient in its parameter's own memory layout.
@@ -56,7 +57,7 @@ class Stepper:
         self._take_step(lr)
 
     @torch.no_grad()
-    def _take_step(self, lr: float) -> None:
+    def _take_step(self, lr: Number) -> None:
         if self.max_norm is not None:
             self._clip(self.max_norm)
         for group in self.optimizer.param_groups:
@@ -84,7 +85,16 @@ class Stepper:
         if move is None:
             return
         if isinstance(move, MomentumReset):
-            self.optimizer.state.clear()
+            # In place, since a captured step knows these tensors by where they are.
+            for value in (v for state in self.optimizer.state.values() for v in state.values()):
+                if isinstance(value, Tensor):
+                    value.zero_()
+        else:
+            self._carry_moments(move)
+        if self.constraint is not None:
+            self.constraint.carry(move)
+
+    def _carry_moments(self, move: Move) -> None:
         for name, parameter in zip(self.names, self.parameters, strict=True):
             state = self.optimizer.state.get(parameter, {})
             for key in ("momentum_buffer", "exp_avg"):
@@ -92,8 +102,6 @@ class Stepper:
                     state[key].copy_(move.covector(name, state[key]))
             if "exp_avg_sq" in state:
                 state["exp_avg_sq"].copy_(move.covector(name, state["exp_avg_sq"].sqrt()).square())
-        if self.constraint is not None:
-            self.constraint.carry(move)
 
     def state(self) -> dict[str, Tensor]:
         """The optimizer's tensors under names of their own, to be saved beside the weights."""
@@ -122,5 +130,6 @@ def _optimizer(
     if name == "sgd":
         return torch.optim.SGD(parameters, lr=0.0, momentum=momentum, weight_decay=weight_decay, fused=fused)
     if name == "adam":
-        return torch.optim.Adam(parameters, lr=0.0, weight_decay=weight_decay, fused=fused)
+        capturable = parameters[0].device.type == "cuda"
+        return torch.optim.Adam(parameters, lr=0.0, weight_decay=weight_decay, fused=fused, capturable=capturable)
     raise InputError(f"unknown optimizer {name!r}; known: sgd, adam")

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.augment import random_crop_flip
-from ..data.examples import Examples
+from ..data.augment import check_fill, crop_flip, draw_crop_flip
+from ..data.examples import Examples, index_device
 from ..data.sampling import batch_shape, epoch
 from ..errors import DivergedError, WeightsError
 from ..models.normalisation import enter_mode, predict
+from ..models.quiet import draws_nothing
 from ..randomness import LayerDraws, Streams
-from .precision import autocast, lay_out, lay_out_batch
+from .precision import lay_out, lay_out_batch
 from .recipe import Recipe
+from .repeated import Repeater
 from .schedule import cosine
-from .stepper import Stepper
+from .stepper import Number, Stepper
 from .update import Update, Updates
 
 
@@ -26,7 +28,8 @@ class Training:
     """Trains `model` in place. Every epoch draws from streams of its own number, so a resumed run needs no generator
     state.
 
-    `fill` is the value of a black pixel after normalisation, a number per channel, with which crops are padded.
+    `fill` is the value of a black pixel after normalisation, a number per channel, with which crops are padded. With
+    `capture` updates are replayed as a CUDA graph, where there is a GPU.
     """
 
     def __init__(
@@ -37,42 +40,63 @@ class Training:
         recipe: Recipe,
         streams: Streams,
         fill: Sequence[float] = (0.0,),
+        capture: bool = False,
     ) -> None:
         self.model = lay_out(model)
-        self.examples, self.recipe, self.streams, self.fill = examples, recipe, streams, fill
+        self.examples, self.recipe, self.streams = examples, recipe, streams
         self.epoch = 0
         self._stepper = Stepper(model, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+        self._captures = capture
+        self._augments = bool(recipe.crop_padding or recipe.flip)
+        if self._augments:
+            check_fill(examples.take(torch.zeros(1, dtype=torch.int64)).x, fill)
+        self._fill = torch.tensor(fill, dtype=self._stepper.parameters[0].dtype, device=examples.y.device)
+        repeater = Repeater(examples.y.device, recipe.precision, capture=capture)
+        self._repeated = repeater(self._augmented_update if self._augments else self._update)
 
     def updates(self) -> Updates:
         """Train from the current epoch to the last, one update a step."""
         batches, _ = batch_shape(len(self.examples), self.recipe.batch_size)
         of = self.recipe.epochs * batches
         enter_mode(self.model, "train")
+        quiet = self._captures and draws_nothing(self.model)
         while self.epoch < self.recipe.epochs:
             lr = self.recipe.lr * cosine(self.epoch / self.recipe.epochs)
-            order = self.streams.generator("batches", self.epoch)
-            noise = self.streams.generator("augmentation", self.epoch)
-            draws = LayerDraws(self.streams.number("layers", self.epoch), device=self.examples.y.device)
+            draws = LayerDraws(self.streams.number("layers", self.epoch), device=self.examples.y.device, none=quiet)
             first = self.epoch * batches
-            for i, index in enumerate(epoch(len(self.examples), self.recipe.batch_size, generator=order), 1):
+            for i, batch in enumerate(self._batches(), 1):
                 with draws:
-                    loss = self._step(index, noise, lr)
+                    losses = self._repeated(*batch, lr)
                 if i == batches:
                     self.epoch += 1
-                moved = yield Update(first + i, of, (first + i - 1) // batches, i == batches, {"train": loss})
+                moved = yield Update(first + i, of, (first + i - 1) // batches, i == batches, losses)
                 self._stepper.carry(moved)
 
-    def _step(self, index: Tensor, noise: torch.Generator, lr: float) -> Tensor:
-        x, y = self.examples.take(index)
-        if self.recipe.crop_padding or self.recipe.flip:
-            x = random_crop_flip(
-                x, padding=self.recipe.crop_padding, flip=self.recipe.flip, fill=self.fill, generator=noise
-            )
-        with autocast(x.device, self.recipe.precision):
-            logits = predict(self.model, lay_out_batch(x))
+    def _batches(self) -> Iterator[tuple[Tensor, ...]]:
+        """Inputs and labels of this epoch's batches, and how to shift and mirror them where they are augmented."""
+        count, recipe = len(self.examples), self.recipe
+        order = self.streams.generator("batches", self.epoch)
+        batches = epoch(count, recipe.batch_size, generator=order, device=index_device(self.examples))
+        if not self._augments:
+            yield from (self.examples.take(index) for index in batches)
+            return
+        noise = self.streams.generator("augmentation", self.epoch)
+        number, size = batch_shape(count, recipe.batch_size)
+        each = (
+            draw_crop_flip(size, padding=recipe.crop_padding, flip=recipe.flip, generator=noise) for _ in range(number)
+        )
+        drawn = torch.stack(list(each)).to(self._fill.device)
+        for index, how in zip(batches, drawn.unbind(), strict=True):
+            yield *self.examples.take(index), how
+
+    def _augmented_update(self, x: Tensor, y: Tensor, drawn: Tensor, lr: Number) -> dict[str, Tensor]:
+        return self._update(crop_flip(x, drawn, self._fill.to(x.dtype)), y, lr)
+
+    def _update(self, x: Tensor, y: Tensor, lr: Number) -> dict[str, Tensor]:
+        logits = predict(self.model, lay_out_batch(x))
         loss = F.cross_entropy(logits.float() if logits.dtype == torch.bfloat16 else logits, y)
         self._stepper.step(loss, lr=lr)
-        return loss.detach()
+        return {"train": loss}
 
     def state(self) -> dict[str, Tensor]:
         """Weights, optimizer state and epoch: everything that decides the rest of the run. Only between epochs."""

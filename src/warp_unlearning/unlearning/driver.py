@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..data.examples import Examples, as_examples
-from ..defense.protocol import Defense, InAnotherBasis, Session
+from ..defense.protocol import Defense, InAnotherBasis
 from ..defense.registry import as_defense
 from ..errors import DivergedError, InputError, WarpWarning
 from ..methods.protocol import Method, Task
@@ -21,6 +21,7 @@ from ..methods.registry import as_method
 from ..models.device import choose_device
 from ..models.digest import model_digest
 from ..models.normalisation import enter_mode
+from ..models.quiet import draws_nothing
 from ..randomness import LayerDraws, Streams
 from ..symmetry.certificate import Certificate
 from ..training.update import Update
@@ -77,7 +78,7 @@ def unlearn(
     entropy = torch.Generator().manual_seed(secrets.randbits(63) if defense_seed is None else defense_seed)
     modes = training_modes(working)
     began = perf_counter()
-    history, session = _drive(working, task, chosen, guarding, entropy, on_update)
+    driven = _to_the_end(drive(working, task, chosen, defense=guarding, entropy=entropy, on_update=on_update))
     seconds = perf_counter() - began
     restore_modes(working, modes)
     digests = model_digest(task.original), model_digest(working)
@@ -103,8 +104,7 @@ def unlearn(
         date=now(),
         versions=versions(),
     )
-    teleports = [] if session is None else list(session.certificates)
-    return Unlearned(working, history, teleports, seconds, DeletionRecord((deletion,)))
+    return Unlearned(working, driven.history, driven.teleports, seconds, DeletionRecord((deletion,)))
 
 
 def working_copy(model: nn.Module, device: torch.device) -> nn.Module:
@@ -127,18 +127,34 @@ def make_task(model: nn.Module, *, forget: object, retain: object, validation: o
     return Task(sets["forget"], sets["retain"], sets.get("validation"), original, classes, Streams(seed, "unlearn"))
 
 
-def _drive(
+@dataclass(frozen=True, eq=False)
+class Driven:
+    """What is left of a method that has been driven to its end, beside the model."""
+
+    history: list[dict[str, float]]
+    teleports: list[Certificate]
+
+
+def drive(
     model: nn.Module,
     task: Task,
     method: Method,
-    defense: Defense | None,
+    *,
+    defense: Defense | None = None,
     entropy: torch.Generator,
-    on_update: Callable[[Update], None] | None,
-) -> tuple[list[dict[str, float]], Session | None]:
+    on_update: Callable[[Update], None] | None = None,
+    interval: int = 10,
+) -> Generator[Update, None, Driven]:
+    """Update `model` in place, a step at a time, as `unlearn` does; so that many can be driven side by side.
+
+    Nothing is checked beforehand. `on_update` is told of an update before the defence acts, and the update is yielded
+    after that. Losses are read once in `interval` updates.
+    """
     session = None if defense is None else defense.start(model, task, generator=entropy)
     enter_mode(model, method.norm_mode)
-    guard = Guard(model)
-    draws = LayerDraws(task.streams.number("layers"), device=_device_of(model))
+    guard = Guard(model, interval=interval)
+    quiet = task.repeater is not None and task.repeater.capture and draws_nothing(model)
+    draws = LayerDraws(task.streams.number("layers"), device=_device_of(model), none=quiet)
     updates = method.updates(model, task)
     move = None
     try:
@@ -154,6 +170,7 @@ def _drive(
             move = None if session is None else session.between(update)
             if move is not None:
                 enter_mode(model, method.norm_mode)
+            yield update
         guard.flush()
     except DivergedError as error:
         holder: object = session
@@ -163,7 +180,16 @@ def _drive(
     if session is not None:
         session.finish()
     model.zero_grad(set_to_none=True)
-    return guard.history, session
+    return Driven(guard.history, [] if session is None else list(session.certificates))
+
+
+def _to_the_end(steps: Generator[Update, None, Driven]) -> Driven:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Driven = end.value
+            return found
 
 
 def _device_of(model: nn.Module) -> torch.device:

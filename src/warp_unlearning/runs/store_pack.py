@@ -1,0 +1,90 @@
+"""Results of one store in a file, to be taken into another: how a study goes on on another machine."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import DataError, InputError
+from .key import Key
+from .store import Store
+
+_ABOUT = ".key.json"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """How many results went into a file, or were taken from it; `known` were there already."""
+
+    results: int
+    known: int = 0
+
+
+def pack(store: Store, file: Path, *, without: Collection[str] = ()) -> Packed:
+    """Write every result of `store`, each verified, to `file`, but those of the kinds `without`."""
+    if file.exists():
+        raise InputError(f"{file} is there already; give another name")
+    count = 0
+    # Plain, not compressed: scores are numbers without pattern, and weights even more so.
+    with tarfile.open(file, "w") as archive:
+        for entry in store.entries():
+            key = entry.manifest.key
+            if key.kind in without:
+                continue
+            about = {"kind": key.kind, "version": key.version, "key": key.text, "seconds": entry.manifest.seconds}
+            files = {_ABOUT: json.dumps(about).encode(), **entry.read_all()}
+            for name, data in files.items():
+                info = tarfile.TarInfo(f"{key.digest}/{name}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+            count += 1
+    return Packed(count)
+
+
+def take_in(store: Store, file: Path) -> Packed:
+    """Put every result of `file` into `store`; those that are there are left as they are."""
+    taken = known = 0
+    try:
+        with tarfile.open(file, "r:") as archive:
+            for key, seconds, files in _results(archive, file):
+                if store.has(key):
+                    known += 1
+                else:
+                    store.write(key, files, seconds=seconds)
+                    taken += 1
+    except (tarfile.TarError, EOFError) as error:
+        raise DataError(f"{file} is no file of packed results, or is cut short ({error}); pack it again") from error
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror or error}") from error
+    return Packed(taken, known)
+
+
+def _results(archive: tarfile.TarFile, file: Path) -> Iterator[tuple[Key, float | None, dict[str, bytes]]]:
+    """The results of an archive one after another; nothing is written by the names in it."""
+    gathered: dict[str, dict[str, bytes]] = {}
+    for member in archive:
+        digest, _, name = member.name.partition("/")
+        reader = archive.extractfile(member)
+        if reader is None or not name or "/" in name:
+            raise DataError(f"{file} holds {member.name!r}, which no file of packed results does; pack it again")
+        if digest not in gathered and gathered:
+            yield _result(*gathered.popitem(), file)
+        gathered.setdefault(digest, {})[name] = reader.read()
+    if gathered:
+        yield _result(*gathered.popitem(), file)
+
+
+def _result(digest: str, files: dict[str, bytes], file: Path) -> tuple[Key, float | None, dict[str, bytes]]:
+    try:
+        about = json.loads(files.pop(_ABOUT))
+        key = Key(about["kind"], about["version"], json.loads(about["key"]))
+        seconds = None if about["seconds"] is None else float(about["seconds"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{file}: the result {digest[:12]} has no key that can be read ({error})") from error
+    if key.digest != digest:
+        raise DataError(f"{file}: the result {digest[:12]} has the key {key.digest[:12]}; the file was changed")
+    return key, seconds, files

@@ -1,0 +1,147 @@
+"""An update that is taken again and again on batches of one shape; on a GPU, replayed as one captured graph.
+
+An update of a small network is some hundred small operations, and launching them one by one keeps the host busier than
+the GPU. A graph launches them all at once. What is captured must be a function of its arguments and of tensors that
+stay where they are: no value is read, no branch depends on one, and all state is changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .precision import Precision, autocast
+from .stepper import Number
+
+Function = Callable[..., Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Repeater:
+    """Makes updates that are repeated on one device, in one precision.
+
+    With `capture`, which only a CUDA device heeds, they are replayed as graphs: for networks whose operations do not
+    depend on values, since a graph repeats what the batch that was captured led to.
+    """
+
+    device: torch.device
+    precision: Precision = "float32"
+    capture: bool = False
+    _shared: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __call__(self, function: Function) -> Repeated:
+        """`function` maps tensors and numbers to named tensors without axes, and changes weights in place."""
+        return Repeated(function, self)
+
+    @property
+    def pool(self) -> Any:
+        """Memory that the graphs of this repeater share: they are replayed one after another, never side by side."""
+        if "pool" not in self._shared:
+            # A pool lives as long as a graph that uses it.
+            self._shared["pool"] = torch.cuda.graph_pool_handle()
+            self._shared["keeper"] = _Graph(lambda: torch.zeros(1, device=self.device), self._shared["pool"])
+        return self._shared["pool"]
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """A stream that can be captured: the current one, or one beside it where that is the default stream, which
+        cannot.
+        """
+        current = torch.cuda.current_stream(self.device)
+        if current != torch.cuda.default_stream(self.device):
+            yield
+            return
+        if "stream" not in self._shared:
+            self._shared["stream"] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side = self._shared["stream"]
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            yield
+        current.wait_stream(side)
+
+
+class Repeated:
+    """A function that is called with arguments of the same shapes each time; numbers may differ."""
+
+    def __init__(self, function: Function, by: Repeater) -> None:
+        self._function, self._by = function, by
+        self._captures = by.capture and by.device.type == "cuda"
+        self._primed = False
+        self._graph: _Graph | None = None
+        self._inputs: list[Tensor] = []
+        self._names: list[str] = []
+
+    def __call__(self, *arguments: Number) -> dict[str, Tensor]:
+        """What the function gives. The first call is never captured: libraries and optimizers set themselves up."""
+        if not self._captures:
+            return self._run(*arguments)
+        with self._by.stream():
+            if not self._primed or (self._inputs and not self._fits(arguments)):
+                self._primed = True
+                return self._run(*[self._as_tensor(a) for a in arguments])
+            if self._graph is None:
+                self._capture(arguments)
+            return self._replay(arguments)
+
+    def forget_graph(self) -> None:
+        """Capture anew at the next call: a tensor that the function reads lies elsewhere."""
+        self._graph = None
+
+    def _run(self, *arguments: Number) -> dict[str, Tensor]:
+        with autocast(self._by.device, self._by.precision):
+            return {name: value.detach() for name, value in self._function(*arguments).items()}
+
+    def _as_tensor(self, argument: Number) -> Tensor:
+        if isinstance(argument, Tensor):
+            return argument
+        return torch.full((), argument, device=self._by.device)
+
+    def _fits(self, arguments: tuple[Number, ...]) -> bool:
+        return all(
+            not isinstance(new, Tensor) or new.shape == old.shape
+            for new, old in zip(arguments, self._inputs, strict=True)
+        )
+
+    def _capture(self, arguments: tuple[Number, ...]) -> None:
+        # In the layout it is given in: the operations that are captured are those that suit it.
+        self._inputs = [torch.empty_like(self._as_tensor(a)).copy_(self._as_tensor(a)) for a in arguments]
+
+        def stacked() -> Tensor:
+            found = self._run(*self._inputs)
+            self._names = list(found)
+            return torch.stack([value.double() for value in found.values()])
+
+        self._graph = _Graph(stacked, self._by.pool)
+
+    def _replay(self, arguments: tuple[Number, ...]) -> dict[str, Tensor]:
+        assert self._graph is not None
+        for place, argument in zip(self._inputs, arguments, strict=True):
+            if isinstance(argument, Tensor):
+                place.copy_(argument)
+            else:
+                place.fill_(argument)
+        found = self._graph.replay().clone()
+        return dict(zip(self._names, found.unbind(), strict=True))
+
+
+class _Graph:
+    """The operations of `make`, captured on the current stream without being done; `replay` does them."""
+
+    def __init__(self, make: Callable[[], Tensor], pool: Any) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        # Other streams go on with their work meanwhile, so nothing waits for the whole device here.
+        self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            self._output = make()
+        finally:
+            self._graph.capture_end()
+
+    def replay(self) -> Tensor:
+        """Do the operations on the current stream; the tensor they fill, each time the same."""
+        self._graph.replay()
+        return self._output
