@@ -461,3 +461,71 @@ def test_draws_come_from_the_generator_given(kit: Any) -> None:
             states.append(kit.state(model))
         assert kit.same(states[0], states[1])
         assert not kit.same(states[0], states[2])
+
+
+KEPT = ("symmetry", "settings", "scale", "left", "energy_before", "energy_after")
+DISTANCES = ("moved", "moved_unreached", "norm", "distance_before", "distance_after")
+
+
+@pytest.mark.parametrize("validation", [False, True])
+@pytest.mark.parametrize("tolerance", [1e6, 1e-3, -1.0, None])
+@pytest.mark.parametrize("make", [lambda: NullSpace(energy=0.6, step_size=0.6), ChangeOfBasis, Permutation])
+def test_a_brief_certificate_agrees_with_the_full_one(
+    kit: Any, make: Any, tolerance: float | None, validation: bool
+) -> None:
+    """The same move from the same generator, the same weights after it, and every number that both have."""
+    found, states = {}, {}
+    view = kit.view(validation=validation)
+    for certify in ("full", "brief"):
+        model = kit.network()
+        model[1].bias.requires_grad_(False)
+        reference = kit.state(kit.at(model, kit.shift(model, 0.3, seed=5).shifts))
+        bounds: dict[str, Any] = {"tolerance": tolerance, "halvings": 2, "certify": certify}
+        move, found[certify] = Teleporter(model, make(), reference, kit.generator(3), **bounds).teleport(view)
+        states[certify] = kit.state(model)
+        assert (move is None) == (found[certify].scale == 0.0)
+    full, brief = found["full"], found["brief"]
+    assert kit.same(states["full"], states["brief"])
+    assert all(getattr(brief, name) == getattr(full, name) for name in KEPT)
+    for name in DISTANCES:
+        assert getattr(brief, name) == pytest.approx(getattr(full, name), rel=1e-9, abs=1e-12), name
+    assert brief.relative_move == pytest.approx(full.relative_move, rel=1e-9)
+    assert brief.forget == full.forget
+    judged = full.held_out if not validation else None
+    assert judged is None or brief.retain == judged
+    assert brief.retain.examples == len(view.judges[1])
+    assert (brief.held_out, brief.layers, brief.pinned) == (None, (), ())
+    assert brief.notes[:-1] == full.notes
+    assert "brief certificate" in brief.notes[-1]
+    assert not any("brief" in note for note in full.notes)
+    json.dumps(brief.as_json())
+
+
+def test_brief_distances_leave_out_what_no_input_reaches(kit: Any) -> None:
+    view = kit.view()
+    view.retain[0][:, 2] = 0
+    view.forget[0][:, 2] = 0
+    found = []
+    for certify in ("full", "brief"):
+        model = kit.network(norm=False)
+        reference = {n: v + 1.0 for n, v in kit.state(model).items()}
+        symmetry = NullSpace(energy=0.8)
+        found.append(Teleporter(model, symmetry, reference, kit.generator(), certify=certify).teleport(view)[1])
+    assert found[0].distance_before < sum(p.numel() for p in model.parameters()) ** 0.5
+    for name in DISTANCES:
+        assert getattr(found[1], name) == pytest.approx(getattr(found[0], name), rel=1e-9)
+
+
+def test_a_shift_taken_back_leaves_every_bit_and_tied_weights_move_once(kit: Any) -> None:
+    model, view = kit.network(norm=False), kit.view()
+    model.append(nn.Identity())
+    model[3].register_parameter("again", model[0].weight)
+    before = kit.state(model)
+    shift = Translation({"0.weight": torch.full_like(before["0.weight"], 0.25)})
+    for certify in ("full", "brief"):
+        move, _ = forced(kit, model, shift, view, tolerance=-1.0, halvings=1, certify=certify)
+        assert move is None
+        assert kit.same(kit.state(model), before)
+    move, certificate = forced(kit, model, shift, view, certify="brief")
+    assert torch.equal(model[0].weight, before["0.weight"] + 0.25)
+    assert certificate.moved == pytest.approx(0.25 * before["0.weight"].numel() ** 0.5)

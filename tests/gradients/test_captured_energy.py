@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.gradients.captured_energy import CapturedEnergy
+from warp_unlearning.gradients.captured_energy import CapturedEnergy, energies_without_graph
 from warp_unlearning.gradients.energy import (
     cross_entropy,
     gradient_energy,
@@ -40,6 +40,13 @@ def test_unchecked_energies_are_the_energies(drawn: Any, examples: Any) -> None:
     expected, found = gradient_energy(model, x, y), unchecked_energy(model, x, y, loss=cross_entropy)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(summed(model, found), summed(model, expected), rtol=1e-9, atol=1e-12)
+
+
+def test_energies_without_a_graph_are_the_energies(drawn: Any, examples: Any) -> None:
+    model, (x, y) = drawn(lambda: SmallResNet(classes=3, width=4)), examples(3, 1, 8, 8)
+    found = energies_without_graph(model, x, y, loss=cross_entropy)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, gradient_energy(model, x, y).detach(), rtol=1e-12, atol=0)
 
 
 def test_parameters_without_rules_are_named(drawn: Any, examples: Any) -> None:
@@ -84,6 +91,34 @@ def test_a_replay_follows_the_weights_and_the_batch(drawn: Any, examples: Any) -
         torch.testing.assert_close(energies, expected.detach(), rtol=1e-9, atol=0)
         for found, right in zip(gradients.values(), summed(model, expected), strict=True):
             torch.testing.assert_close(found, right, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_energies_alone_and_the_gradient_of_the_loss_follow_too(drawn: Any, examples: Any) -> None:
+    """Both graphs share memory: each replay is right whatever was replayed before it."""
+    model = drawn(lambda: SmallResNet(classes=3, width=4)).cuda()
+    x, y = (t.cuda() for t in examples(3, 1, 8, 8))
+    graph = CapturedEnergy(model, x, y, loss_gradients=True)
+    for factor in (1.1, 0.9, 1.2):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(factor)
+        expected = gradient_energy(model, x, y)
+        slopes = summed(model, expected)
+        torch.testing.assert_close(graph.replayed_energies(x, y), expected.detach(), rtol=1e-9, atol=0)
+        found = graph.replayed(x, y)
+        energies, gradients = found.energies.clone(), [g.clone() for g in found.gradients.values()]
+        of_loss = [g.clone() for g in found.loss_gradients.values()]
+        torch.testing.assert_close(graph.replayed_energies(x, y), expected.detach(), rtol=1e-9, atol=0)
+        torch.testing.assert_close(energies, expected.detach(), rtol=1e-9, atol=0)
+        mean = torch.nn.functional.cross_entropy(model(x), y)
+        right = torch.autograd.grad(mean, list(model.parameters()))
+        for given, wanted in ((gradients, slopes), (of_loss, right)):
+            for one, other in zip(given, wanted, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12)
+    assert graph.suits(x, y)
+    assert not graph.suits(x[:2], y[:2])
 
 
 @pytest.mark.gpu

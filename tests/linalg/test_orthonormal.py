@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warp_unlearning.linalg.orthonormal import TOLERANCE, departure, orthonormal
+from warp_unlearning.linalg.orthonormal import TOLERANCE, by_one_step, departure, fixed_normal, orthonormal
 
 
 def matrix(rows: int, columns: int, condition: float, seed: int, dtype: torch.dtype) -> torch.Tensor:
@@ -85,3 +85,23 @@ def test_departure_finds_a_single_direction_that_is_not_orthonormal(seed: int, k
     direction = direction / direction.norm()
     q = q + torch.outer(q @ direction, direction) * ((1 + 10**size) ** 0.5 - 1)
     assert 0.1 * 10**size <= departure(q) <= 1.001 * 10**size
+
+
+def test_one_step_says_how_far_it_is_from_orthonormal() -> None:
+    q, doubt = by_one_step(matrix(40, 8, 10.0, 0, torch.float64))
+    assert spectral(q) <= 1e-12
+    assert float(doubt) <= 1e-12
+    q, doubt = by_one_step(matrix(200, 40, 2e3, 0, torch.float32))
+    assert float(doubt) == pytest.approx(spectral(q), rel=0.3)
+    assert float(doubt) > TOLERANCE
+    _, doubt = by_one_step(torch.ones(5, 2))
+    assert not float(doubt) <= TOLERANCE
+    _, doubt = by_one_step(torch.zeros(5, 2))
+    assert float(doubt) == float("inf")
+
+
+def test_fixed_numbers_are_normal_and_the_same_at_every_call() -> None:
+    first = fixed_normal(500, 8, torch.float64, torch.device("cpu"))
+    assert torch.equal(first, fixed_normal(500, 8, torch.float64, torch.device("cpu")))
+    assert abs(float(first.mean())) < 0.1
+    assert float(first.std()) == pytest.approx(1, rel=0.1)

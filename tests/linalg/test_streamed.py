@@ -95,3 +95,29 @@ def test_sums_are_kept_in_the_type_asked_for() -> None:
     half = StreamedRows(1, 6)
     half.add(rows.to(torch.bfloat16))
     assert half.second_moment().dtype == torch.float64
+
+
+@settings(max_examples=40)
+@given(
+    groups=st.integers(1, 3),
+    count=st.integers(1, 30),
+    d=st.integers(2, 8),
+    piece=st.integers(1, 9),
+    seed=st.integers(0, 9),
+)
+def test_some_coordinates_and_one_group_are_what_they_were(
+    groups: int, count: int, d: int, piece: int, seed: int
+) -> None:
+    rows = rows_of(groups, count, d, seed)
+    columns = torch.arange(d)[seed % 2 :: 2]
+    stream = streamed(rows, piece)
+    within, alone = stream.within(columns), stream.one(groups - 1)
+    assert (within.positions, within.d, alone.groups) == (count, len(columns), 1)
+    part = rows[:, :, columns]
+    torch.testing.assert_close(within.second_moment(), part.mT @ part)
+    torch.testing.assert_close(alone.second_moment(), rows[-1:].mT @ rows[-1:])
+    assert (within.compressed() is None) == (count < len(columns))
+    compressed = streamed(rows, piece).compressed()
+    assert (compressed is None) == (count < d)
+    if compressed is not None:
+        torch.testing.assert_close(compressed, rows.mT @ rows)

@@ -9,9 +9,10 @@ from torch import Tensor
 from warp_unlearning.errors import InputError
 from warp_unlearning.linalg.co_subspace import AnySubspace, CoSubspace
 from warp_unlearning.linalg.held_energy import captured_energy
+from warp_unlearning.linalg.iteration import Turned
 from warp_unlearning.linalg.orthonormal import departure
 from warp_unlearning.linalg.subspace import Rule, Subspace, principal_subspace, principal_subspace_of
-from warp_unlearning.linalg.tracked import TrackedSubspace
+from warp_unlearning.linalg.tracked import Proposal, TrackedSubspace
 
 
 def rows(count: int, width: int, seed: int, decay: float = 0.8) -> Tensor:
@@ -239,3 +240,105 @@ def test_half_precision_is_computed_in_float32() -> None:
 def test_options_that_make_no_sense_are_errors(fraction: float, options: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         TrackedSubspace(fraction, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("decay", [0.8, 0.99])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_proposal_that_is_settled_is_a_refresh(decay: float, rounds: int) -> None:
+    x = rows(300, 30, 0, decay)
+    moments = [second_moment(turned(x, 0.01 * i, 1)) for i in range(3)]
+    found: list[list[AnySubspace]] = []
+    for propose in (False, True):
+        tracked = TrackedSubspace(0.95, rounds=rounds)
+        assert tracked.propose(moments[0]) is None
+        steps = [tracked.refresh(moments[0])]
+        for moment in moments[1:]:
+            proposal = tracked.propose(moment) if propose else None
+            assert (proposal is not None) == propose
+            steps.append(tracked.refresh(moment) if proposal is None else tracked.settle(proposal, proposal.numbers))
+        assert tracked.decompositions == 1
+        found.append(steps)
+    for one, other in zip(*found, strict=True):
+        assert type(one) is type(other)
+        assert torch.equal(kept_columns(one), kept_columns(other))
+        assert one.captured == pytest.approx(other.captured, rel=1e-12)
+        assert one.rank == other.rank
+
+
+@pytest.mark.parametrize(("decay", "place", "number"), [(0.8, 0, 1.0), (0.99, 0, float("inf")), (0.8, 2, 0.0)])
+def test_numbers_that_speak_against_a_proposal_lead_to_a_refresh(decay: float, place: int, number: float) -> None:
+    x = rows(300, 30, 0, decay)
+    tracked, other = TrackedSubspace(0.95), TrackedSubspace(0.95)
+    for each in (tracked, other):
+        each.refresh(second_moment(x))
+    moment = second_moment(turned(x, 0.01, 1))
+    proposal = tracked.propose(moment)
+    assert proposal is not None
+    spoiled = Proposal(moment, Turned(torch.full((30, 1), float("nan")), torch.zeros(())), proposal.numbers)
+    numbers = proposal.numbers.clone()
+    numbers[place] = number
+    expected = other.refresh(moment)
+    assert torch.equal(kept_columns(tracked.settle(spoiled, numbers)), kept_columns(expected))
+
+
+def test_a_proposal_that_misses_too_much_is_decomposed() -> None:
+    tracked = TrackedSubspace(0.9)
+    first = tracked.refresh(second_moment(rows(200, 30, 0, decay=0.3)))
+    proposal = tracked.propose(second_moment(rows(200, 30, 1, decay=0.85)))
+    assert proposal is not None
+    found = tracked.settle(proposal, proposal.numbers)
+    assert tracked.decompositions == 2
+    assert found.rank > first.rank
+    assert found.captured >= 0.9
+
+
+def test_many_columns_are_proposed_with_their_eigenvalues_and_take_turns() -> None:
+    x = rows(1500, 1100, 0, decay=0.999)
+    tracked, other = TrackedSubspace(0.9), TrackedSubspace(0.9)
+    for each in (tracked, other):
+        each.refresh(second_moment(x).float())
+    for seed in (1, 2):
+        moment = second_moment(x + 0.02 * rows(1500, 1100, seed, decay=0.999)).float()
+        proposal = tracked.propose(moment)
+        assert proposal is not None
+        found, expected = tracked.settle(proposal, proposal.numbers), other.refresh(moment)
+        assert len(proposal.numbers) == 3 + expected.rank
+        assert torch.equal(kept_columns(found), kept_columns(expected))
+
+
+@pytest.mark.parametrize("decay", [0.8, 0.99])
+def test_coordinates_without_energy_do_not_hinder_a_proposal_once_awakened(decay: float) -> None:
+    x = rows(300, 30, 0, decay)
+    x[:, [3, 17]] = 0
+    later = turned(x, 0.01, 1)
+    later[:, 17] = 0
+    tracked, plain = TrackedSubspace(0.97, rounds=3, slack=1.0), TrackedSubspace(0.97, rounds=3, slack=1.0)
+    first = tracked.refresh(second_moment(x))
+    plain.refresh(second_moment(x))
+    assert tracked.propose(second_moment(later)) is None
+    tracked.awaken()
+    proposal = tracked.propose(second_moment(later))
+    assert proposal is not None
+    found, expected = tracked.settle(proposal, proposal.numbers), plain.refresh(second_moment(later))
+    assert tracked.decompositions == 1
+    assert found.rank == first.rank == expected.rank
+    torch.testing.assert_close(found.basis @ found.basis.mT, expected.basis @ expected.basis.mT, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("decay", [0.8, 0.99])
+def test_it_goes_on_in_more_or_fewer_coordinates(decay: float) -> None:
+    x = rows(300, 30, 0, decay)
+    columns, wide = torch.arange(30) * 2 + 1, torch.zeros(300, 61, dtype=torch.float64)
+    wide[:, columns] = turned(x, 0.01, 1)
+    tracked, plain = TrackedSubspace(0.95), TrackedSubspace(0.95)
+    for each in (tracked, plain):
+        each.refresh(second_moment(x))
+    tracked.widen(columns, 61)
+    found, expected = tracked.refresh(second_moment(wide)), plain.refresh(second_moment(turned(x, 0.01, 1)))
+    torch.testing.assert_close(kept_columns(found), kept_columns(expected.within(columns, 61)))
+    torch.testing.assert_close(kept_columns(found.narrowed(columns)), kept_columns(expected))
+    assert found.rank == expected.rank == expected.within(columns, 61).rank
+    tracked.narrow(columns)
+    again = tracked.refresh(second_moment(x))
+    torch.testing.assert_close(kept_columns(again), kept_columns(plain.refresh(second_moment(x))))
+    assert tracked.decompositions == 1

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from warp_unlearning.symmetry.forget_energy import EagerEnergy
 from warp_unlearning.symmetry.null_move import NullMove
 from warp_unlearning.symmetry.null_space import NullSpace
 from warp_unlearning.symmetry.null_walk import within_radius
@@ -272,7 +273,7 @@ def test_away_from_the_start_the_kick_only_bends_the_way(kit: Any, kick: float) 
     cosine = dot(dict(move.shifts), dict(first.shifts)) / kit.norm(move.shifts) / kit.norm(first.shifts)
     sine = max(0.0, 1 - cosine**2) ** 0.5
     assert sine <= kick / 0.3 + 1e-7
-    assert (sine > 0.5 * kick / 0.3) == (kick > 0)
+    assert (sine > 0.5 * kick / 0.3 + 1e-7) == (kick > 0)
 
 
 def test_many_steps_are_as_many_moves(kit: Any) -> None:
@@ -470,3 +471,41 @@ def test_batch_norm_stays_by_default_and_otherwise_is_noted_and_felt(kit: Any) -
     assert any("does not keep the function" in note for note in move.notes)
     with torch.no_grad():
         assert float((kit.moved(few, move)(rows) - few(rows)).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
+def test_an_error_on_the_way_leaves_every_bit_of_the_model(
+    kit: Any, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    """Steps are taken in the model's own memory."""
+    model, x, forget = problem(kit, "smooth")
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    seen: list[bool] = []
+    value = EagerEnergy.value
+
+    def failing(self: EagerEnergy) -> torch.Tensor:
+        seen.append(all(torch.equal(t, before[n]) for n, t in model.state_dict().items()))
+        if len(seen) == fails_at:
+            raise RuntimeError("on the way")
+        return value(self)
+
+    monkeypatch.setattr(EagerEnergy, "value", failing)
+    with pytest.raises(RuntimeError, match="on the way"):
+        NullSpace(energy=1.0, steps=5).move(model, generator=kit.generator(), probe=kit.probe(x, forget=forget))
+    assert seen == [False] * fails_at
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+
+
+def test_a_move_leaves_every_bit_and_mode_of_the_model(kit: Any) -> None:
+    model, x = kit.built(normed), kit.normal(5, 3, 4, 4)
+    model.train()
+    model[1].eval()
+    before, places = {n: t.clone() for n, t in model.state_dict().items()}, [p.data_ptr() for p in model.parameters()]
+    move = NullSpace(energy=0.9).move(
+        model, generator=kit.generator(), probe=kit.probe(x, forget=(kit.normal(4, 3, 4, 4, seed=1), Y))
+    )
+    assert kit.norm(move.shifts) > 0
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert [p.data_ptr() for p in model.parameters()] == places
+    assert [m.training for m in model] == [True, False, True, True, True]
+    assert all(p.grad is None for p in model.parameters())

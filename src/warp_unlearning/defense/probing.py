@@ -14,6 +14,9 @@ from ..symmetry.symmetry import Sizes
 # Enough to see the mean loss to a few hundredths of its spread, and a small part of what the bases cost.
 JUDGES = 512
 BATCH = 256
+# Entries of inputs that a GPU is given at once where examples are small: fewer launches, and activations of some
+# hundred times as much.
+_ENTRIES_ELSEWHERE = 2**23
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +33,9 @@ class View:
     @property
     def batches(self) -> tuple[Tensor, ...]:
         """The retain inputs in batches."""
-        return torch.split(self.retain[0], BATCH)
+        x = self.retain[0]
+        size = BATCH if x.device.type == "cpu" else max(BATCH, _ENTRIES_ELSEWHERE * len(x) // max(1, x.numel()))
+        return torch.split(x, size)
 
 
 def draw_view(

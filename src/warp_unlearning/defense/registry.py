@@ -45,6 +45,7 @@ _ABOUT: Mapping[str, str] = {
     "relearning": "share by which the loss of the examples to forget may fall in a teleport; null lifts the bound",
     "halvings": "how often it is halved before it is taken back",
     "momentum": "carry the optimizer's momentum across a teleport, or reset it",
+    "certify": "full: all that can be said of a teleport; brief: what its bounds take anyway, in less time",
     "match": "length of an update: that of the plain one (length), or the same effect on the loss (effect)",
 }
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InputError
@@ -16,15 +16,22 @@ from ..gradients.energy import gradient_energy
 from ..models.full_precision import full_precision
 from ..models.normalisation import norm_mode
 from ..symmetry.certificate import (
+    BRIEF,
     Certificate,
+    Certify,
     Drift,
     Labelled,
     distance,
+    distance_numbers,
     drift,
+    drift_numbers,
     layer_moves,
     left_and_noted,
-    logits_of,
+    logits_of_each,
+    partly_reached,
     reached_weights,
+    read_distances,
+    read_drift,
 )
 from ..symmetry.channel_graph import PinnedChannels
 from ..symmetry.compose import Compose
@@ -40,7 +47,8 @@ class Teleporter:
 
     A move after which the mean loss of the judges is more than `tolerance` above its value just before, or the mean
     loss of the forget examples more than the share `relearning` below it, is halved, at most `halvings` times, and
-    taken back if that does not help; moves that are not shifts cannot be halved. A bound of None does not bind.
+    taken back if that does not help; moves that are not shifts cannot be halved. A bound of None does not bind. A brief
+    certificate is made of what that takes anyway, without looking at other examples or at single layers.
     """
 
     model: nn.Module
@@ -50,43 +58,47 @@ class Teleporter:
     tolerance: float | None = None
     relearning: float | None = None
     halvings: int = 4
+    certify: Certify = "full"
 
     def teleport(self, view: View) -> tuple[Move | None, Certificate]:
         """The move that was made, or None where it was taken back, and its certificate; batch norm is in eval mode."""
         began = perf_counter()
         with norm_mode(self.model, "eval"):
-            before = _state(self.model)
-            seen = _Seen.by(self.model, view)
+            judged = _Judged.by(self.model, view)
+            others = _Others.by(self.model, view) if self.certify == "full" else None
             probe = Probe(view.batches, view.forget, self.reference)
             proposed = self.symmetry.move(self.model, generator=self.generator, probe=probe)
+            before = _snapshot(self.model, proposed if self.certify == "brief" else None)
             known = isinstance(proposed, NullMove) and proposed.energies is not None
             energy = None if known else _energy(self.model, view.forget)
-            move, scale = self._settle(proposed, before, view, seen)
-            energies = self._energies(proposed, scale, energy, view.forget)
-            return move, self._certify(view, seen, before, proposed, scale, energies, began)
+            made = self._settle(proposed, before, view, judged)
+            energies = self._energies(proposed, made.scale, energy, view.forget)
+            if others is None:
+                return made.move, self._certify_briefly(view, before, proposed, made, energies, began)
+            return made.move, self._certify(view, judged, others, before, proposed, made, energies, began)
 
-    def _settle(self, move: Move, before: Mapping[str, Tensor], view: View, seen: _Seen) -> tuple[Move | None, float]:
-        """Make the move, or the part of it that stays within bounds; and the share that was made."""
+    def _settle(self, move: Move, before: Mapping[str, Tensor], view: View, seen: _Judged) -> _Made:
+        """Make the move, or the part of it that stays within bounds."""
         scale = 1.0
+        bound = self.tolerance is not None or self.relearning is not None
         for _ in range(self.halvings + 1 if isinstance(move, Translation) else 1):
             part = move.scaled(scale) if isinstance(move, Translation) and scale != 1 else move
-            apply_move(self.model, part)
-            if self._harmless(view, seen):
-                return part, scale
+            _apply(self.model, part)
+            # Without bounds nobody asks, unless it is for the certificate.
+            drifts = seen.drifts(_Judged.by(self.model, view), view) if bound or self.certify == "brief" else None
+            if drifts is None or self._harmless(drifts):
+                return _Made(part, scale, drifts)
             _restore(self.model, before)
             scale /= 2
-        return None, 0.0
+        return _Made(None, 0.0, seen.drifts(seen, view) if self.certify == "brief" else None)
 
-    def _harmless(self, view: View, seen: _Seen) -> bool:
-        if self.tolerance is not None:
-            rise = _loss(logits_of(self.model, view.judges[0]), view.judges) - _loss(seen.judges, view.judges)
-            if not rise <= self.tolerance:
-                return False
-        if self.relearning is not None and view.forget is not None and seen.forget is not None:
-            known = _loss(seen.forget, view.forget)
-            if not _loss(logits_of(self.model, view.forget[0]), view.forget) >= (1 - self.relearning) * known:
-                return False
-        return True
+    def _harmless(self, drifts: _Drifts) -> bool:
+        judges, forget = drifts
+        if self.tolerance is not None and not judges.loss_change <= self.tolerance:
+            return False
+        if self.relearning is None or forget is None:
+            return True
+        return forget.loss_after >= (1 - self.relearning) * forget.loss_before
 
     def _energies(
         self, move: Move, scale: float, before: float | None, forget: Labelled | None
@@ -100,10 +112,11 @@ class Teleporter:
     def _certify(
         self,
         view: View,
-        seen: _Seen,
+        judged: _Judged,
+        others: _Others,
         before: Mapping[str, Tensor],
         move: Move,
-        scale: float,
+        made: _Made,
         energies: tuple[float | None, float | None],
         began: float,
     ) -> Certificate:
@@ -112,17 +125,20 @@ class Teleporter:
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         moved, unreached = distance(after, before, names, reached)
         norm, _ = distance(before, {n: torch.zeros_like(before[n]) for n in names}, names, reached)
-        now = _Seen.by(self.model, view)
+        now_others = _Others.by(self.model, view)
+        drifts = judged.drifts(_Judged.by(self.model, view), view) if made.drifts is None else made.drifts
+        held_out = drifts.judges
+        if others.held_out is not None and now_others.held_out is not None and view.validation is not None:
+            held_out = drift(others.held_out, now_others.held_out, view.validation[1])
         left, notes = left_and_noted(move)
-        if None in energies and view.forget is not None:
-            notes = (*notes, "gradient energies could not be measured on this network")
+        notes = (*notes, *_unmeasured(energies, view))
         return Certificate(
             symmetry=type(self.symmetry).__name__,
             settings=settings_of(self.symmetry),
-            scale=scale,
-            retain=drift(seen.retain, now.retain, view.retain[1][:JUDGES]),
-            held_out=_drift(seen.held_out, now.held_out, view.validation or view.judges),
-            forget=_drift(seen.forget, now.forget, view.forget),
+            scale=made.scale,
+            retain=drift(others.retain, now_others.retain, view.retain[1][:JUDGES]),
+            held_out=held_out,
+            forget=drifts.forget,
             energy_before=energies[0],
             energy_after=energies[1],
             moved=moved,
@@ -137,36 +153,105 @@ class Teleporter:
             seconds=perf_counter() - began,
         )
 
+    def _certify_briefly(
+        self,
+        view: View,
+        before: Mapping[str, Tensor],
+        move: Move,
+        made: _Made,
+        energies: tuple[float | None, float | None],
+        began: float,
+    ) -> Certificate:
+        after = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+        names = list(after)
+        reached = partly_reached(move, after)
+        if reached is None:
+            reached = reached_weights(self.model, move, view.batches[:1])
+        old = {name: before.get(name, value) for name, value in after.items()}
+        far = read_distances(distance_numbers(old, after, self.reference, names, reached).cpu())
+        left, notes = left_and_noted(move)
+        assert made.drifts is not None
+        return Certificate(
+            symmetry=type(self.symmetry).__name__,
+            settings=settings_of(self.symmetry),
+            scale=made.scale,
+            retain=made.drifts.judges,
+            held_out=None,
+            forget=made.drifts.forget,
+            energy_before=energies[0],
+            energy_after=energies[1],
+            moved=far.moved,
+            moved_unreached=far.moved_unreached,
+            norm=far.norm,
+            distance_before=far.distance_before,
+            distance_after=far.distance_after,
+            layers=(),
+            left=left,
+            pinned=(),
+            notes=(*notes, *_unmeasured(energies, view), BRIEF),
+            seconds=perf_counter() - began,
+        )
+
+
+class _Drifts(NamedTuple):
+    """What became of the judges, and of the forget examples where there are some."""
+
+    judges: Drift
+    forget: Drift | None
+
+
+class _Made(NamedTuple):
+    """The move that was made, or None where it was taken back, the share of the proposed one that it is, and what was
+    seen of it.
+    """
+
+    move: Move | None
+    scale: float
+    drifts: _Drifts | None
+
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
-    """Logits of a view at one moment."""
+class _Judged:
+    """Logits of the judges and of the forget examples at one moment."""
 
-    retain: Tensor
     judges: Tensor
-    held_out: Tensor
     forget: Tensor | None
 
     @classmethod
-    def by(cls, model: nn.Module, view: View) -> _Seen:
+    def by(cls, model: nn.Module, view: View) -> _Judged:
+        sets = [view.judges[0]] if view.forget is None else [view.judges[0], view.forget[0]]
         with full_precision():
-            judges = logits_of(model, view.judges[0])
-            return cls(
-                logits_of(model, view.retain[0][:JUDGES]),
-                judges,
-                judges if view.validation is None else logits_of(model, view.validation[0]),
-                None if view.forget is None else logits_of(model, view.forget[0]),
-            )
+            judges, *forget = logits_of_each(model, sets)
+        return cls(judges, forget[0] if forget else None)
+
+    def drifts(self, after: _Judged, view: View) -> _Drifts:
+        """Both compared with what they are later, in one read."""
+        judges = drift_numbers(self.judges, after.judges, view.judges[1])
+        if self.forget is None or after.forget is None or view.forget is None:
+            return _Drifts(read_drift(judges.cpu(), len(view.judges[1])), None)
+        read = torch.stack([judges, drift_numbers(self.forget, after.forget, view.forget[1])]).cpu()
+        return _Drifts(read_drift(read[0], len(view.judges[1])), read_drift(read[1], len(view.forget[1])))
 
 
-def _drift(before: Tensor | None, after: Tensor | None, examples: Labelled | None) -> Drift | None:
-    if before is None or after is None or examples is None:
-        return None
-    return drift(before, after, examples[1])
+@dataclass(frozen=True, eq=False)
+class _Others:
+    """Logits of examples that the symmetry looked at, and of held-out ones where there are some, at one moment."""
+
+    retain: Tensor
+    held_out: Tensor | None
+
+    @classmethod
+    def by(cls, model: nn.Module, view: View) -> _Others:
+        sets = [view.retain[0][:JUDGES]] + ([] if view.validation is None else [view.validation[0]])
+        with full_precision():
+            retain, *held_out = logits_of_each(model, sets)
+        return cls(retain, held_out[0] if held_out else None)
 
 
-def _loss(logits: Tensor, examples: Labelled) -> float:
-    return float(F.cross_entropy(logits.double(), examples[1]))
+def _unmeasured(energies: tuple[float | None, float | None], view: View) -> tuple[str, ...]:
+    if None in energies and view.forget is not None:
+        return ("gradient energies could not be measured on this network",)
+    return ()
 
 
 def _energy(model: nn.Module, forget: Labelled | None) -> float | None:
@@ -193,11 +278,28 @@ def _named_once(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
     return {name: value for name, value in state.items() if name in names}
 
 
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+def _snapshot(model: nn.Module, move: Move | None) -> dict[str, Tensor]:
+    """What the model holds, by name: for a shift what it changes, for any other move, and without one, all of it."""
+    state = model.state_dict()
+    if isinstance(move, Translation):
+        return {name: state[name].detach().clone() for name in move.shifts if name in state}
+    return {name: value.detach().clone() for name, value in state.items()}
 
 
 @torch.no_grad()
-def _restore(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    for name, value in model.state_dict(keep_vars=True).items():
-        value.copy_(state[name])
+def _apply(model: nn.Module, move: Move) -> None:
+    """Move the model in place."""
+    if not isinstance(move, Translation):
+        apply_move(model, move)
+        return
+    state = model.state_dict(keep_vars=True)
+    names = [name for name in move.shifts if name in state]
+    if names:
+        torch._foreach_add_([state[n] for n in names], [move.shifts[n].to(state[n]) for n in names])
+
+
+@torch.no_grad()
+def _restore(model: nn.Module, before: Mapping[str, Tensor]) -> None:
+    state = model.state_dict(keep_vars=True)
+    if before:
+        torch._foreach_copy_([state[name] for name in before], list(before.values()))

@@ -13,7 +13,7 @@ from torch import nn
 from ..errors import InputError, nearest
 from ..methods.protocol import Task, require
 from ..models.normalisation import norm_mode
-from ..symmetry.certificate import Certificate
+from ..symmetry.certificate import Certificate, Certify
 from ..symmetry.move import MomentumReset, Move
 from ..symmetry.null_space import NullSpace
 from ..symmetry.symmetry import Symmetry, require_symmetry
@@ -33,7 +33,8 @@ class Warp:
     also after an update where the norm of the mean forget gradient exceeds it. A teleport that raises the mean loss of
     retain examples it has not seen by more than `tolerance` above its value just before, or lowers that of the forget
     examples by more than the share `relearning`, is halved, at most `halvings` times, then taken back; None lifts the
-    second bound. `momentum` is carried across as a covector, or "reset".
+    second bound. `momentum` is carried across as a covector, or "reset". `certify="brief"` writes down what the bounds
+    take anyway, and does not look at other examples or at single layers, which takes longer than a tracked teleport.
     """
 
     name: ClassVar[str] = "warp"
@@ -45,11 +46,12 @@ class Warp:
     relearning: float | None = field(default=0.02, kw_only=True)
     halvings: int = field(default=4, kw_only=True)
     momentum: Momentum = field(default="carry", kw_only=True)
+    certify: Certify = field(default="full", kw_only=True)
 
     def __post_init__(self) -> None:
         require_symmetry(self.symmetry)
         require(self, positive=("gradient_threshold",), not_negative=("tolerance", "relearning", "halvings"))
-        require(self, choices={"momentum": get_args(Momentum)})
+        require(self, choices={"momentum": get_args(Momentum), "certify": get_args(Certify)})
         if not isinstance(self.halvings, int):
             raise InputError(f"halvings is {self.halvings!r}; it must be a whole number of at least 0")
         if isinstance(self.every, str):
@@ -81,6 +83,7 @@ class WarpSession:
             tolerance=settings.tolerance,
             relearning=settings.relearning,
             halvings=settings.halvings,
+            certify=settings.certify,
         )
         self.certificates: list[Certificate] = []
 

@@ -7,14 +7,40 @@ weights' memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import InputError
-from .energy import Loss, cross_entropy, gradient_energy, parameters_without_rules, unchecked_energy
+from .energy import (
+    Loss,
+    cross_entropy,
+    gradient_energy,
+    output_gradients,
+    parameters_without_rules,
+    squared_norms,
+    unchecked_energy,
+)
+from .parameter_slots import copy_with_same_parameters
+from .traced_pass import traced_pass
 
 _WARM_UP = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """Energies, ∂Σᵢeᵢ/∂θ and, where it was captured, the gradient of the mean cross-entropy, by name.
+
+    They lie in the graph's own memory and hold until the next replay.
+    """
+
+    energies: Tensor
+    gradients: Mapping[str, Tensor]
+    loss_gradients: Mapping[str, Tensor]
 
 
 class CapturedEnergy:
@@ -22,10 +48,12 @@ class CapturedEnergy:
 
     In-place changes of the weights are seen, tensors put in their places are refused. What the model does must not
     depend on values: a graph repeats the operations that the first batch led to. Every trainable parameter must be
-    used in layers that have a rule.
+    used in layers that have a rule. With `loss_gradients` a replay also gives the gradient of the mean cross-entropy.
     """
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cross_entropy) -> None:
+    def __init__(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cross_entropy, loss_gradients: bool = False
+    ) -> None:
         if not x.is_cuda:
             raise InputError(f"x is on {x.device}; graphs are captured on CUDA devices, use gradient_energy elsewhere")
         other = parameters_without_rules(model, x, y, loss=loss)
@@ -37,11 +65,45 @@ class CapturedEnergy:
         self._x, self._y = x.clone(), y.clone()
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._places = {name: p.data_ptr() for name, p in self._parameters.items()}
+        self._with_loss = loss_gradients
         self._graph = torch.cuda.CUDAGraph()
-        self._energies, self._gradients = self._captured()
+        self._found = self._captured()
+        self._without_gradients: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
 
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The energies, shape (batch,), and ∂Σᵢeᵢ/∂θ by name; zeros where the loss does not depend on a parameter."""
+        found = self.replayed(x, y)
+        energies = found.energies.clone()
+        if not bool(energies.isfinite().all()):
+            bad = int((~energies.isfinite()).nonzero()[0])
+            raise InputError(
+                f"the energy of example {bad} is {energies[bad].item()}; repair the weights or the example"
+            )
+        return energies, {name: g.clone() for name, g in found.gradients.items()}
+
+    def suits(self, x: Tensor, y: Tensor) -> bool:
+        """Whether the batch is like the one that was captured."""
+        alike = (x.shape, x.dtype, x.device) == (self._x.shape, self._x.dtype, self._x.device)
+        return alike and (y.shape, y.dtype) == (self._y.shape, self._y.dtype)
+
+    def replayed(self, x: Tensor, y: Tensor) -> Replayed:
+        """What the graph gives for a batch. Nothing is read: energies that are not finite are not refused."""
+        self._take(x, y)
+        self._graph.replay()
+        return self._found
+
+    def replayed_energies(self, x: Tensor, y: Tensor) -> Tensor:
+        """The energies alone, by a second graph, which is captured at the first call; they hold until the next
+        replay.
+        """
+        self._take(x, y)
+        if self._without_gradients is None:
+            self._without_gradients = self._captured_without_gradients()
+        graph, energies = self._without_gradients
+        graph.replay()
+        return energies
+
+    def _take(self, x: Tensor, y: Tensor) -> None:
         if x.shape != self._x.shape or y.shape != self._y.shape:
             raise InputError(
                 f"the batch has shapes {tuple(x.shape)} and {tuple(y.shape)}; the graph was captured for "
@@ -52,29 +114,55 @@ class CapturedEnergy:
             raise InputError(f"{moved[0]} lies elsewhere in memory than when the graph was captured; capture it anew")
         self._x.copy_(x)
         self._y.copy_(y)
-        self._graph.replay()
-        energies = self._energies.clone()
-        if not bool(energies.isfinite().all()):
-            bad = int((~energies.isfinite()).nonzero()[0])
-            raise InputError(
-                f"the energy of example {bad} is {energies[bad].item()}; repair the weights or the example"
-            )
-        return energies, {name: g.clone() for name, g in self._gradients.items()}
 
-    def _captured(self) -> tuple[Tensor, dict[str, Tensor]]:
-        side = torch.cuda.Stream(self._x.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self._x.device))
-        # What libraries allocate and choose at the first calls must not be captured.
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):
-                self._once()
-        torch.cuda.current_stream(self._x.device).wait_stream(side)
+    def _captured(self) -> Replayed:
+        self._warm_up(self._once)
         with torch.cuda.graph(self._graph):
             return self._once()
 
-    def _once(self) -> tuple[Tensor, dict[str, Tensor]]:
+    def _captured_without_gradients(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        self._warm_up(self._energies_once)
+        graph = torch.cuda.CUDAGraph()
+        # In the memory of the first, whose results are referred to and stay; what it frees on the way is free again by
+        # the time this one runs.
+        with torch.cuda.graph(graph, pool=self._graph.pool()):
+            return graph, self._energies_once()
+
+    def _warm_up(self, once: Callable[[], object]) -> None:
+        """What libraries allocate and choose at the first calls must not be captured."""
+        side = torch.cuda.Stream(self._x.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(self._x.device))
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):
+                once()
+        torch.cuda.current_stream(self._x.device).wait_stream(side)
+
+    def _once(self) -> Replayed:
         with torch.enable_grad(), torch.autocast("cuda", enabled=False), sdpa_kernel(SDPBackend.MATH):
             energies = unchecked_energy(self._model, self._x, self._y, loss=self._loss)
-            found = torch.autograd.grad(energies.sum(), list(self._parameters.values()), allow_unused=True)
+            found = self._gradients_of(energies.sum())
+            of_loss = {}
+            if self._with_loss:
+                of_loss = self._gradients_of(F.cross_entropy(copy_with_same_parameters(self._model)(self._x), self._y))
+        return Replayed(energies.detach(), found, of_loss)
+
+    def _energies_once(self) -> Tensor:
+        with torch.enable_grad(), torch.autocast("cuda", enabled=False), sdpa_kernel(SDPBackend.MATH):
+            return energies_without_graph(self._model, self._x, self._y, loss=self._loss)
+
+    def _gradients_of(self, total: Tensor) -> dict[str, Tensor]:
+        found = torch.autograd.grad(total, list(self._parameters.values()), allow_unused=True)
         named = zip(self._parameters.items(), found, strict=True)
-        return energies.detach(), {name: torch.zeros_like(p) if g is None else g for (name, p), g in named}
+        return {name: torch.zeros_like(p) if g is None else g for (name, p), g in named}
+
+
+def energies_without_graph(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss) -> Tensor:
+    """`unchecked_energy`, which is not differentiable and costs less."""
+    traced = traced_pass(model, x)
+    try:
+        losses = loss(traced.output, y)
+        found = output_gradients(losses.sum(), traced.trace, differentiable=False)
+        norms = squared_norms(traced.trace.uses, found, set())
+        return torch.stack([torch.zeros_like(losses), *norms]).sum(0).detach()
+    finally:
+        traced.trace.close()

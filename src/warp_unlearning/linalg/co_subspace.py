@@ -21,11 +21,13 @@ class CoSubspace:
     normals: Tensor
     alive: Tensor
     captured: float
+    # How many are alive, where that is known without looking.
+    count: int | None = None
 
     @property
     def rank(self) -> int:
         """k, the number of directions."""
-        return int(self.alive.sum()) - self.normals.shape[1]
+        return (int(self.alive.sum()) if self.count is None else self.count) - self.normals.shape[1]
 
     @property
     def basis(self) -> Tensor:
@@ -40,7 +42,12 @@ class CoSubspace:
 
     def missed(self, rows: Tensor) -> float:
         """The share of the energy of rows (n, d) that lies outside of the subspace."""
-        return energy_share(rows @ self.normals, rows) + energy_share(rows[:, ~self.alive], rows)
+        return float(self.missed_share(rows))
+
+    def missed_share(self, rows: Tensor) -> Tensor:
+        """`missed` as a tensor, not read."""
+        outside = energy_share(rows @ self.normals, rows)
+        return outside if self.count == len(self.alive) else outside + energy_share(rows * ~self.alive, rows)
 
     def without_last(self) -> CoSubspace:
         """What the subspace is in its first d − 1 coordinates: the span of its vectors with the last one left out."""
@@ -48,9 +55,22 @@ class CoSubspace:
         kept = turned[:-1, 1:] if bool(turned[-1].any()) else turned[:-1]
         return CoSubspace(kept, self.alive[:-1], self.captured)
 
+    def narrowed(self, columns: Tensor) -> CoSubspace:
+        """The same subspace in some of its coordinates, int64 indices, where none of the others is alive."""
+        return CoSubspace(
+            self.normals.index_select(0, columns), self.alive.index_select(0, columns), self.captured, self.count
+        )
+
+    def within(self, columns: Tensor, d: int) -> CoSubspace:
+        """The same subspace where its coordinates are some, int64 indices, of d; the others are not alive."""
+        normals = self.normals.new_zeros(d, self.normals.shape[1]).index_copy_(0, columns, self.normals)
+        return CoSubspace(
+            normals, self.alive.new_zeros(d).index_copy_(0, columns, self.alive), self.captured, self.count
+        )
+
     def to(self, dtype: torch.dtype) -> CoSubspace:
         """The same subspace in another floating-point type."""
-        return CoSubspace(self.normals.to(dtype), self.alive, self.captured)
+        return CoSubspace(self.normals.to(dtype), self.alive, self.captured, self.count)
 
 
 AnySubspace = Subspace | CoSubspace

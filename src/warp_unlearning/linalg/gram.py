@@ -1,4 +1,7 @@
-"""Xᵀ X at about half the price of a product: it is symmetric, so only the blocks on and below the diagonal are made."""
+"""Xᵀ X at about half the price of a product: it is symmetric, so only the blocks on and below the diagonal are made.
+
+On a GPU, where a launch costs more than it multiplies, there are fewer and larger blocks.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,18 @@ from torch import Tensor
 # Fewer blocks save less, and narrower ones multiply more slowly.
 _BLOCKS = 6
 _NARROWEST = 192
+_NARROWEST_ELSEWHERE = 1024
 
 
 def add_gram(total: Tensor, rows: Tensor) -> None:
     """Add Xᵀ X, for rows X of shape (..., n, d), to the blocks of `total` (..., d, d) on and below the diagonal."""
-    for begin, end in _spans(total.shape[-1]):
+    for begin, end in _spans(total):
         total[..., begin:, begin:end] += rows[..., begin:].mT @ rows[..., begin:end]
 
 
 def mirrored(total: Tensor) -> Tensor:
     """The symmetric matrix of which `total` (..., d, d) holds the part below the diagonal; writes over `total`."""
-    for begin, end in _spans(total.shape[-1]):
+    for begin, end in _spans(total)[:-1]:
         total[..., begin:end, end:] = total[..., end:, begin:end].mT
     return total
 
@@ -28,11 +32,14 @@ def mirrored(total: Tensor) -> Tensor:
 def gram(rows: Tensor) -> Tensor:
     """Xᵀ X, shape (..., d, d), for rows X of shape (..., n, d)."""
     d = rows.shape[-1]
+    if len(_spans(rows)) == 1:
+        return rows.mT @ rows
     total = torch.zeros(*rows.shape[:-2], d, d, dtype=rows.dtype, device=rows.device)
     add_gram(total, rows)
     return mirrored(total)
 
 
-def _spans(d: int) -> list[tuple[int, int]]:
-    count = max(1, min(_BLOCKS, d // _NARROWEST))
+def _spans(columns: Tensor) -> list[tuple[int, int]]:
+    d = columns.shape[-1]
+    count = max(1, min(_BLOCKS, d // (_NARROWEST if columns.device.type == "cpu" else _NARROWEST_ELSEWHERE)))
     return list(pairwise([d * i // count for i in range(count + 1)]))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+
+from .orthonormal import fixed_normal
 
 # From this many columns on, a product with all of them costs more than it tells.
 _MANY = 512
@@ -19,27 +20,36 @@ def captured_energy(second_moment: Tensor, basis: Tensor) -> float:
 
 
 def missed_by(second_moment: Tensor, basis: Tensor) -> float:
+    """`missed_energy`, read."""
+    return float(missed_energy(second_moment, basis))
+
+
+def held_by(second_moment: Tensor, normals: Tensor) -> float:
+    """`held_energy`, read."""
+    return float(held_energy(second_moment, normals))
+
+
+def missed_energy(second_moment: Tensor, basis: Tensor) -> Tensor:
     """tr((I − P) C (I − P)), P = B Bᵀ: the energy outside of the span of an orthonormal `basis` (d, k).
 
     For many columns, the mean of zᵀ (I − P) C (I − P) z over random z, which needs C at those only.
     """
     if basis.shape[1] < _MANY:
-        return float(second_moment.diagonal().sum() - (basis * (second_moment @ basis)).sum())
+        return second_moment.diagonal().sum() - (basis * (second_moment @ basis)).sum()
     z = _probes(len(basis), basis)
     return _mean_form(second_moment, z - basis @ (basis.mT @ z))
 
 
-def held_by(second_moment: Tensor, normals: Tensor) -> float:
+def held_energy(second_moment: Tensor, normals: Tensor) -> Tensor:
     """tr(Zᵀ C Z), the energy in the span of orthonormal `normals` (d, m); for many columns, estimated as above."""
     if normals.shape[1] < _MANY:
-        return float((normals * (second_moment @ normals)).sum())
+        return (normals * (second_moment @ normals)).sum()
     return _mean_form(second_moment, normals @ _probes(normals.shape[1], normals))
 
 
 def _probes(length: int, like: Tensor) -> Tensor:
-    draw = torch.Generator(like.device).manual_seed(0)
-    return torch.randn(length, _PROBES, generator=draw, dtype=like.dtype, device=like.device)
+    return fixed_normal(length, _PROBES, like.dtype, like.device)
 
 
-def _mean_form(second_moment: Tensor, vectors: Tensor) -> float:
-    return float((vectors * (second_moment @ vectors)).sum()) / vectors.shape[1]
+def _mean_form(second_moment: Tensor, vectors: Tensor) -> Tensor:
+    return (vectors * (second_moment @ vectors)).sum() / vectors.shape[1]

@@ -54,6 +54,26 @@ class StreamedRows:
         self._kept = [torch.cat(self._kept, dim=1)] if len(self._kept) > 1 else self._kept
         return self._kept[0]
 
+    def one(self, group: int) -> StreamedRows:
+        """The rows of one space."""
+        alone = StreamedRows(1, self.d, whole=self.whole, dtype=self.dtype)
+        alone.positions, alone._noise = self.positions, self._noise
+        alone._kept = [part[group : group + 1] for part in self._kept]
+        alone._lower = None if self._lower is None else self._lower[group : group + 1]
+        return alone
+
+    def within(self, columns: Tensor) -> StreamedRows:
+        """The same rows in some of their coordinates, int64 indices in ascending order."""
+        narrow = StreamedRows(self.groups, len(columns), whole=self.whole, dtype=self.dtype)
+        narrow.positions, narrow._noise = self.positions, self._noise
+        if self._lower is not None:
+            narrow._lower = mirrored(self._lower).index_select(1, columns).index_select(2, columns)
+            return narrow
+        narrow._kept = [part.index_select(2, columns) for part in self._kept]
+        if not self.whole and self.positions > narrow.d:
+            narrow._compress()
+        return narrow
+
     def energy(self) -> Tensor:
         """Σ p² of each coordinate, shape (groups, d); not finite where a row was not."""
         if self._lower is not None:
@@ -63,6 +83,12 @@ class StreamedRows:
     def second_moment(self) -> Tensor:
         """C = Σ p pᵀ of each space, shape (groups, d, d)."""
         return gram(self._joined()) if self._lower is None else mirrored(self._lower)
+
+    def compressed(self) -> Tensor | None:
+        """`second_moment` where that is the smaller form, and None where there are fewer rows than dimensions."""
+        if self._lower is None and self.positions < self.d:
+            return None
+        return self.second_moment()
 
     def subspaces(self, fraction: float, *, rule: Rule = "energy") -> tuple[Subspace, ...]:
         """For each space the directions that hold `fraction` of its rows; 1 means all of their span."""

@@ -37,12 +37,24 @@ class Subspace:
 
     def missed(self, rows: Tensor) -> float:
         """The share of the energy of rows (n, d) that lies outside of the subspace."""
+        return float(self.missed_share(rows))
+
+    def missed_share(self, rows: Tensor) -> Tensor:
+        """`missed` as a tensor, not read."""
         return energy_share(self.project_out(rows), rows)
 
     def without_last(self) -> Subspace:
         """What the subspace is in its first d − 1 coordinates: the span of its vectors with the last one left out."""
         turned = last_in_one_column(self.basis)
         return Subspace(_unit_columns(turned[:-1]), self.captured)
+
+    def narrowed(self, columns: Tensor) -> Subspace:
+        """The same subspace in some of its coordinates, int64 indices, where it is zero in the others."""
+        return Subspace(self.basis.index_select(0, columns), self.captured)
+
+    def within(self, columns: Tensor, d: int) -> Subspace:
+        """The same subspace where its coordinates are some, int64 indices, of d."""
+        return Subspace(self.basis.new_zeros(d, self.rank).index_copy_(0, columns, self.basis), self.captured)
 
     def to(self, dtype: torch.dtype) -> Subspace:
         """The same subspace in another floating-point type."""
@@ -135,10 +147,10 @@ def project_out(rows: Tensor, basis: Tensor) -> Tensor:
     return rows - (rows @ basis) @ basis.mT
 
 
-def energy_share(part: Tensor, whole: Tensor) -> float:
-    """‖part‖² / ‖whole‖², and 0 of nothing."""
-    total = float(whole.square().sum())
-    return float(part.square().sum()) / total if total else 0.0
+def energy_share(part: Tensor, whole: Tensor) -> Tensor:
+    """‖part‖² / ‖whole‖², and 0 of nothing, in float64."""
+    inside, total = (torch.linalg.vector_norm(rows, dtype=torch.float64) for rows in (part, whole))
+    return torch.where(total == 0, 0.0, inside / total).square()
 
 
 def last_in_one_column(columns: Tensor) -> Tensor:

@@ -9,19 +9,32 @@ triangular solves of few columns. Where the subspace no longer captures the ener
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from ..errors import InputError
 from .co_subspace import AnySubspace, CoSubspace
-from .held_energy import held_by, missed_by
-from .iteration import Span, iterate_inverse
-from .orthonormal import orthonormal
+from .held_energy import held_by, held_energy, missed_by, missed_energy
+from .iteration import Span, Turned, iterate_inverse, turned_inverse
+from .orthonormal import TOLERANCE, orthonormal
 from .subspace import Rule, Subspace, rank_for, restricted
 
 # Above this share of the dimensions the complement is faster: d³/3 + 2 d² m + 2 d m² operations for its m = d − k
 # directions, against about d² k + 2 d k², which are of a kind that processors are better at.
 _COMPLEMENT_FROM = 0.62
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """A refresh that is yet to be judged by `numbers`, float64 (3 + k): the doubt about its columns, the energy missed
+    and all there is, and the eigenvalues of k columns.
+    """
+
+    moment: Tensor
+    turned: Turned
+    numbers: Tensor
 
 
 class TrackedSubspace:
@@ -40,6 +53,7 @@ class TrackedSubspace:
         self.fraction, self.rule, self.rounds, self.slack = fraction, rule, rounds, slack
         self.decompositions = 0
         self._alive = torch.empty(0, dtype=torch.bool)
+        self._living = 0
         self._span: Span | None = None
         self._normals: Tensor | None = None
         self._aim = 1 - fraction
@@ -58,6 +72,38 @@ class TrackedSubspace:
             self._admit(alive)
             followed = self._follow(restricted(moment, self._alive))
         return self._decompose(moment, alive) if followed is None else followed
+
+    def propose(self, second_moment: Tensor) -> Proposal | None:
+        """The next refresh without a read, to be given to `settle` with its numbers; None where there is nothing to go
+        on from, or coordinates that were not alive, so that it takes `refresh`.
+        """
+        if self.fraction == 1 or self._living == 0 or not self._living == len(self._alive) == len(second_moment):
+            return None
+        moment = second_moment.to(torch.promote_types(second_moment.dtype, torch.float32))
+        if self._normals is not None:
+            turned = turned_inverse(moment, self._normals.to(moment), rounds=self.rounds)
+            missed = held_energy(moment, turned.columns)
+        else:
+            assert self._span is not None
+            turned = self._span.turned(moment, rounds=self.rounds)
+            missed = missed_energy(moment, turned.columns)
+        judged = torch.stack([turned.doubt, missed, moment.diagonal().sum()]).double()
+        return Proposal(moment, turned, judged if turned.sizes is None else torch.cat([judged, turned.sizes.double()]))
+
+    def settle(self, proposal: Proposal, numbers: Tensor) -> AnySubspace:
+        """The subspace that was proposed, or, where its `numbers`, on the host, speak against it, that of `refresh`."""
+        doubt, missed, total = numbers[:3].tolist()
+        if not doubt <= TOLERANCE or not total > 0:
+            return self.refresh(proposal.moment)
+        captured = 1 - missed / total
+        if self._normals is not None:
+            return self._found_normals(proposal.moment, proposal.turned.columns, missed, total)
+        assert self._span is not None
+        sizes = None if proposal.turned.sizes is None else numbers[3:]
+        self._span.accept(proposal.turned, sizes)
+        if self._enough(captured, proposal.moment):
+            return self._found(captured)
+        return self._decompose(proposal.moment, proposal.moment.diagonal() > 0)
 
     def begin(self, eigenvalues: Tensor, eigenvectors: Tensor, alive: Tensor) -> AnySubspace:
         """The subspace by an eigendecomposition, values ascending, of what a second moment is in the coordinates marked
@@ -81,14 +127,29 @@ class TrackedSubspace:
             return self._keep(alive, None, torch.linalg.qr(within, mode="complete").Q[:, rank:], subspace.captured)
         return self._keep(alive, Span(within), None, subspace.captured)
 
+    def awaken(self) -> None:
+        """Go on as if every coordinate were alive: what has no energy does no harm, and `propose` needs to know."""
+        if self.fraction < 1 and 0 < self._living < len(self._alive):
+            self._admit(torch.ones_like(self._alive))
+
+    def widen(self, columns: Tensor, d: int) -> None:
+        """Go on where the coordinates so far are some, int64 indices, of d, and the others were never alive."""
+        self._alive = self._alive.to(columns.device)
+        self._alive = self._alive.new_zeros(d).index_copy_(0, columns, self._alive)
+
+    def narrow(self, columns: Tensor) -> None:
+        """Go on with some of the coordinates, int64 indices; the others were never alive."""
+        self._alive = self._alive.to(columns.device).index_select(0, columns)
+
     def _keep(self, alive: Tensor, span: Span | None, normals: Tensor | None, captured: float) -> AnySubspace:
         self._alive, self._span, self._normals = alive, span, normals
+        self._living = int(alive.sum())
         self._aim = 1 - self.fraction if self.rule == "energy" else 1 - captured
         return self._found(captured)
 
     def _found(self, captured: float) -> AnySubspace:
         if self._normals is not None:
-            return CoSubspace(self._widened(self._normals), self._alive, captured)
+            return CoSubspace(self._widened(self._normals), self._alive, captured, self._living)
         assert self._span is not None
         return Subspace(self._widened(self._span.basis), captured)
 
@@ -107,7 +168,10 @@ class TrackedSubspace:
         turned = iterate_inverse(moment, normals, rounds=self.rounds)
         if turned is None:
             return None
-        self._normals, missed = turned, held_by(moment, turned)
+        return self._found_normals(moment, turned, held_by(moment, turned), total)
+
+    def _found_normals(self, moment: Tensor, turned: Tensor, missed: float, total: float) -> AnySubspace:
+        self._normals = turned
         if not self._enough(1 - missed / total, moment):
             self._normals, missed = _least_of(moment, turned, self._aim * total)
         return self._found(1 - missed / total)
@@ -139,7 +203,7 @@ class TrackedSubspace:
         if self._normals is not None:
             axes = torch.eye(len(alive), dtype=self._normals.dtype, device=alive.device)[:, fresh]
             self._normals = torch.cat([self._widened(self._normals), axes], dim=1)[union]
-        self._alive = union
+        self._alive, self._living = union, int(union.sum())
 
 
 def _least_of(second_moment: Tensor, normals: Tensor, energy: float) -> tuple[Tensor, float]:

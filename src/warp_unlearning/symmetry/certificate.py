@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..linalg.on_host import on_host
 from .channel_graph import PinnedChannels
 from .compose import ComposedMove
 from .input_bases import InputBasis
@@ -18,6 +19,12 @@ from .move import MomentumReset, Move
 from .null_move import NullMove
 
 SCHEMA_VERSION = 1
+
+# Whether a certificate holds all that can be said of a teleport, or what is known without looking again.
+Certify = Literal["full", "brief"]
+BRIEF = (
+    "brief certificate: `retain` is of the examples that judged the move; held-out data, layers and pins were left out"
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,8 @@ class Certificate:
     `scale` is the share of the proposed move that was made: 1 for all of it, 0 where it was taken back. Distances are
     over trainable parameters; `distance_before` and `distance_after` from the weights an attacker holds, where inputs
     reach. `energy_before` and `energy_after` are mean squared gradient norms over a batch of examples to forget.
+    A brief one says so in its notes: its `retain` is of the examples that judged the move, which are retained ones that
+    the move was not built from, `held_out` is None, and `layers` and `pinned` are empty.
     """
 
     symmetry: str
@@ -115,16 +124,37 @@ def logits_of(model: nn.Module, x: Tensor, *, batch_size: int = 512) -> Tensor:
     return torch.cat([model(part) for part in torch.split(x, batch_size)])
 
 
+@torch.no_grad()
+def logits_of_each(model: nn.Module, inputs: Sequence[Tensor], *, batch_size: int = 512) -> list[Tensor]:
+    """The logits of several sets of inputs, run together on a GPU, where one pass over all is as fast as over one."""
+    alike = len({(x.shape[1:], x.dtype) for x in inputs}) == 1
+    if len(inputs) < 2 or not inputs[0].is_cuda or not alike:
+        return [logits_of(model, x, batch_size=batch_size) for x in inputs]
+    together = logits_of(model, torch.cat(list(inputs)), batch_size=batch_size * len(inputs))
+    return list(torch.split(together, [len(x) for x in inputs]))
+
+
 def drift(before: Tensor, after: Tensor, y: Tensor) -> Drift:
     """Two sets of logits (n, classes) for the labels y (n,) compared."""
-    return Drift(
-        examples=len(y),
-        largest_logit_change=float((after - before).abs().max()),
-        largest_logit=float(before.abs().max()),
-        changed_predictions=float((after.argmax(1) != before.argmax(1)).double().mean()),
-        loss_before=float(F.cross_entropy(before.double(), y)),
-        loss_after=float(F.cross_entropy(after.double(), y)),
-    )
+    return read_drift(drift_numbers(before, after, y).cpu(), len(y))
+
+
+def drift_numbers(before: Tensor, after: Tensor, y: Tensor) -> Tensor:
+    """What `read_drift` makes a comparison of, float64 (5), not read."""
+    old, new = before.double(), after.double()
+    numbers = [
+        (after - before).abs().max().double(),
+        old.abs().max(),
+        (after.argmax(1) != before.argmax(1)).double().mean(),
+        F.cross_entropy(old, y),
+        F.cross_entropy(new, y),
+    ]
+    return torch.stack(numbers)
+
+
+def read_drift(numbers: Tensor, examples: int) -> Drift:
+    """The comparison by its numbers, on the host."""
+    return Drift(examples, *numbers.tolist())
 
 
 def reached_weights(model: nn.Module, move: Move, batches: Iterable[Tensor]) -> dict[str, Tensor]:
@@ -135,9 +165,7 @@ def reached_weights(model: nn.Module, move: Move, batches: Iterable[Tensor]) -> 
     state = model.state_dict()
     masks = {}
     for name, reached in (known or reached_inputs(model, batches)).items():
-        weight = state[name]
-        rows = reached[:, None, : weight[0].numel()].expand(-1, len(weight) // len(reached), -1)
-        masks[name] = rows.reshape(weight.shape)
+        masks[name] = _in_shape(reached, state[name])
     return masks
 
 
@@ -147,15 +175,18 @@ def layer_moves(
     """What moved, tensor by tensor; those that stayed bit-identical and have no basis are left out."""
     bases = bases_of(move)
     biases = {basis.bias: name for name, basis in bases.items() if basis.bias is not None}
+    owned = {name: bias for bias, name in biases.items()}
+    names = [name for name, old in before.items() if name not in biases and old.is_floating_point()]
+    numbers = []
+    for name in names:
+        parts = [(after[name] - before[name], before[name], reached.get(name))]
+        if name in owned:
+            bias = owned[name]
+            parts.append((after[bias] - before[bias], before[bias], None))
+        numbers.append(_squares(parts))
     rows = []
-    for name, old in before.items():
-        if name in biases or not old.is_floating_point():
-            continue
-        pairs = [(after[name] - old, old, reached.get(name))]
-        bias = next((b for b, owner in biases.items() if owner == name), None)
-        if bias is not None:
-            pairs.append((after[bias] - before[bias], before[bias], None))
-        moved, unreached, norm = _lengths(pairs)
+    for name, squares in zip(names, on_host(numbers), strict=True):
+        moved, unreached, norm = squares.sqrt().tolist()
         basis = bases.get(name)
         if moved == 0 and unreached == 0 and basis is None:
             continue
@@ -169,7 +200,57 @@ def distance(
 ) -> tuple[float, float]:
     """‖first − second‖ over the named tensors where inputs reach, and where none does."""
     pairs = [(first[name] - second[name], second[name], reached.get(name)) for name in names]
-    return _lengths(pairs)[:2]
+    where, elsewhere, _ = _squares(pairs).sqrt().tolist()
+    return where, elsewhere
+
+
+@dataclass(frozen=True)
+class Distances:
+    """How far a teleport went, over trainable parameters: the fields of a certificate of the same names."""
+
+    moved: float
+    moved_unreached: float
+    norm: float
+    distance_before: float
+    distance_after: float
+
+
+def distance_numbers(
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    names: Sequence[str],
+    reached: Mapping[str, Tensor],
+) -> Tensor:
+    """What `read_distances` makes distances of, float64 (5), not read; names not in `reached` are reached in full."""
+    masked = [reached.get(name) for name in names]
+    old, new, far = ([values[name] for name in names] for values in (before, after, reference))
+    moved = torch._foreach_sub(new, old)
+    within = (
+        _sum_of_squares(_masked(moved, masked)),
+        _sum_of_squares([m * ~mask for m, mask in zip(moved, masked, strict=True) if mask is not None]),
+        _sum_of_squares(_masked(old, masked)),
+        _sum_of_squares(_masked(torch._foreach_sub(old, far), masked)),
+        _sum_of_squares(_masked(torch._foreach_sub(new, far), masked)),
+    )
+    device = new[0].device if new else torch.device("cpu")
+    return torch.stack([square.to(device) for square in within]).sqrt()
+
+
+def read_distances(numbers: Tensor) -> Distances:
+    """The distances by their numbers, on the host."""
+    return Distances(*numbers.tolist())
+
+
+def partly_reached(move: Move, state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """`reached_weights` by the bases of a move alone, without the weights of which all is reached; None where it has no
+    bases.
+    """
+    bases = bases_of(move)
+    if not bases:
+        return None
+    some = {n: b.reached for n, b in bases.items() if b.reaches < b.reached.numel()}
+    return {name: _in_shape(reached, state[name]) for name, reached in some.items()}
 
 
 def bases_of(move: Move) -> dict[str, InputBasis]:
@@ -198,16 +279,31 @@ def _parts(move: Move) -> Iterator[Move]:
         yield move
 
 
-def _lengths(pairs: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> tuple[float, float, float]:
-    """‖Δ‖ where reached, ‖Δ‖ where not, and ‖θ‖ where reached, of (Δ, θ, mask or None for all) triples."""
-    moved = unreached = norm = 0.0
+def _in_shape(reached: Tensor, weight: Tensor) -> Tensor:
+    """Which coordinates of a weight's rows are reached, (groups, d), in the shape of the weight."""
+    rows = reached[:, None, : weight[0].numel()].expand(-1, len(weight) // len(reached), -1)
+    return rows.reshape(weight.shape)
+
+
+def _squares(pairs: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> Tensor:
+    """‖Δ‖² where reached, ‖Δ‖² where not, and ‖θ‖² where reached, of (Δ, θ, mask or None for all) triples."""
+    rows = []
     for change, value, mask in pairs:
         change, value = change.double(), value.double()
         if mask is None:
-            moved, norm = moved + float(change.square().sum()), norm + float(value.square().sum())
+            rows.append(torch.stack([change.square().sum(), change.new_zeros(()), value.square().sum()]))
             continue
         mask = mask.to(change.device)
-        moved += float((change * mask).square().sum())
-        unreached += float((change * ~mask).square().sum())
-        norm += float((value * mask).square().sum())
-    return moved**0.5, unreached**0.5, norm**0.5
+        parts = (change * mask, change * ~mask, value * mask)
+        rows.append(torch.stack([part.square().sum() for part in parts]))
+    return torch.stack(rows).sum(0) if rows else torch.zeros(3, dtype=torch.float64)
+
+
+def _masked(values: Sequence[Tensor], masks: Sequence[Tensor | None]) -> list[Tensor]:
+    return [v if mask is None else v * mask.to(v.device) for v, mask in zip(values, masks, strict=True)]
+
+
+def _sum_of_squares(values: Sequence[Tensor]) -> Tensor:
+    if not values:
+        return torch.zeros((), dtype=torch.float64)
+    return torch.stack(torch._foreach_norm(list(values), 2, dtype=torch.float64)).square().sum()

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from ..errors import DataError, InputError
 from ..linalg.co_subspace import AnySubspace
+from ..linalg.on_host import on_host
+from ..linalg.principal_subspaces import principal_subspaces
 from ..linalg.streamed import StreamedRows
-from ..linalg.subspace import Rule, rank_for
+from ..linalg.subspace import Rule, Subspace, rank_for
 from .layer_inputs import layer_rows, observe_inputs
 from .linear_weights import LinearWeight
 
@@ -39,6 +41,8 @@ class InputBasis:
     blocks: tuple[AnySubspace, ...]
     reached: Tensor
     positions: int
+    # How many coordinates are reached, over all groups, where that is known without looking.
+    count: int | None = None
 
     @property
     def d(self) -> int:
@@ -53,7 +57,12 @@ class InputBasis:
     @property
     def free(self) -> int:
         """Reached directions left to an update, over all groups: 0 where the layer has no null space."""
-        return int(self.reached.sum()) - self.rank
+        return self.reaches - self.rank
+
+    @property
+    def reaches(self) -> int:
+        """Coordinates that are reached, over all groups."""
+        return int(self.reached.sum()) if self.count is None else self.count
 
     @property
     def captured(self) -> float:
@@ -98,7 +107,67 @@ def exact_bases(
     """
     rank_for(torch.ones(1), energy, rule=rule)
     seen = observed_rows(model, batches, whole=energy == 1, dtype=dtype)
-    return {name: seen.pop(name).basis(energy, rule=rule) for name in list(seen)}
+    if energy == 1:
+        return {name: seen.pop(name).basis(energy, rule=rule) for name in list(seen)}
+    energies = dict(zip(seen, on_host([observed.rows.energy() for observed in seen.values()]), strict=True))
+    for name, summed in energies.items():
+        require_finite(name, summed)
+    # Together on a GPU; elsewhere one after the other, so that what was summed up of each can go before the next.
+    together = bool(seen) and next(iter(seen.values())).weight.tensor.device.type != "cpu"
+    found: dict[str, InputBasis] = {}
+    for names in [list(seen)] if together else [[name] for name in seen]:
+        found |= _bases_of([seen.pop(name) for name in names], [energies[name] for name in names], energy, rule)
+    return found
+
+
+def _bases_of(seen: list[ObservedRows], energies: list[Tensor], energy: float, rule: Rule) -> dict[str, InputBasis]:
+    """The bases of inputs whose `energies`, (groups, d), are known on the host, with one read for all of them."""
+    parts = [
+        _Part(each, group, summed[group] > 0)
+        for each, summed in zip(seen, energies, strict=True)
+        for group in range(len(summed))
+    ]
+    moments = [part.moment() for part in parts]
+    found = iter(principal_subspaces([moment for moment in moments if moment is not None], energy, rule=rule))
+    blocks = [
+        part.dual(energy, rule) if moment is None else part.widened(next(found))
+        for part, moment in zip(parts, moments, strict=True)
+    ]
+    taken = iter(blocks)
+    bases = {}
+    for each, summed in zip(seen, energies, strict=True):
+        own = tuple(next(taken) for _ in summed)
+        reached = (summed > 0).to(each.weight.tensor.device, non_blocking=True)
+        count = int((summed > 0).sum())
+        bases[each.weight.name] = InputBasis(
+            each.weight.name, each.weight.bias, own, reached, each.rows.positions, count
+        )
+    return bases
+
+
+class _Part:
+    """The inputs of one group of a weight in the coordinates that are alive, bool (d) on the host."""
+
+    def __init__(self, observed: ObservedRows, group: int, alive: Tensor) -> None:
+        self._kind = torch.promote_types(observed.weight.tensor.dtype, torch.float32)
+        self._d = len(alive)
+        self._columns: Tensor | None = None
+        rows = observed.rows if observed.rows.groups == 1 else observed.rows.one(group)
+        if not bool(alive.all()):
+            self._columns = alive.nonzero().flatten().to(observed.weight.tensor.device, non_blocking=True)
+            rows = rows.within(self._columns)
+        self._rows = rows
+
+    def moment(self) -> Tensor | None:
+        found = self._rows.compressed()
+        return None if found is None else found[0]
+
+    def dual(self, energy: float, rule: Rule) -> Subspace:
+        return self.widened(self._rows.subspaces(energy, rule=rule)[0])
+
+    def widened(self, subspace: Subspace) -> Subspace:
+        subspace = subspace.to(self._kind)
+        return subspace if self._columns is None else subspace.within(self._columns, self._d)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,12 +16,10 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..gradients.uses import Trace, parameters_used_elsewhere, traced_copy
-from ..linalg.subspace import Subspace, project_out
+from ..linalg.subspace import Subspace
 from .directions import Direction
 from .input_bases import InputBasis
-
-# Rounding errors of a projection, in units of the precision: the root of some thousand products that are summed.
-_ROUNDING = 256
+from .null_projection import NullProjection
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,45 +33,43 @@ class Scope:
     @property
     def names(self) -> list[str]:
         """Every parameter that may move."""
-        paired = [name for basis in self.bases.values() for name in (basis.weight, self._bias(basis)) if name]
+        paired = [name for basis in self.bases.values() for name in (basis.weight, self.bias_of(basis)) if name]
         return [*paired, *self.features]
 
-    def _bias(self, basis: InputBasis) -> str | None:
+    def bias_of(self, basis: InputBasis) -> str | None:
+        """The bias that moves with the weight of a basis."""
         return None if basis.bias in self.left else basis.bias
 
     def project(self, direction: Mapping[str, Tensor]) -> Direction:
         """The part of a direction, given for every name of `names`, that the move may take; zero where what is left of
         a tensor is no more than rounding error, which would point anywhere.
         """
-        found: Direction = {}
-        for basis in self.bases.values():
-            bias = self._bias(basis)
-            given = None if bias is None else direction[bias]
-            weight, shifted = basis.project_out(direction[basis.weight], given)
-            if bias is None or shifted is None:
-                found |= _beyond_rounding({basis.weight: weight}, direction)
-            else:
-                found |= _beyond_rounding({basis.weight: weight, bias: shifted}, direction)
-        for name, subspace in self.features.items():
-            left = project_out(direction[name], subspace.basis.to(direction[name]))
-            found |= _beyond_rounding({name: left}, direction)
-        return found
+        if not self.names:
+            return {}
+        projection = NullProjection(self, direction)
+        return projection.layout.scattered(projection(projection.layout.gathered(direction).unsqueeze(0))[0])
 
     def reached(self, values: Mapping[str, Tensor]) -> Direction:
         """The values with zeros where no input reaches them."""
-        found = {name: values[name] for name in self.names}
-        for basis in self.bases.values():
-            weight = values[basis.weight]
-            rows = weight.reshape(len(basis.blocks), -1, weight[0].numel())
-            mask = basis.reached[:, None, : rows.shape[-1]].to(weight.device)
-            found[basis.weight] = (rows * mask).reshape(weight.shape)
-        return found
+        if not self.names:
+            return {}
+        projection = NullProjection(self, values)
+        return projection.layout.scattered(projection.reached(projection.layout.gathered(values)))
 
 
-def scope_of(model: nn.Module, bases: Mapping[str, InputBasis], x: Tensor, features: Mapping[str, Subspace]) -> Scope:
-    """The scope of a move of `model` whose layers have `bases`; `x` is a batch that shows who reads what."""
+def scope_of(
+    model: nn.Module,
+    bases: Mapping[str, InputBasis],
+    x: Tensor,
+    features: Mapping[str, Subspace],
+    *,
+    misread: set[int] | None = None,
+) -> Scope:
+    """The scope of a move of `model` whose layers have `bases`; `x` is a batch that shows who reads what, where
+    `misread`, the outcome of `read_by_others`, is not known.
+    """
     parameters = dict(model.named_parameters())
-    misread = _read_by_others(model, x[:1])
+    misread = read_by_others(model, x[:1]) if misread is None else misread
     biases = {n for n, p in parameters.items() if p.requires_grad and id(p) not in misread}
     movable: dict[str, InputBasis] = {}
     left: dict[str, str] = {}
@@ -115,14 +111,7 @@ def _free(basis: InputBasis, *, bias_moves: bool) -> int:
     return int(basis.reached[:, :-1].sum()) - sum(block.without_last().rank for block in basis.blocks)
 
 
-def _beyond_rounding(left: Direction, given: Mapping[str, Tensor]) -> Direction:
-    """What is left of tensors that were projected together, or zeros where it is rounding error of what was given."""
-    smallest = _ROUNDING * torch.finfo(next(iter(left.values())).dtype).eps
-    norms = [torch.stack([values[name].double().square().sum() for name in left]).sum() for values in (left, given)]
-    return {name: value * (norms[0] > smallest**2 * norms[1]) for name, value in left.items()}
-
-
-def _read_by_others(model: nn.Module, x: Tensor) -> set[int]:
+def read_by_others(model: nn.Module, x: Tensor) -> set[int]:
     """Ids of the trainable parameters that something other than a Linear or Conv layer reads."""
     trace = Trace()
     try:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, isfinite, sqrt
-from typing import Literal, Protocol
+from math import isfinite, sqrt
+from typing import Literal, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..gradients.energy import gradient_energy
-from .directions import Direction, combined, inner, norm_of
+from ..linalg.on_host import on_host
+from .directions import Direction, inner, norm_of
+from .forget_energy import ForgetEnergy, Slopes
+from .null_projection import NullProjection
 from .null_scope import Scope
 from .symmetry import Probe
 
@@ -39,193 +40,245 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class _Ground:
-    """The movable parameters of a copy of the model, where distances are taken from, and ‖θ_org‖."""
+    """The movable parameters, as they stand in the model, and where distances are taken from; vectors are laid out by
+    the projection.
+    """
 
-    model: nn.Module
-    scope: Scope
-    forget: tuple[Tensor, Tensor] | None
     parameters: Mapping[str, nn.Parameter]
-    reference: Mapping[str, Tensor]
-    unit: float
+    projection: NullProjection
+    energy: ForgetEnergy
+    reference: Tensor
+    unit: Tensor
 
-    def displacement(self) -> Direction:
+    def weights(self) -> Tensor:
+        """θ, (n)."""
+        return self.projection.layout.gathered(self.parameters)
+
+    def put(self, weights: Tensor) -> None:
+        """θ ← weights."""
+        values = self.projection.layout.scattered(weights)
+        with torch.no_grad():
+            torch._foreach_copy_(list(self.parameters.values()), [values[name] for name in self.parameters])
+
+    def displacement(self, weights: Tensor) -> Tensor:
         """θ − θ_org where inputs reach."""
-        return self.scope.reached({n: p.detach() - self.reference[n] for n, p in self.parameters.items()})
+        return self.projection.reached(weights - self.reference)
 
-    def energy(self) -> float:
-        """Σᵢ ‖∇ℓᵢ‖² of the forget batch, 0 without one, infinite where the loss is."""
-        if self.forget is None:
-            return 0.0
-        with torch.no_grad():
-            try:
-                return float(gradient_energy(self.model, *self.forget).double().sum())
-            except InputError:
-                return inf
-
-    def weights(self) -> Direction:
-        """θ, as it is."""
-        return {name: p.detach().clone() for name, p in self.parameters.items()}
-
-    def put(self, weights: Mapping[str, Tensor], direction: Mapping[str, Tensor], length: float) -> None:
-        """θ ← weights + length · direction."""
-        with torch.no_grad():
-            for name, p in self.parameters.items():
-                p.copy_(weights[name]).add_(direction[name], alpha=length)
+    def noise(self, generator: torch.Generator) -> Tensor:
+        """Normal numbers, (n)."""
+        like = self.reference
+        return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
 
 
-Energies = tuple[float, float]
+class Walked(NamedTuple):
+    """The shift of every movable parameter after all steps, the summed energies before and after, where they were
+    measured, and whether any step was taken.
+    """
+
+    shifts: Direction
+    energies: tuple[float, float] | None
+    moved: bool
 
 
 def walk(
-    model: nn.Module, scope: Scope, probe: Probe, settings: Lengths, *, generator: torch.Generator
-) -> tuple[Direction, Energies | None]:
-    """The shift of every movable parameter after all steps, and the summed energies before and after; moves `model`."""
+    model: nn.Module, scope: Scope, probe: Probe, settings: Lengths, energy: ForgetEnergy, *, generator: torch.Generator
+) -> Walked:
+    """Take all steps from where the model stands.
+
+    They are taken in the memory of the model's own parameters, which hold what they held before once it returns.
+    """
     every = dict(model.named_parameters())
     parameters = {name: every[name] for name in scope.names}
-    start = {name: p.detach().clone() for name, p in parameters.items()}
+    if not parameters:
+        return Walked({}, None, moved=False)
+    projection = NullProjection(scope, parameters)
+    layout = projection.layout
+    start = layout.gathered(parameters)
     given = probe.reference
-    reference = start if given is None else {n: given[n].detach().to(p) for n, p in parameters.items()}
-    ground = _Ground(model, scope, probe.forget, parameters, reference, norm_of(scope.reached(reference)))
-    step = _at_random if settings.aim == "random" else _downhill
-    nearby = _on_device(generator, parameters)
-    seen: list[float] = []
-    for _ in range(settings.steps if ground.unit > 0 else 0):
-        before, after = step(ground, settings, nearby)
-        seen += [before] if after is None else [before, after]
-        if after is None:
-            break
-    shifts = {name: p.detach() - start[name] for name, p in parameters.items()}
+    reference = start if given is None else layout.gathered({n: given[n].detach().to(p) for n, p in parameters.items()})
+    ground = _Ground(parameters, projection, energy, reference, _norm(projection.reached(reference)))
+    nearby = _on_device(generator, start.device)
+    try:
+        seen = _steps(ground, settings, nearby, forgets=probe.forget is not None)
+        shifts = layout.scattered(ground.weights() - start)
+    finally:
+        ground.put(start)
     measured = bool(seen) and probe.forget is not None and isfinite(seen[0]) and isfinite(seen[-1])
-    return shifts, (seen[0], seen[-1]) if measured else None
+    return Walked(shifts, (seen[0], seen[-1]) if measured else None, moved=len(seen) > 1)
 
 
-def _at_random(ground: _Ground, settings: Lengths, generator: torch.Generator) -> tuple[float, float | None]:
-    """Take a random step; the energies around it, or None after it where nothing can move."""
-    before = ground.energy()
-    direction = random_direction(ground.scope, ground.parameters, generator)
-    length = _length(ground, settings, ground.displacement(), direction)
-    if length <= 0:
-        return before, None
-    ground.put(ground.weights(), direction, length)
-    return before, ground.energy()
+def _steps(ground: _Ground, settings: Lengths, generator: torch.Generator, *, forgets: bool) -> list[float]:
+    """Take all steps; the energies on the way."""
+    if settings.aim == "descent" and settings.dispersion == 0 and not forgets:
+        raise InputError("with dispersion 0 and no examples to forget there is nothing to descend; give forget=...")
+    seen: list[float] = []
+    for _ in range(settings.steps):
+        if settings.aim == "random":
+            taken = _at_random(ground, settings, generator)
+        else:
+            taken = _downhill(ground, settings, generator, forgets=forgets)
+        if taken.unit == 0:
+            break
+        seen += [taken.before] if taken.after is None else [taken.before, taken.after]
+        if taken.after is None:
+            break
+    return seen
 
 
-def _downhill(ground: _Ground, settings: Lengths, generator: torch.Generator) -> tuple[float, float | None]:
-    """Take a step that lowers L and does not raise the energy; the energies around it, or None after it where there
-    is none.
-    """
-    before, slope = _energy_and_slope(ground)
-    displacement = ground.displacement()
-    away = _away(ground, settings, generator, displacement)
-    direction, pull = _steepest(slope, away, settings.dispersion)
-    if settings.protect == "both":
-        direction = _orthogonal_to(direction, _loss_slope(ground))
-    # Where most of a gradient lies in the span, rounding errors of its projection are not small beside what is left.
-    direction = _unit(ground.scope.project(direction)) if direction else {}
-    length = _length(ground, settings, displacement, direction)
-    if length <= 0:
-        return before, None
+class _Step(NamedTuple):
+    """‖θ_org‖, and the energies around a step; None after one that was not taken."""
+
+    unit: float
+    before: float
+    after: float | None
+
+
+def _at_random(ground: _Ground, settings: Lengths, generator: torch.Generator) -> _Step:
+    """Take a random step, however the energy changes."""
+    before = ground.energy.value()
     start = ground.weights()
-    height = 0.5 * before - 0.5 * pull * norm_of(displacement) ** 2
+    direction = _unit(ground.projection(ground.noise(generator).unsqueeze(0))[0])
+    length = _length(ground, settings, ground.displacement(start), direction).clamp(min=0)
+    ground.put(start + (length * direction).to(start))
+    unit, measured, taken, after = _read(ground.unit, before, length, ground.energy.value())
+    return _Step(unit, measured, after if taken > 0 else None)
+
+
+def _downhill(ground: _Ground, settings: Lengths, generator: torch.Generator, *, forgets: bool) -> _Step:
+    """Take a step that lowers L and does not raise the energy."""
+    start = ground.weights()
+    displacement = ground.displacement(start)
+    found = ground.energy.slopes(ground.parameters, loss=forgets and settings.protect == "both")
+    terms = _Terms.of(ground, settings, found, displacement, generator)
+    products = (found.energy, ground.unit, _norm(displacement), *terms.products)
+    before, unit, distance, *inner = _read(*products)
+    if not isfinite(before):
+        ground.energy.refuse()
+    weights, pull = terms.steepest(inner, settings, unit)
+    # Where most of a gradient lies in the span, rounding errors of its projection are not small beside what is left.
+    direction = _unit(ground.projection(terms.combined(weights).unsqueeze(0))[0])
+    length = _length(ground, settings, displacement, direction).clamp(min=0)
+    height = 0.5 * before - 0.5 * pull * distance**2
     for _ in range(settings.halvings + 1):
-        ground.put(start, direction, length)
-        after = ground.energy()
-        lower = 0.5 * after - 0.5 * pull * norm_of(ground.displacement()) ** 2 < height
-        if lower and after <= before * (1 + _SAME):
-            return before, after
-        length /= 2
-    ground.put(start, direction, 0.0)
-    return before, None
+        ground.put(start + (length * direction).to(start))
+        reached = _norm(ground.displacement(ground.weights()))
+        after, taken, away = _read(ground.energy.value(), length, reached)
+        if not taken > 0:
+            return _Step(unit, before, None)
+        if 0.5 * after - 0.5 * pull * away**2 < height and after <= before * (1 + _SAME):
+            return _Step(unit, before, after)
+        length = length / 2
+    ground.put(start)
+    return _Step(unit, before, None)
 
 
-def _steepest(slope: Direction, away: Direction, dispersion: float) -> tuple[Direction, float]:
-    """The unit direction of steepest descent of L, and β; empty where neither term has a direction."""
-    steepness, distance = norm_of(slope), norm_of(away)
-    terms: list[tuple[float, Direction]] = []
-    if steepness > 0:
-        terms.append((-1 / steepness, slope))
-    if distance > 0:
-        terms.append((dispersion / distance, away))
-    pull = dispersion * (steepness or 1.0) / distance if distance > 0 else 0.0
-    return _unit(combined(terms) if terms else {}), pull
+@dataclass(frozen=True, eq=False)
+class _Terms:
+    """Projected vectors that a step is a sum of, and their inner products row by row of the upper triangle.
 
-
-def _unit(direction: Direction) -> Direction:
-    """The direction at length one; empty where it has none."""
-    length = norm_of(direction)
-    return {name: value / length for name, value in direction.items()} if length > 0 else {}
-
-
-def _orthogonal_to(direction: Direction, axis: Direction) -> Direction:
-    """The direction less its part along the axis."""
-    if not axis or not direction:
-        return direction
-    share = inner(direction, axis) / inner(axis, axis)
-    return combined([(1.0, direction), (-share, axis)])
-
-
-def _loss_slope(ground: _Ground) -> Direction:
-    """The projection of the gradient of the forget batch's mean loss: along it, forgotten examples would be learned
-    again, which is the cheapest way to small gradients.
+    `slope` is half the gradient of the energy; `displacement` and `noise` make the way away from θ_org; along
+    `loss_slope`, the gradient of the forget batch's mean loss, forgotten examples would be learned again, which is the
+    cheapest way to small gradients.
     """
-    if ground.forget is None or not ground.parameters:
-        return {}
-    x, y = ground.forget
-    with torch.enable_grad():
-        loss = F.cross_entropy(ground.model(x), y)
-        found = torch.autograd.grad(loss, list(ground.parameters.values()), allow_unused=True)
-    slope = ground.scope.project(_named(ground, found))
-    return slope if norm_of(slope) > 0 else {}
+
+    names: tuple[str, ...]
+    vectors: Tensor
+    products: tuple[Tensor, ...]
+
+    @classmethod
+    def of(
+        cls,
+        ground: _Ground,
+        settings: Lengths,
+        found: Slopes,
+        displacement: Tensor,
+        generator: torch.Generator,
+    ) -> _Terms:
+        layout = ground.projection.layout
+        given: dict[str, Tensor] = {}
+        if found.of_energy:
+            given["slope"] = 0.5 * layout.gathered(found.of_energy)
+        if settings.dispersion != 0:
+            given["displacement"], given["noise"] = displacement, ground.noise(generator)
+        if found.of_loss is not None:
+            given["loss_slope"] = layout.gathered(found.of_loss)
+        vectors = ground.projection(torch.stack(list(given.values())))
+        exact = vectors.double()
+        products = tuple((exact[i:] * exact[i]).sum(1) for i in range(len(exact)))
+        return cls(tuple(given), vectors, products)
+
+    def steepest(self, products: list[float], settings: Lengths, unit: float) -> tuple[dict[str, float], float]:
+        """How much of each vector is in the direction of steepest descent of L, less its part along the loss's slope;
+        and β. Nothing where neither term has a direction.
+        """
+        inner = self._inner(products)
+        steepness = _root(inner.get(("slope", "slope"), 0.0))
+        kicked = _root(inner.get(("noise", "noise"), 0.0))
+        away: dict[str, float] = {}
+        if kicked > 0:
+            away = {"displacement": 1.0, "noise": settings.kick * unit / kicked}
+        distance = _root(_form(inner, away, away))
+        weights = {"slope": -1 / steepness} if steepness > 0 else {}
+        if distance > 0:
+            weights |= {name: settings.dispersion / distance * weight for name, weight in away.items()}
+        pull = settings.dispersion * (steepness or 1.0) / distance if distance > 0 else 0.0
+        along = inner.get(("loss_slope", "loss_slope"), 0.0)
+        if along > 0 and _form(inner, weights, weights) > 0:
+            weights["loss_slope"] = -_form(inner, weights, {"loss_slope": 1.0}) / along
+        return weights, pull
+
+    def combined(self, weights: Mapping[str, float]) -> Tensor:
+        """Σ weight · vector."""
+        total = torch.zeros_like(self.vectors[0])
+        for name, weight in weights.items():
+            total.add_(self.vectors[self.names.index(name)], alpha=weight)
+        return total
+
+    def _inner(self, products: list[float]) -> dict[tuple[str, str], float]:
+        pairs = [(a, b) for i, a in enumerate(self.names) for b in self.names[i:]]
+        found = dict(zip(pairs, products, strict=True))
+        return found | {(b, a): value for (a, b), value in found.items()}
 
 
-def _away(ground: _Ground, settings: Lengths, generator: torch.Generator, displacement: Direction) -> Direction:
-    """The projected displacement with the kick; empty without dispersion."""
-    if settings.dispersion == 0:
-        if ground.forget is None:
-            raise InputError("with dispersion 0 and no examples to forget there is nothing to descend; give forget=...")
-        return {}
-    kick = random_direction(ground.scope, ground.parameters, generator)
-    if not kick:
-        return {}
-    return combined([(1.0, ground.scope.project(displacement)), (settings.kick * ground.unit, kick)])
+def _form(inner: Mapping[tuple[str, str], float], left: Mapping[str, float], right: Mapping[str, float]) -> float:
+    """⟨Σ left · vector, Σ right · vector⟩."""
+    return sum(a * b * inner[m, n] for m, a in left.items() for n, b in right.items())
 
 
-def _length(ground: _Ground, settings: Lengths, displacement: Direction, direction: Direction) -> float:
+def _root(square: float) -> float:
+    return sqrt(square) if square > 0 else 0.0
+
+
+def _read(*numbers: Tensor) -> list[float]:
+    """The numbers one after the other, in one transfer from each device."""
+    return [value for part in on_host(numbers) for value in part.reshape(-1).tolist()]
+
+
+def _norm(vector: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(vector, dtype=torch.float64)
+    return length
+
+
+def _unit(vector: Tensor) -> Tensor:
+    """The vector at length one; zero where it has none."""
+    length = _norm(vector)
+    return vector * torch.where(length > 0, 1 / length, 0.0).to(vector)
+
+
+def _length(ground: _Ground, settings: Lengths, displacement: Tensor, direction: Tensor) -> Tensor:
+    """How far to go; 0 where there is no direction."""
     longest, radius = settings.step_size * ground.unit, settings.radius * ground.unit
-    return within_radius(displacement, direction, longest, radius)
+    along = (displacement.double() * direction.double()).sum()
+    found = _within_radius(along, _norm(displacement), longest, radius)
+    return torch.where(_norm(direction) > 0, found, 0.0)
 
 
-def _energy_and_slope(ground: _Ground) -> tuple[float, Direction]:
-    """Σᵢ ‖∇ℓᵢ‖², and the projection of ∇ ½ Σᵢ ‖∇ℓᵢ‖² = Σᵢ Hᵢ∇ℓᵢ; 0 and nothing without examples to forget."""
-    if ground.forget is None or not ground.parameters:
-        return ground.energy(), {}
-    with torch.enable_grad():
-        energies = gradient_energy(ground.model, *ground.forget)
-        found = torch.autograd.grad(0.5 * energies.sum(), list(ground.parameters.values()), allow_unused=True)
-    return float(energies.detach().double().sum()), ground.scope.project(_named(ground, found))
-
-
-def _named(ground: _Ground, gradients: tuple[Tensor | None, ...]) -> Direction:
-    pairs = zip(ground.parameters.items(), gradients, strict=True)
-    return {name: torch.zeros_like(p) if g is None else g.detach() for (name, p), g in pairs}
-
-
-def _on_device(generator: torch.Generator, parameters: Mapping[str, Tensor]) -> torch.Generator:
+def _on_device(generator: torch.Generator, device: torch.device) -> torch.Generator:
     """A generator beside the parameters, seeded by the one given: noise for millions of weights is drawn where they
     are.
     """
-    device = next((p.device for p in parameters.values()), torch.device("cpu"))
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     return torch.Generator(device).manual_seed(seed)
-
-
-def random_direction(scope: Scope, parameters: Mapping[str, Tensor], generator: torch.Generator) -> Direction:
-    """A random unit direction within the scope: normal noise, projected; empty where the scope is."""
-    drawn = {
-        name: torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype)
-        for name, p in parameters.items()
-    }
-    return _unit(scope.project(drawn))
 
 
 def within_radius(
@@ -236,8 +289,14 @@ def within_radius(
     """
     if not direction:
         return 0.0
-    along = inner(displacement, direction)
-    distance = norm_of(displacement)
-    bound = max(radius, distance)
+    along, distance = (
+        torch.tensor(v, dtype=torch.float64) for v in (inner(displacement, direction), norm_of(displacement))
+    )
+    longest, bound = (torch.tensor(v, dtype=torch.float64) for v in (length, radius))
+    return float(_within_radius(along, distance, longest, bound))
+
+
+def _within_radius(along: Tensor, distance: Tensor, length: Tensor, radius: Tensor) -> Tensor:
+    bound = torch.maximum(radius, distance)
     # Factored, so that from outside the radius a direction further out has the length 0 and not a rounding error.
-    return min(length, -along + sqrt(along**2 + (bound - distance) * (bound + distance)))
+    return torch.minimum(length, -along + torch.sqrt(along**2 + (bound - distance) * (bound + distance)))

@@ -5,7 +5,8 @@ Patches are read straight from the padded image, so that those left out are neve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +18,13 @@ from .layer_inputs import Window, layer_rows
 def sampled_examples(batches: Iterable[Tensor], count: int, *, generator: torch.Generator) -> list[Tensor]:
     """`count` examples drawn without replacement from all batches, or all where there are fewer, batch by batch.
 
-    Each example gets a random number and the smallest are kept, so no more than `count` and one batch are held.
+    Each example gets a random number and the smallest are kept, so that of a stream no more than `count` and one batch
+    are held.
     """
+    if isinstance(batches, Sequence):
+        chosen = zip(batches, _smallest([len(batch) for batch in batches], count, generator), strict=True)
+        picked = [batch[index.to(batch.device, non_blocking=True)] for batch, index in chosen if len(index)]
+        return [part for part in picked if len(part)]
     kept: list[tuple[Tensor, Tensor]] = []
     for batch in batches:
         kept.append((batch, torch.rand(len(batch), generator=generator, dtype=torch.float64, device=generator.device)))
@@ -50,9 +56,26 @@ def sampled_rows(layer: nn.Module, x: Tensor, patches: int, *, generator: torch.
     pixels = image.permute(0, 2, 3, 1).reshape(-1, image.shape[1])
     first = places // width * window.stride[0] * image.shape[3] + places % width * window.stride[1]
     first = first + torch.arange(len(image), device=x.device).unsqueeze(1) * (image.shape[2] * image.shape[3])
-    taps = _taps(window, image.shape[3]).to(x.device)
+    taps = _taps(window.kernel, window.dilation, image.shape[3], x.device)
     read = F.embedding(first.flatten().unsqueeze(1) + taps, pixels)
     return read.reshape(*read.shape[:2], layer.groups, -1).permute(2, 0, 3, 1).flatten(2)
+
+
+def generator_on(device: torch.device, generator: torch.Generator) -> torch.Generator:
+    """The generator, or one on `device` that is seeded by it: what is drawn elsewhere has to be brought there."""
+    if generator.device.type == device.type:
+        return generator
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    return torch.Generator(device).manual_seed(seed)
+
+
+def _smallest(lengths: Sequence[int], count: int, generator: torch.Generator) -> list[Tensor]:
+    """A random number for each of so many, list by list, and the indices of the `count` smallest."""
+    drawn = [torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device) for n in lengths]
+    if sum(lengths) <= count:
+        return [torch.arange(n) for n in lengths]
+    last = torch.cat(drawn).kthvalue(count).values
+    return [(numbers <= last).nonzero().flatten() for numbers in drawn]
 
 
 def _places(examples: int, places: int, count: int, generator: torch.Generator, device: torch.device) -> Tensor:
@@ -61,8 +84,11 @@ def _places(examples: int, places: int, count: int, generator: torch.Generator, 
     return drawn.to(device).topk(count, dim=1, sorted=False).indices
 
 
-def _taps(window: Window, width: int) -> Tensor:
-    """How far each tap of a kernel lies behind the first, in the pixels of an image `width` wide."""
-    down = torch.arange(window.kernel[0]) * window.dilation[0] * width
-    right = torch.arange(window.kernel[1]) * window.dilation[1]
-    return (down.unsqueeze(1) + right).flatten()
+@lru_cache(maxsize=128)
+def _taps(kernel: tuple[int, int], dilation: tuple[int, int], width: int, device: torch.device) -> Tensor:
+    """How far each tap of a kernel lies behind the first, in the pixels of an image `width` wide; not to be written
+    to.
+    """
+    down = torch.arange(kernel[0]) * dilation[0] * width
+    right = torch.arange(kernel[1]) * dilation[1]
+    return (down.unsqueeze(1) + right).flatten().to(device)

@@ -13,7 +13,7 @@ is 1 − m₀/m, if that is more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,13 +21,14 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..linalg.co_subspace import AnySubspace
-from ..linalg.gram import add_gram, mirrored
+from ..linalg.gram import add_gram, gram, mirrored
+from ..linalg.on_host import on_host
 from ..linalg.subspace import Rule
-from ..linalg.tracked import TrackedSubspace
+from ..linalg.tracked import Proposal, TrackedSubspace
 from .input_bases import InputBasis, ObservedRows, exact_bases, input_rows, observed_rows, require_finite
 from .layer_inputs import observe_inputs
 from .linear_weights import LinearWeight
-from .sampled_inputs import sampled_examples, sampled_rows
+from .sampled_inputs import generator_on, sampled_examples, sampled_rows
 
 _AT_A_TIME = 128
 # Entries of the inputs that a refreshed basis is measured on.
@@ -84,15 +85,17 @@ class TrackedBases:
             return exact_bases(model, batches, energy=self.energy, rule=self.rule)
         if not self._layers or self._lost():
             return self.start(observed_rows(model, batches, dtype=None))
-        return self._follow(_sampled(model, batches, self.examples, self.patches, generator))
+        known = {name: layer.columns for name, layer in self._layers.items() if layer.columns is not None}
+        return self._follow(_sampled(model, batches, self.examples, self.patches, generator, known))
 
     def start(self, seen: dict[str, ObservedRows]) -> dict[str, InputBasis]:
         """The exact bases of inputs already summed up, which `seen` gives up one by one; the next refresh follows."""
-        for name, observed in seen.items():
-            require_finite(name, observed.rows.energy())
+        energies = dict(zip(seen, on_host([observed.rows.energy() for observed in seen.values()]), strict=True))
+        for name, energy in energies.items():
+            require_finite(name, energy)
         self.exact_builds += 1
         self._layers = {}
-        return {name: self._start(seen.pop(name)) for name in list(seen)}
+        return {name: self._start(seen.pop(name), energies[name] > 0) for name in list(seen)}
 
     def _lost(self) -> bool:
         return any(layer.misses(more_than=self.restart, of=1 - self.energy) for layer in self._layers.values())
@@ -100,103 +103,285 @@ class TrackedBases:
     def _tracker(self) -> TrackedSubspace:
         return TrackedSubspace(self.energy, rule=self.rule, rounds=self.rounds, slack=self.slack)
 
-    def _start(self, observed: ObservedRows) -> InputBasis:
+    def _start(self, observed: ObservedRows, alive: Tensor) -> InputBasis:
+        """`alive`, bool (groups, d) on the host, are the coordinates that inputs reach."""
         weight, rows = observed.weight, observed.rows
-        alive = rows.energy() > 0
+        device = weight.tensor.device
+        columns = _Columns.of(alive, weight, device)
+        if columns is not None:
+            rows, alive = rows.within(columns.kept), alive.index_select(1, columns.kept.cpu())
         trackers = [self._tracker() for _ in range(rows.groups)]
         moment = rows.second_moment() / rows.positions
         if rows.positions > rows.d:
             blocks = [tracker.refresh(m) for tracker, m in zip(trackers, moment, strict=True)]
         else:
             exact = rows.subspaces(self.energy, rule=self.rule)
-            blocks = [t.adopt(s, a) for t, s, a in zip(trackers, exact, alive, strict=True)]
-        self._layers[weight.name] = _Layer(moment, trackers, blocks)
-        return _basis(weight, blocks, alive, rows.positions)
+            blocks = [t.adopt(s, a) for t, s, a in zip(trackers, exact, alive.to(device), strict=True)]
+        layer = self._layers[weight.name] = _Layer(moment, trackers, blocks, columns=columns)
+        layer.awaken()
+        return layer.basis(weight, blocks, rows.positions, int(alive.sum()))
 
     def _follow(self, samples: dict[str, _Sample]) -> dict[str, InputBasis]:
-        for name, sample in samples.items():
-            require_finite(name, sample.total.diagonal(dim1=1, dim2=2))
-        return {name: self._follow_one(samples.pop(name)) for name in list(samples)}
+        """One read for all layers; until it is done, nothing that is kept has changed."""
+        drafts = {name: self._draft(samples.pop(name)) for name in list(samples)}
+        read = on_host([draft.numbers for draft in drafts.values()])
+        for name, numbers in zip(drafts, read, strict=True):
+            require_finite(name, numbers[:2])
+        return {
+            name: self._settled(drafts.pop(name), numbers) for name, numbers in zip(list(drafts), read, strict=True)
+        }
 
-    def _follow_one(self, sample: _Sample) -> InputBasis:
-        weight, latest = sample.weight, mirrored(sample.total).div_(sample.positions)
-        layer = self._layers.get(weight.name)
-        if layer is None or layer.moment.shape != latest.shape:
-            layer = self._layers[weight.name] = _Layer(latest, [self._tracker() for _ in latest])
-        else:
-            layer.take_in(latest, sample.some_rows(), blend=self.blend)
-        layer.blocks = [tracker.refresh(m) for tracker, m in zip(layer.trackers, layer.moment, strict=True)]
-        reached = layer.moment.diagonal(dim1=1, dim2=2) > 0
-        return _basis(weight, layer.measured_blocks(), reached, sample.positions)
+    def _draft(self, sample: _Sample) -> _Draft:
+        latest = mirrored(sample.total).div_(sample.positions)
+        layer = self._layers.get(sample.weight.name)
+        if layer is None or layer.within.shape != latest.shape:
+            return _Draft(sample, latest, _energy(latest).reshape(1))
+        missed = layer.missed_shares(sample.some_rows())
+        moment = layer.blended(latest, missed, blend=self.blend)
+        diagonal = moment.diagonal(dim1=1, dim2=2)
+        proposals = [tracker.propose(m) for tracker, m in zip(layer.trackers, moment, strict=True)]
+        own = [_energy(latest), sample.stray.double(), (diagonal > 0).sum(dtype=torch.float64)]
+        parts = [torch.stack(own), missed, *(proposal.numbers for proposal in proposals if proposal is not None)]
+        return _Draft(sample, latest, torch.cat(parts), layer, moment, proposals)
+
+    def _settled(self, draft: _Draft, numbers: Tensor) -> InputBasis:
+        sample, layer = draft.sample, draft.layer
+        weight = sample.weight
+        if layer is None or draft.moment is None:
+            layer = self._layers[weight.name] = _Layer(draft.latest, [self._tracker() for _ in draft.latest])
+            return self._refreshed(layer, weight, sample.positions)
+        if numbers[1] > 0:
+            layer.widen()
+            rows = sample.all_rows()
+            missed = layer.missed_shares(_some(rows, share=1.0))
+            layer.within = layer.blended(gram(rows).div_(sample.positions), missed, blend=self.blend)
+            layer.note(missed.tolist())
+            return self._refreshed(layer, weight, sample.positions)
+        groups = len(draft.moment)
+        layer.within = draft.moment
+        layer.note(numbers[3 : 3 + groups].tolist())
+        place, blocks = 3 + groups, []
+        for tracker, moment, proposal in zip(layer.trackers, draft.moment, draft.proposals, strict=True):
+            if proposal is None:
+                blocks.append(tracker.refresh(moment))
+                continue
+            end = place + len(proposal.numbers)
+            blocks.append(tracker.settle(proposal, numbers[place:end]))
+            place = end
+        layer.spans = blocks
+        layer.awaken()
+        return layer.basis(weight, layer.measured_blocks(), sample.positions, int(numbers[2]))
+
+    def _refreshed(self, layer: _Layer, weight: LinearWeight, positions: int) -> InputBasis:
+        """The basis after a refresh that reads what it needs, layer by layer."""
+        layer.spans = [tracker.refresh(m) for tracker, m in zip(layer.trackers, layer.within, strict=True)]
+        reached = (layer.within.diagonal(dim1=1, dim2=2) > 0).cpu()
+        if layer.columns is None:
+            layer.narrow(_Columns.of(reached, weight, layer.within.device))
+        layer.awaken()
+        return layer.basis(weight, layer.measured_blocks(), positions, int(reached.sum()))
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """Which of `d` coordinates are kept, and which are not: taps of a kernel that meet nothing but padding.
+
+    A tap is kept with all of its channels. A channel that is never active may be so later, padding is what it is.
+    """
+
+    d: int
+    kept: Tensor
+    others: Tensor
+
+    @classmethod
+    def of(cls, alive: Tensor, weight: LinearWeight, device: torch.device) -> _Columns | None:
+        """Those of the taps that `alive`, bool (groups, d) on the host, marks in some channel; None for all, or where
+        nothing is.
+        """
+        taps = weight.tensor.shape[2:].numel()
+        met = alive.any(0)[: weight.d].reshape(-1, taps).any(0)
+        if bool(met.all()) or not bool(met.any()):
+            return None
+        some = torch.cat([met.repeat(weight.d // taps), met.new_ones(alive.shape[1] - weight.d)])
+        return cls(len(some), some.nonzero().flatten().to(device), (~some).nonzero().flatten().to(device))
 
 
 @dataclass
 class _Layer:
     """What is kept of one weight: its running second moment (groups, d, d), a mean over inputs; a tracker for each
-    group and the subspace it last gave.
+    group and the subspace it last gave. `within` and `spans` are these within `columns`, where some coordinates are
+    never reached.
 
     `missed` is the share of new inputs' energy that each of them missed at the last refresh; `best` is the smallest
     that the worst of them ever missed.
     """
 
-    moment: Tensor
+    within: Tensor
     trackers: list[TrackedSubspace]
-    blocks: list[AnySubspace] = field(default_factory=list)
+    spans: list[AnySubspace] = field(default_factory=list)
     missed: list[float] = field(default_factory=list)
     best: float = 1.0
+    columns: _Columns | None = None
 
-    def take_in(self, latest: Tensor, rows: Tensor, *, blend: float) -> None:
-        self.missed = [block.missed(some) for block, some in zip(self.blocks, rows, strict=True)]
-        worst = max(self.missed)
-        self.best = min(self.best, worst)
-        grown = 1 - self.best / worst if worst else 0.0
-        self.moment = self.moment.to(latest).lerp_(latest, max(blend, grown))
+    @property
+    def moment(self) -> Tensor:
+        """The running second moment over all coordinates."""
+        if self.columns is None:
+            return self.within
+        kept, d = self.columns.kept, self.columns.d
+        wide = self.within.new_zeros(len(self.within), d, len(kept)).index_copy_(1, kept, self.within)
+        return self.within.new_zeros(len(self.within), d, d).index_copy_(2, kept, wide)
+
+    @property
+    def blocks(self) -> list[AnySubspace]:
+        """The subspaces over all coordinates."""
+        if self.columns is None:
+            return self.spans
+        return [span.within(self.columns.kept, self.columns.d) for span in self.spans]
+
+    def missed_shares(self, rows: Tensor) -> Tensor:
+        """The share of the energy of new inputs that each subspace misses, (groups)."""
+        return torch.stack([block.missed_share(some) for block, some in zip(self.spans, rows, strict=True)])
+
+    def blended(self, latest: Tensor, missed: Tensor, *, blend: float) -> Tensor:
+        """The running second moment with the latest taken in."""
+        worst = missed.max()
+        grown = torch.where(worst > 0, 1 - worst.clamp(max=self.best) / worst, 0.0)
+        return torch.lerp(self.within.to(latest), latest, grown.clamp(min=blend).to(latest))
+
+    def note(self, missed: list[float]) -> None:
+        self.missed = missed
+        self.best = min(self.best, max(missed))
 
     def measured_blocks(self) -> list[AnySubspace]:
         if not self.missed:
-            return self.blocks
-        return [replace(block, captured=1 - share) for block, share in zip(self.blocks, self.missed, strict=True)]
+            return self.spans
+        return [replace(block, captured=1 - share) for block, share in zip(self.spans, self.missed, strict=True)]
 
     def misses(self, *, more_than: float, of: float) -> bool:
         return bool(self.missed) and max(self.missed) > more_than * max(self.best, of)
 
+    def awaken(self) -> None:
+        for tracker in self.trackers:
+            tracker.awaken()
+
+    def widen(self) -> None:
+        """Keep all coordinates again."""
+        if self.columns is None:
+            return
+        for tracker in self.trackers:
+            tracker.widen(self.columns.kept, self.columns.d)
+        self.within, self.spans, self.columns = self.moment, self.blocks, None
+
+    def narrow(self, columns: _Columns | None) -> None:
+        """Keep some of all coordinates; the others have no energy."""
+        if columns is None:
+            return
+        kept = columns.kept
+        self.within = self.within.index_select(1, kept).index_select(2, kept)
+        for tracker in self.trackers:
+            tracker.narrow(kept)
+        self.spans = [block.narrowed(kept) for block in self.spans]
+        self.columns = columns
+
+    def basis(self, weight: LinearWeight, blocks: Sequence[AnySubspace], positions: int, count: int) -> InputBasis:
+        """The basis over all coordinates, of which `count` are reached."""
+        kind = torch.promote_types(weight.tensor.dtype, torch.float32)
+        reached = self.within.diagonal(dim1=1, dim2=2) > 0
+        wide = [block.to(kind) for block in blocks]
+        if self.columns is not None:
+            kept, d = self.columns.kept, self.columns.d
+            reached = reached.new_zeros(len(reached), d).index_copy_(1, kept, reached)
+            wide = [block.within(kept, d) for block in wide]
+        return InputBasis(weight.name, weight.bias, tuple(wide), reached, positions, count)
+
+
+@dataclass
+class _Draft:
+    """A refresh of one layer that is yet to be judged: by the energy of the sample, that of coordinates never reached
+    before, how many are reached, the shares missed, and the numbers of each group's proposal.
+    """
+
+    sample: _Sample
+    latest: Tensor
+    numbers: Tensor
+    layer: _Layer | None = None
+    moment: Tensor | None = None
+    proposals: list[Proposal | None] = field(default_factory=list)
+
 
 @dataclass
 class _Sample:
-    """Inputs of one weight: the sum of p pᵀ on and below the diagonal, how many, and some of them as they were."""
+    """Inputs of one weight: the sum of p pᵀ on and below the diagonal, how many, and some of them as they were.
+
+    Where the layer keeps some `columns` alone, `total` is within those, `stray` is the largest number in any other, and
+    all inputs are kept until that is known to be zero.
+    """
 
     weight: LinearWeight
     total: Tensor
+    stray: Tensor
+    columns: _Columns | None = None
     positions: int = 0
     some: list[Tensor] = field(default_factory=list)
+    whole: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def like(cls, weight: LinearWeight, rows: Tensor, columns: _Columns | None) -> _Sample:
+        kind = torch.promote_types(weight.tensor.dtype, torch.float32)
+        if columns is not None and (columns.d != rows.shape[2] or columns.kept.device != rows.device):
+            columns = None
+        d = rows.shape[2] if columns is None else len(columns.kept)
+        empty = torch.zeros(rows.shape[0], d, d, dtype=kind, device=rows.device)
+        return cls(weight, empty, empty.new_zeros(()), columns)
 
     def add(self, rows: Tensor, *, share: float) -> None:
         rows = rows.to(self.total.dtype)
+        if self.columns is not None:
+            self.whole.append(rows.clone())
+            self.stray = torch.maximum(self.stray, rows.index_select(2, self.columns.others).abs().max())
+            rows = rows.index_select(2, self.columns.kept)
         add_gram(self.total, rows)
         self.positions += rows.shape[1]
-        room = max(1, int(share * _MEASURED / (self.total.shape[0] * self.total.shape[1])))
-        self.some.append(rows[:, :: -(-rows.shape[1] // room)].clone())
+        self.some.append(_some(rows, share=share).clone())
 
     def some_rows(self) -> Tensor:
-        return torch.cat(self.some, dim=1)
+        return self.some[0] if len(self.some) == 1 else torch.cat(self.some, dim=1)
+
+    def all_rows(self) -> Tensor:
+        return torch.cat(self.whole, dim=1)
 
 
 def _sampled(
-    model: nn.Module, batches: Iterable[Tensor], examples: int, patches: int, generator: torch.Generator
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    examples: int,
+    patches: int,
+    generator: torch.Generator,
+    known: Mapping[str, _Columns],
 ) -> dict[str, _Sample]:
     samples: dict[str, _Sample] = {}
     parts = _joined(sampled_examples(batches, examples, generator=generator))
+    draw = generator_on(parts[0].device, generator) if parts else generator
 
     def record(weight: LinearWeight, layer: nn.Module, x: Tensor) -> None:
-        rows = input_rows(weight, sampled_rows(layer, x, patches, generator=generator))
+        rows = input_rows(weight, sampled_rows(layer, x, patches, generator=draw))
         if weight.name not in samples:
-            kind = torch.promote_types(weight.tensor.dtype, torch.float32)
-            groups, _, d = rows.shape
-            samples[weight.name] = _Sample(weight, torch.zeros(groups, d, d, dtype=kind, device=rows.device))
+            samples[weight.name] = _Sample.like(weight, rows, known.get(weight.name))
         samples[weight.name].add(rows, share=1 / len(parts))
 
     observe_inputs(model, parts, record)
     return samples
+
+
+def _energy(moment: Tensor) -> Tensor:
+    return moment.diagonal(dim1=1, dim2=2).sum(dtype=torch.float64)
+
+
+def _some(rows: Tensor, *, share: float) -> Tensor:
+    """As many of the rows (groups, n, d) as a share of the measure has room for."""
+    room = max(1, int(share * _MEASURED / (rows.shape[0] * rows.shape[2])))
+    return rows[:, :: -(-rows.shape[1] // room)]
 
 
 def _joined(parts: list[Tensor]) -> list[Tensor]:
@@ -204,8 +389,3 @@ def _joined(parts: list[Tensor]) -> list[Tensor]:
     if len({part.shape[1:] for part in parts}) != 1:
         return parts
     return list(torch.split(torch.cat(parts), _AT_A_TIME))
-
-
-def _basis(weight: LinearWeight, blocks: Sequence[AnySubspace], reached: Tensor, positions: int) -> InputBasis:
-    kind = torch.promote_types(weight.tensor.dtype, torch.float32)
-    return InputBasis(weight.name, weight.bias, tuple(block.to(kind) for block in blocks), reached, positions)

@@ -1,0 +1,20 @@
+"""Numbers brought to the host together: on a GPU every read waits for all that was launched before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Each tensor in float64 on the host, in its shape, by one transfer for each device they lie on."""
+    found: list[Tensor | None] = [None] * len(tensors)
+    for device in dict.fromkeys(tensor.device for tensor in tensors):
+        places = [place for place, tensor in enumerate(tensors) if tensor.device == device]
+        joined = torch.cat([tensors[place].detach().reshape(-1).double() for place in places]).cpu()
+        parts = torch.split(joined, [tensors[place].numel() for place in places])
+        for place, part in zip(places, parts, strict=True):
+            found[place] = part.reshape(tensors[place].shape)
+    return [part for part in found if part is not None]

@@ -1,0 +1,60 @@
+"""Principal subspaces of many second moments: those of one size decomposed together, and one read for all.
+
+On a GPU the eigendecomposition of a matrix of some hundred rows keeps little of it busy, and a stack of them takes
+hardly longer than one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from .on_host import on_host
+from .subspace import Rule, Subspace
+
+
+def principal_subspaces(moments: Sequence[Tensor], fraction: float, *, rule: Rule = "energy") -> list[Subspace]:
+    """The leading eigenvectors of each second moment (d, d) that hold `fraction` of it, in its own type.
+
+    What `principal_subspace` gives where every coordinate is alive; leave out those that are not beforehand.
+    """
+    if not 0 < fraction <= 1:
+        raise InputError(f"the fraction of energy to keep is {fraction}; it must be above 0 and at most 1")
+    stacks: dict[tuple[int, torch.dtype, torch.device], list[int]] = {}
+    for place, moment in enumerate(moments):
+        stacks.setdefault((len(moment), moment.dtype, moment.device), []).append(place)
+    vectors: dict[int, Tensor] = {}
+    numbers = []
+    for places in stacks.values():
+        values, found = torch.linalg.eigh(torch.stack([moments[place] for place in places]))
+        numbers.append(ranks_for(values.flip(1), fraction, rule=rule))
+        vectors |= dict(zip(places, found, strict=True))
+    subspaces: dict[int, Subspace] = {}
+    for places, read in zip(stacks.values(), on_host(numbers), strict=True):
+        for place, (rank, captured) in zip(places, read.tolist(), strict=True):
+            # A part that is kept must not keep the whole.
+            basis = vectors.pop(place).flip(1)[:, : int(rank)].clone()
+            subspaces[place] = Subspace(basis, captured)
+    return [subspaces[place] for place in range(len(moments))]
+
+
+def ranks_for(eigenvalues: Tensor, fraction: float, *, rule: Rule = "energy") -> Tensor:
+    """`rank_for` of each row of `eigenvalues` (b, d), descending, and the share of the energy that so many hold:
+    float64 (b, 2), not read.
+    """
+    values = eigenvalues.double().clamp(min=0)
+    if values.shape[1] == 0:
+        return values.new_zeros(len(values), 2)
+    floor = values[:, :1] * values.shape[1] * torch.finfo(eigenvalues.dtype).eps
+    rank = (values > floor).sum(1)
+    if fraction < 1:
+        weights = values if rule == "energy" else values.sqrt()
+        share = weights.cumsum(1) / weights.sum(1, keepdim=True)
+        rank = torch.minimum((share < fraction).sum(1) + 1, rank)
+    rank = torch.where(values[:, 0] > 0, rank, 0)
+    held = values.cumsum(1).gather(1, (rank - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+    captured = torch.where(rank > 0, held / values.sum(1), 0.0)
+    return torch.stack([rank.double(), captured], dim=1)

@@ -1,0 +1,103 @@
+"""What a symmetry found out about the network it moves, kept for as long as that is built as it was.
+
+Who reads which parameter, and a captured graph of its energies, do not depend on the values of the weights. They hold
+while every module and tensor is the same object in the same place, with the same settings; whatever else a module holds
+is compared by identity. A network that changes in no such way and yet computes something else would not be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from types import FunctionType
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..gradients.captured_energy import CapturedEnergy
+from .forget_energy import EagerEnergy, ForgetEnergy, ReplayedEnergy
+from .null_scope import read_by_others
+
+_ATOMS = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device, FunctionType})
+# The first move may be the only one, and a graph costs as much as several evaluations.
+_CAPTURED_FROM = 2
+
+
+class Remembered:
+    """The memory of one symmetry. A copy of it is empty: it belongs to one network in one process."""
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._objects: list[ref[Any]] = []
+        self._facts: Hashable = None
+        self._moves = 0
+        self._misread: set[int] | None = None
+        self._graph: CapturedEnergy | None = None
+        self._refused = False
+
+    # What was seen of a network is no part of a symmetry's settings: with equal settings, symmetries are equal.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Remembered)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Remembered:
+        return Remembered()
+
+    def __reduce__(self) -> tuple[type[Remembered], tuple[()]]:
+        return Remembered, ()
+
+    def meet(self, model: nn.Module, x: Tensor) -> None:
+        """Begin a move of `model`, as it stands, on inputs like `x`; forget all that another network showed."""
+        objects: list[nn.Module | Tensor] = [*model.modules(), *model.parameters(), *model.buffers()]
+        facts = (tuple(x.shape[1:]), x.dtype, x.device, _precision(), tuple(_facts(each) for each in objects))
+        known = [each() for each in self._objects]
+        same = len(known) == len(objects) and all(a is b for a, b in zip(known, objects, strict=True))
+        if not same or facts != self._facts:
+            self._forget()
+            self._objects, self._facts = [ref(each) for each in objects], facts
+        self._moves += 1
+
+    def misread(self, working: nn.Module, x: Tensor) -> set[int]:
+        """Ids of the trainable parameters that something other than a Linear or Conv layer reads."""
+        if self._misread is None:
+            self._misread = read_by_others(working, x[:1])
+        return self._misread
+
+    def energy(self, eager: EagerEnergy) -> ForgetEnergy:
+        """The same energy, as a captured graph where that is possible and pays."""
+        x, y = eager.forget
+        if not x.is_cuda or self._moves < _CAPTURED_FROM or self._refused:
+            return eager
+        if self._graph is None:
+            try:
+                graph = CapturedEnergy(eager.model, x, y, loss_gradients=True)
+                graph.replayed_energies(x, y)
+                self._graph = graph
+            except (InputError, RuntimeError):
+                # No rule for a layer, values that the host looks at, or too little memory: operation by operation then.
+                self._refused = True
+                return eager
+        return ReplayedEnergy(self._graph, eager) if self._graph.suits(x, y) else eager
+
+
+def _facts(each: nn.Module | Tensor) -> Hashable:
+    if isinstance(each, Tensor):
+        return each.data_ptr(), each.shape, each.stride(), each.dtype, each.requires_grad
+    return type(each), tuple((key, _plain(value)) for key, value in vars(each).items())
+
+
+def _plain(value: Any) -> Hashable:
+    kind = type(value)
+    if kind in _ATOMS or (kind is tuple and _ATOMS.issuperset(map(type, value))):
+        return value  # type: ignore[no-any-return]
+    return tuple((key, id(part)) for key, part in value.items()) if isinstance(value, dict) else id(value)
+
+
+def _precision() -> Hashable:
+    switches = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)  # type: ignore[attr-defined]
+    return tuple(switch.fp32_precision for switch in switches)

@@ -1,0 +1,94 @@
+"""The movable weights of a network as one vector, layer after layer, in rows: a row is what one output reads.
+
+A network has tens of weight tensors, and what is done with each by itself is launched by itself. Sums, lengths and
+inner products over all of them are one operation on the vector. The row of an output ends in its bias where that moves
+with the weight, so that a layer's rows are what its input basis projects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a weight and the bias that moves with it lie: entries `begin` to `end` of the vector are `groups` blocks of
+    rows of `d` entries.
+    """
+
+    weight: str
+    bias: str | None
+    shape: torch.Size
+    groups: int
+    d: int
+    begin: int
+    end: int
+
+    def rows(self, vectors: Tensor) -> Tensor:
+        """The rows of each of several vectors (m, n), shape (groups, m · rows, d)."""
+        part = vectors[:, self.begin : self.end].reshape(len(vectors), self.groups, -1, self.d)
+        return part.transpose(0, 1).reshape(self.groups, -1, self.d)
+
+    def vectors(self, rows: Tensor, count: int) -> Tensor:
+        """The part of each of `count` vectors from their rows, (count, end − begin)."""
+        split = rows.reshape(self.groups, count, -1, self.d).transpose(0, 1)
+        return split.reshape(count, self.end - self.begin)
+
+
+class WeightRows:
+    """The layout of a vector of n entries that holds the named weights, with the biases that move with them.
+
+    `weights` gives for each weight its bias, or None, and its groups; `alone` are parameters that no layer's rows hold.
+    All are computed with in the widest type among them.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, tuple[str | None, int]], alone: Sequence[str], like: Mapping[str, Tensor]
+    ) -> None:
+        self.places: list[Place] = []
+        self.length = 0
+        for weight, (bias, groups) in weights.items():
+            self._add(weight, bias, like[weight], groups, like[weight][0].numel() + (bias is not None))
+        for name in alone:
+            self._add(name, None, like[name], 1, like[name].numel())
+        self.names = [name for place in self.places for name in (place.weight, place.bias) if name is not None]
+        self._types = {name: like[name].dtype for name in self.names}
+        self.dtype = reduce(torch.promote_types, self._types.values(), torch.float32)
+
+    def _add(self, name: str, bias: str | None, value: Tensor, groups: int, d: int) -> None:
+        begin = self.length
+        self.length += value.numel() + (len(value) if bias is not None else 0)
+        self.places.append(Place(name, bias, value.shape, groups, d, begin, self.length))
+
+    def gathered(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The vector (n) of the named values."""
+        parts = []
+        for place in self.places:
+            value = values[place.weight].detach()
+            if place.bias is not None:
+                value = torch.cat([value.flatten(1), values[place.bias].detach().unsqueeze(1).to(value)], dim=1)
+            parts.append(value.reshape(-1))
+        return torch.cat(parts).to(self.dtype)
+
+    def scattered(self, vector: Tensor) -> dict[str, Tensor]:
+        """The named values of a vector (n), each in its own shape and type; views of it where types agree."""
+        found: dict[str, Tensor] = {}
+        for place in self.places:
+            part = vector[place.begin : place.end]
+            if place.bias is None:
+                found[place.weight] = part.view(place.shape).to(self._types[place.weight])
+                continue
+            rows = part.view(place.shape[0], place.d)
+            found[place.weight] = rows[:, :-1].reshape(place.shape).to(self._types[place.weight])
+            found[place.bias] = rows[:, -1].to(self._types[place.bias])
+        return found
+
+    def spread(self, numbers: Tensor) -> Tensor:
+        """One number for each place, (..., places), at every entry of the place, (..., n)."""
+        counts = torch.tensor([place.end - place.begin for place in self.places]).to(numbers.device, non_blocking=True)
+        return torch.repeat_interleave(numbers, counts, dim=-1, output_size=self.length)

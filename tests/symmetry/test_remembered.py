@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from copy import copy, deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.symmetry import remembered as module
+from warp_unlearning.symmetry.forget_energy import EagerEnergy, ReplayedEnergy
+from warp_unlearning.symmetry.null_scope import read_by_others
+from warp_unlearning.symmetry.null_space import NullSpace
+from warp_unlearning.symmetry.remembered import Remembered
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("offset", torch.zeros(8))
+        self.scaled = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.norm(self.first(x))) + self.offset
+        return self.second(hidden) * (self.first.weight.norm() if self.scaled else 1.0)
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often the graph of a network was looked at."""
+    calls: list[int] = []
+    monkeypatch.setattr(module, "read_by_others", lambda model, x: (calls.append(1), read_by_others(model, x))[1])
+    return calls
+
+
+def meet(memory: Remembered, model: nn.Module, x: Tensor) -> set[int]:
+    memory.meet(model, x)
+    return memory.misread(model, x)
+
+
+def test_a_network_is_looked_at_once_whatever_its_weights(kit: Any, looked: list[int]) -> None:
+    model, x, memory = kit.built(Net).eval(), kit.normal(4, 6), Remembered()
+    first = meet(memory, model, x)
+    with torch.no_grad():
+        for each in (*model.parameters(), *model.buffers()):
+            each.add_(1)
+    assert meet(memory, model, kit.normal(9, 6, seed=1)) == first
+    assert len(looked) == 1
+
+
+def freeze(model: Net) -> None:
+    model.first.bias.requires_grad_(False)
+
+
+def replace(model: Net) -> None:
+    model.second = nn.Linear(8, 3).double()
+
+
+def move_memory(model: Net) -> None:
+    model.first.weight.data = model.first.weight.data.clone()
+
+
+def other_buffer(model: Net) -> None:
+    model.offset = torch.ones(8, dtype=torch.float64)
+
+
+def switch(model: Net) -> None:
+    model.scaled = True
+
+
+def hook(model: Net) -> None:
+    model.second.register_forward_hook(lambda *given: None)
+
+
+@pytest.mark.parametrize("change", [freeze, replace, move_memory, other_buffer, switch, hook])
+def test_a_network_that_is_built_otherwise_is_looked_at_again(
+    kit: Any, looked: list[int], change: Callable[[Any], object]
+) -> None:
+    model, x, memory = kit.built(Net).eval(), kit.normal(4, 6), Remembered()
+    meet(memory, model, x)
+    change(model)
+    assert meet(memory, model, x) == read_by_others(model, x[:1])
+    assert len(looked) == 2
+    meet(memory, model, x)
+    assert len(looked) == 2
+
+
+def test_another_network_of_the_same_layers_is_another(kit: Any, looked: list[int]) -> None:
+    model, x, memory = kit.built(Net).eval(), kit.normal(4, 6), Remembered()
+    meet(memory, model, x)
+    meet(memory, copy(model), x)
+    assert len(looked) == 2
+
+
+def test_what_reads_a_weight_elsewhere_is_seen_after_a_switch(kit: Any) -> None:
+    """The move of a symmetry that has moved the network before is that of one that has not."""
+    model, x = kit.built(Net), kit.normal(5, 6)
+    used = NullSpace(energy=0.9)
+    used.move(model, generator=kit.generator(), probe=kit.probe(x))
+    model.scaled = True
+    found, fresh = (
+        symmetry.move(model, generator=kit.generator(), probe=kit.probe(x))
+        for symmetry in (used, NullSpace(energy=0.9))
+    )
+    assert "first.weight" in found.left
+    assert found.left == fresh.left
+    assert all(torch.equal(found.shifts[name], shift) for name, shift in fresh.shifts.items())
+
+
+def test_other_shapes_are_other_networks(kit: Any, looked: list[int]) -> None:
+    model, memory = kit.built(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.LazyLinear(3))), Remembered()
+    model(kit.normal(1, 2, 4, 4))
+    meet(memory, model, kit.normal(2, 2, 4, 4))
+    memory.meet(model, kit.normal(2, 2, 4, 4).float())
+    assert memory._misread is None
+
+
+def test_a_copy_remembers_nothing_and_equals_it(kit: Any) -> None:
+    model, x, memory = kit.built(Net).eval(), kit.normal(4, 6), Remembered()
+    meet(memory, model, x)
+    for empty in (deepcopy(memory), pickle.loads(pickle.dumps(memory))):
+        assert empty._misread is None
+        assert empty._moves == 0
+        assert empty == memory
+    assert memory != 3
+    assert deepcopy(NullSpace(energy=0.9)) == NullSpace(energy=0.9)
+
+
+def test_a_network_that_is_gone_is_not_kept(kit: Any) -> None:
+    model, x, memory = kit.built(Net).eval(), kit.normal(4, 6), Remembered()
+    meet(memory, model, x)
+    del model
+    assert memory._objects[0]() is None
+
+
+def test_on_a_cpu_energies_are_computed_one_by_one(kit: Any) -> None:
+    model, x, memory = kit.built(Net).eval(), kit.normal(4, 6), Remembered()
+    eager = EagerEnergy(model, model, (x, torch.arange(4) % 3))
+    for _ in range(3):
+        memory.meet(model, x)
+        assert memory.energy(eager) is eager
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_from_the_second_move_on_energies_are_a_graph(kit: Any) -> None:
+    model = kit.built(lambda: SmallResNet(classes=3, width=4)).eval().cuda()
+    x, y, memory = kit.normal(6, 1, 8, 8).cuda(), (torch.arange(6) % 3).cuda(), Remembered()
+    eager = EagerEnergy(model, model, (x, y))
+    memory.meet(model, x)
+    assert memory.energy(eager) is eager
+    memory.meet(model, x)
+    replayed = memory.energy(eager)
+    assert isinstance(replayed, ReplayedEnergy)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.05)
+    parameters = dict(model.named_parameters())
+    found, expected = (energy.slopes(parameters, loss=True) for energy in (replayed, eager))
+    torch.testing.assert_close(found.energy, expected.energy, rtol=1e-9, atol=0)
+    assert found.of_loss is not None
+    assert expected.of_loss is not None
+    for name in parameters:
+        torch.testing.assert_close(found.of_energy[name], expected.of_energy[name], rtol=1e-8, atol=1e-12)
+        torch.testing.assert_close(found.of_loss[name], expected.of_loss[name], rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(replayed.value(), eager.value(), rtol=1e-9, atol=0)
+    other = EagerEnergy(model, model, (x[:3], y[:3]))
+    assert memory.energy(other) is other
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_moves_by_graphs_are_moves_without(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for captured_from in (2, 10**9):
+        monkeypatch.setattr(module, "_CAPTURED_FROM", captured_from)
+        model = kit.built(lambda: SmallResNet(classes=3, width=4)).eval().cuda()
+        x, forget = (
+            kit.normal(40, 1, 8, 8).cuda(),
+            (kit.normal(6, 1, 8, 8, seed=1).cuda(), (torch.arange(6) % 3).cuda()),
+        )
+        symmetry = NullSpace(energy=0.9)
+        for seed in range(3):
+            move = symmetry.move(model, generator=kit.generator(seed), probe=kit.probe(x, forget=forget))
+            with torch.no_grad():
+                for name, shift in move.shifts.items():
+                    model.get_parameter(name).add_(shift)
+        assert (symmetry._remembered._graph is not None) == (captured_from == 2)
+        found.append((move, {n: p.detach().clone() for n, p in model.named_parameters()}))
+    assert found[0][0].energies == pytest.approx(found[1][0].energies, rel=1e-6)
+    for name, value in found[0][1].items():
+        torch.testing.assert_close(value, found[1][1][name], rtol=1e-6, atol=1e-9)

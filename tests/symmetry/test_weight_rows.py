@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from warp_unlearning.symmetry.weight_rows import WeightRows
+
+
+def values() -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"conv": (6, 2, 3, 1), "conv_bias": (6,), "fc": (3, 5), "alone": (4,)}
+    return {name: torch.randn(*shape, generator=draw) for name, shape in shapes.items()}
+
+
+def layout(given: dict[str, Tensor]) -> WeightRows:
+    return WeightRows({"conv": ("conv_bias", 2), "fc": (None, 1)}, ["alone"], given)
+
+
+def test_a_row_is_what_one_output_reads_with_its_bias_last() -> None:
+    given = values()
+    rows = layout(given)
+    assert rows.names == ["conv", "conv_bias", "fc", "alone"]
+    vector = rows.gathered(given)
+    assert vector.shape == (rows.length,) == (6 * 7 + 15 + 4,)
+    conv, fc, alone = rows.places
+    found = conv.rows(torch.stack([vector, 2 * vector]))
+    assert found.shape == (2, 6, 7)
+    for group in range(2):
+        for copy in range(2):
+            for row in range(3):
+                own = 3 * group + row
+                expected = torch.cat([given["conv"][own].flatten(), given["conv_bias"][own : own + 1]]) * (1 + copy)
+                assert torch.equal(found[group, 3 * copy + row], expected)
+    assert torch.equal(conv.vectors(found, 2), torch.stack([vector[: 6 * 7], 2 * vector[: 6 * 7]]))
+    assert torch.equal(fc.rows(vector.unsqueeze(0))[0], given["fc"])
+    assert torch.equal(vector[alone.begin : alone.end], given["alone"])
+
+
+def test_what_is_gathered_comes_back_in_its_own_shape_and_type() -> None:
+    given = values()
+    given["fc"] = given["fc"].double() + 1e-12
+    rows = layout(given)
+    assert rows.dtype == torch.float64
+    back = rows.scattered(rows.gathered(given))
+    assert list(back) == rows.names
+    assert all(back[name].dtype == given[name].dtype and torch.equal(back[name], given[name]) for name in given)
+
+
+def test_one_number_a_place_is_spread_over_its_entries() -> None:
+    rows = layout(values())
+    found = rows.spread(torch.tensor([[1.0, 2.0, 3.0], [0.0, 5.0, 0.0]]))
+    expected = [
+        torch.cat([torch.full((42,), a), torch.full((15,), b), torch.full((4,), c)])
+        for a, b, c in ((1.0, 2.0, 3.0), (0.0, 5.0, 0.0))
+    ]
+    assert torch.equal(found, torch.stack(expected))
