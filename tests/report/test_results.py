@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from warp_unlearning.errors import DataError, InputError
+from warp_unlearning.report.page import make_report
 from warp_unlearning.report.pair_results import PairResults
 from warp_unlearning.report.results import read_results
 from warp_unlearning.report.shadow_results import ShadowResults
@@ -227,3 +228,12 @@ def test_what_makes_an_audit_incomplete(data, read):
         {"arms": [data["arms"][0] | {"complete": False}]},
     ):
         assert not read(data | change).complete
+
+
+def test_several_pairs_have_no_rates(data, read):
+    for arm in data["arms"]:
+        arm["gradient_test"] |= {"pairs": 2, "rates": None}
+    found = read(data)
+    assert [arm.gradient_test.rates for arm in found.arms] == [()] * len(found.arms)
+    assert found.arms[0].gradient_test.rate(0.01) is None
+    make_report(found)

@@ -270,8 +270,9 @@ def _arm(field: Field) -> Arm:
 
 
 def _gradient_test(field: Field) -> GradientTest:
-    rates = tuple(read_rate(rate) for rate in field["rates"]) if "rates" in field else ()
-    return GradientTest(read_estimate(field["auc"]), field["pairs"].count(), rates)
+    # Rates of several pairs are null: one threshold does not fit them all.
+    rates = field["rates"].maybe(lambda found: tuple(read_rate(rate) for rate in found)) if "rates" in field else None
+    return GradientTest(read_estimate(field["auc"]), field["pairs"].count(), rates or ())
 
 
 def _strongest(field: Field) -> Strongest:

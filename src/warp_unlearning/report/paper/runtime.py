@@ -1,0 +1,188 @@
+"""Figures 8 and 9: what WARP and FastWARP add to the time of each method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from ..fields import Field
+from ..labels import brief, method_label
+from ..measures import Estimate, read_estimate, written
+from ..plots import Plot
+from ..style import blank, look
+from .agreement import Cell, beside, shown
+from .formulas import difference, ratio
+from .markdown import bullets, table
+from .names import defense_name, in_order, row_name
+from .numbers import PaperNumber, paper_table
+from .rendered import Rendered, rendered
+from .study import read_about
+
+_NOTE = (
+    "The paper timed on an RTX 4090: seconds on another machine are not compared, shares are. The interval of a share "
+    "is from the two separate intervals, so that it is wide. The mean over methods is of those measured here."
+)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The time of one method with one defence, mean over so many runs."""
+
+    method: str
+    defense: str | None
+    seconds: Estimate
+    runs: int
+
+
+def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
+    """Seconds and extra shares, and the paper's statements about them."""
+    whole, about = read_about(results)
+    timed = [_timed(row) for row in whole["rows"]]
+    if not timed:
+        whole["rows"].wrong("at least one time")
+    found = {(row.method, row.defense): row for row in timed}
+    methods = in_order(tuple(dict.fromkeys(row.method for row in timed)))
+    rows, cells = [], []
+    for method in methods:
+        for defense in dict.fromkeys(row.defense for row in timed):
+            row = found.get((method, defense))
+            if row is None:
+                continue
+            line, judged = _row(row, found.get((method, None)))
+            rows.append(line)
+            cells += judged
+    claims, judged = _claims(found, methods)
+    heads = ["arm", "seconds", "runs", "more than without the defence, %"]
+    return rendered(
+        "Runtime",
+        about,
+        _NOTE,
+        table(heads, rows),
+        bullets(claims),
+        plots={"runtime": _plot(timed, methods)},
+        folder=folder,
+        cells=[*cells, *judged],
+    )
+
+
+def extra(row: Timed, base: Timed | None) -> Estimate | None:
+    """The share by which it takes longer than without the defence."""
+    found = None if base is None else ratio(row.seconds, base.seconds)
+    return None if found is None else found.mapped(1, -1)
+
+
+def mean_of(found: list[Estimate]) -> Estimate | None:
+    """The mean with the mean of the ends: no narrower than any dependence between them allows."""
+    if not found:
+        return None
+    parts = [[getattr(e, name) for e in found] for name in ("value", "low", "high")]
+    value, low, high = (None if None in part else sum(part) / len(part) for part in parts)
+    return Estimate(value, low, high)
+
+
+def paper_share(method: str, defense: str) -> PaperNumber | None:
+    """The paper's extra time in percent from the seconds it prints, and all it may stand for; None without both.
+
+    >>> str(paper_share("BT", "fastwarp"))
+    'about 17'
+    """
+    table_of = paper_table("fig:fastTime")
+    name = f"{method} + {defense_name(defense)}"
+    base, found = table_of.number(method, "value"), table_of.number(name, "value")
+    if base is None or found is None or base.value is None or found.value is None:
+        return None
+    value, low, high = (
+        100 * (top / bottom - 1)
+        for top, bottom in ((found.value, base.value), (found.low, base.high), (found.high, base.low))
+    )
+    return PaperNumber(table_of.label, name, "extra time", "%", f"~{value:.0f}", value, low, high, None)
+
+
+def _timed(field: Field) -> Timed:
+    return Timed(
+        field["method"].text(),
+        field["defense"].maybe(Field.text),
+        read_estimate(field["seconds"]),
+        field["runs"].count(),
+    )
+
+
+def _row(row: Timed, base: Timed | None) -> tuple[list[Cell | str], list[Cell]]:
+    name = row_name(row.method, row.defense)
+    seconds = beside(row.seconds, paper_table("fig:fastTime").number(name, "value"), digits=2, compared=False)
+    if row.defense is None:
+        return [name, seconds, f"{row.runs}", ""], [seconds]
+    table_of = paper_table("fig:runtime")
+    printed = table_of.number(method_label(row.method), "extra time") if row.defense == "warp" else None
+    printed = printed or paper_share(method_label(row.method), row.defense)
+    share = beside(extra(row, base), printed, digits=1, scale=100)
+    return [name, seconds, f"{row.runs}", share], [seconds, share]
+
+
+def _claims(found: dict[tuple[str, str | None], Timed], methods: tuple[str, ...]) -> tuple[list[str], list[Cell]]:
+    texts, cells = [], []
+    for defense in ("warp", "fastwarp"):
+        shares = {
+            m: share
+            for m in methods
+            if (m, defense) in found and (share := extra(found[m, defense], found.get((m, None)))) is not None
+        }
+        printed = paper_table("fig:runtime").number("mean", "extra time") if defense == "warp" else None
+        others = [share for m, share in shares.items() if m != "ngp"]
+        cell = beside(mean_of(list(shares.values())), printed, digits=1, scale=100)
+        cells.append(cell)
+        texts.append(
+            f"{defense_name(defense)}, mean over {len(shares)} methods, %: {cell}; without NGP, which the paper calls "
+            f"an exception: {shown(mean_of(others), digits=1, scale=100)}"
+        )
+    for method in methods:
+        rows = [found.get((method, defense)) for defense in (None, "warp", "fastwarp")]
+        faster = _faster(*rows)
+        if faster is None:
+            continue
+        cell = beside(faster, paper_table("fig:fastTime, ratio").number("teleport time", "value"), digits=2)
+        cells.append(cell)
+        texts.append(f"{method_label(method)}, teleports of WARP over those of FastWARP: {cell}")
+    return texts, cells
+
+
+def _faster(base: Timed | None, exact: Timed | None, fast: Timed | None) -> Estimate | None:
+    """The time that WARP adds over the time that FastWARP adds; None where the latter is not above 0."""
+    if base is None or exact is None or fast is None:
+        return None
+    added = [difference(row.seconds, base.seconds) for row in (exact, fast)]
+    return None if added[0] is None or added[1] is None else ratio(added[0], added[1])
+
+
+def _plot(timed: list[Timed], methods: tuple[str, ...]) -> Plot:
+    words = "; ".join(
+        f"{row_name(row.method, row.defense)} {written(row.seconds, digits=2, unit=' s')}" for row in timed
+    )
+    return Plot("Time to unlearn one model", f"Bars of seconds: {words}.", partial(_draw, timed, methods))
+
+
+def _draw(timed: list[Timed], methods: tuple[str, ...]) -> Figure:
+    defenses = list(dict.fromkeys(row.defense for row in timed))
+    figure = blank(1.6 + 0.95 * len(methods), 3.2)
+    axes = figure.subplots()
+    width = 0.8 / len(defenses)
+    for row in timed:
+        if row.seconds.value is None:
+            continue
+        place = methods.index(row.method) + (defenses.index(row.defense) - (len(defenses) - 1) / 2) * width
+        shown_as = look(row.defense, defenses)
+        axes.bar([place], [row.seconds.value], width=0.9 * width, color=shown_as.color, alpha=0.75)
+        axes.containers[-1].set_label(brief(defense_name(row.defense)))
+        if row.seconds.low is not None and row.seconds.high is not None:
+            axes.plot([place, place], [max(row.seconds.low, 0), row.seconds.high], color="black", lw=1)
+    axes.set_xticks(range(len(methods)), [brief(method_label(m), 12) for m in methods])
+    axes.set(ylabel="seconds")
+    axes.grid(True, axis="y")
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=4)
+    return figure

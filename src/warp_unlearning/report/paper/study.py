@@ -1,0 +1,262 @@
+"""The results of a study (kind "study", schema version 1) as plain dataclasses, with every field checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import DataError
+from ..fields import Field
+from ..measures import Estimate, Rate, read_estimate, read_rate
+from ..shadow_results import Arm, Pairs, ShadowResults, read_shadow
+from .agreement import known
+from .formulas import advantage_gone, difference, privacy_gain
+
+SCHEMA_VERSION = 1
+Swept = tuple[tuple[str, float], ...]
+
+# What the page of one audit needs and a study may leave out.
+_LEFT_OUT: Mapping[str, Any] = {
+    "date": "",
+    "threat": [],
+    "stages": [],
+    "failures": [],
+    "notes": [],
+    "not_tested": [],
+    "configuration": {},
+    "digests": {},
+    "versions": {},
+    "hardware": {},
+}
+
+
+@dataclass(frozen=True)
+class About:
+    """What every study says of itself."""
+
+    study: str
+    hardware: Pairs
+    commands: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PairAttack:
+    """One attack on pairs of models, mean over so many pairs."""
+
+    name: str
+    auc: Estimate
+    pairs: int
+    rates: tuple[Rate, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that a defence makes; `paired` is False where it rests on two separate intervals."""
+
+    estimate: Estimate | None
+    paired: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Against:
+    """An arm beside another of its method, paired: how much lower its AUC is, and how much higher its accuracy."""
+
+    auc: Estimate | None
+    test_accuracy: Estimate | None
+
+
+@dataclass(frozen=True)
+class StudyArm:
+    """An arm of an audit with what a study adds: what was swept, all attacks on pairs, and paired changes."""
+
+    arm: Arm
+    swept: Swept
+    attacks: tuple[PairAttack, ...]
+    lower_by: Estimate | None
+    privacy: Estimate | None
+    gradient_reduction: Estimate | None
+    correlation: Estimate | None
+    against: Mapping[str, Against]
+
+    @property
+    def one_minus_auc(self) -> Estimate | None:
+        """1 − AUC, of scores turned around where the AUC is below ½."""
+        return None if self.arm.score is None else self.arm.score.auc.strength.mapped(-1, 1)
+
+    @property
+    def test_accuracy(self) -> Estimate | None:
+        """The share of test examples classified correctly."""
+        return None if self.arm.accuracy is None else self.arm.accuracy.test
+
+    @property
+    def settings(self) -> str:
+        """What was swept, in words."""
+        return ", ".join(f"{name} {value:g}" for name, value in self.swept) or "as given"
+
+    def value_of(self, name: str) -> float | None:
+        """The value of what was swept, None where this arm does not vary it."""
+        return dict(self.swept).get(name)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study of arms."""
+
+    about: About
+    shadow: ShadowResults
+    arms: tuple[StudyArm, ...]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Methods in the order of the file."""
+        return self.shadow.methods
+
+    @property
+    def defenses(self) -> tuple[str | None, ...]:
+        """Defences in the order of the file, none first."""
+        found = dict.fromkeys(item.arm.defense for item in self.arms)
+        return tuple(sorted(found, key=lambda name: name is not None))
+
+    def find(self, method: str, defense: str | None) -> StudyArm | None:
+        """The first arm of this method and defence."""
+        return next((a for a in self.arms if a.arm.method == method and a.arm.defense == defense), None)
+
+    def base_of(self, item: StudyArm) -> StudyArm | None:
+        """The arm without a defence that this one is compared with: of the same sweep, or the only one there is."""
+        found = [a for a in self.arms if a.arm.method == item.arm.method and a.arm.defense is None]
+        same = [a for a in found if a.swept == item.swept]
+        return same[0] if same else found[0] if len(found) == 1 else None
+
+    def lowered(self, item: StudyArm) -> Change:
+        """How much lower the AUC is (of scores turned around where it is below ½) than without the defence."""
+        base = self.base_of(item)
+        if known(item.lower_by):
+            return Change(item.lower_by, True)
+        return _separate(base, item, _strength, difference)
+
+    def advantage_gone(self, item: StudyArm) -> Change:
+        """The share of the advantage over guessing that is gone."""
+        reduction = item.arm.reduction
+        if reduction is not None:
+            return Change(reduction.auc, True, reduction.note)
+        return _separate(self.base_of(item), item, _strength, advantage_gone)
+
+    def privacy_gained(self, item: StudyArm) -> Change:
+        """By what share 1 − AUC rises."""
+        if known(item.privacy):
+            return Change(item.privacy, True)
+        return _separate(self.base_of(item), item, _strength, privacy_gain)
+
+    def lower_than(self, item: StudyArm, defense: str) -> Change:
+        """How much lower the AUC is than with another defence."""
+        paired = item.against.get(defense)
+        if paired is not None and known(paired.auc):
+            return Change(paired.auc, True)
+        return _separate(self.beside(item, defense), item, _strength, difference)
+
+    def beside(self, item: StudyArm, defense: str | None) -> StudyArm | None:
+        """The arm of the same method and sweep with this defence."""
+        wanted = item.arm.method, defense, item.swept
+        return next((a for a in self.arms if (a.arm.method, a.arm.defense, a.swept) == wanted), None)
+
+    def gradient_gone(self, item: StudyArm) -> Change:
+        """The share of the gradient-difference test's advantage over guessing that is gone."""
+        if known(item.gradient_reduction):
+            return Change(item.gradient_reduction, True)
+        return _separate(self.base_of(item), item, _gradient_strength, advantage_gone)
+
+    def gradient_privacy(self, item: StudyArm) -> Change:
+        """By what share 1 − AUC of the gradient-difference test rises."""
+        return _separate(self.base_of(item), item, _gradient_strength, privacy_gain)
+
+    def gradient_lowered(self, item: StudyArm) -> Change:
+        """How much lower the AUC of the gradient-difference test is."""
+        return _separate(self.base_of(item), item, _gradient_strength, difference)
+
+
+def read_about(results: Mapping[str, Any]) -> tuple[Field, About]:
+    """The whole of the results as a field, and what they say of themselves."""
+    whole = Field(dict(results), f"the results of the study {results.get('study', '(no name)')!s}")
+    version = whole["schema_version"].value
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise DataError(
+            f"{whole.file} have schema version {version!r}; this program reads {SCHEMA_VERSION}: make the study again"
+        )
+    whole["kind"].one_of("study")
+    hardware = whole["hardware"].scalars() if "hardware" in whole else ()
+    commands = whole["commands"].texts() if "commands" in whole else ()
+    notes = whole["notes"].texts() if "notes" in whole else ()
+    return whole, About(whole["study"].text(), hardware, commands, notes)
+
+
+def read_study(results: Mapping[str, Any]) -> Study:
+    """A study of arms."""
+    whole, about = read_about(results)
+    given = whole.mapping()
+    audited = {"classes": [], **whole["audited"].mapping()}
+    shadow = read_shadow(Field({**_LEFT_OUT, **given, "audited": audited}, whole.file))
+    extra = zip(shadow.arms, whole["arms"], strict=True)
+    return Study(about, shadow, tuple(_study_arm(arm, field) for arm, field in extra))
+
+
+def _study_arm(arm: Arm, field: Field) -> StudyArm:
+    swept = tuple((name, value.number()) for name, value in field["swept"].items()) if _given(field, "swept") else ()
+    attacks = tuple(_attack(item) for item in field["pair_attacks"]) if _given(field, "pair_attacks") else ()
+    reduction, test, risk = field["reduction"], field["gradient_test"], field["risk"]
+    against = {name: _against(item) for name, item in field["against"].items()} if _given(field, "against") else {}
+    return StudyArm(
+        arm,
+        swept,
+        attacks,
+        read_estimate(reduction["difference"]) if _given(reduction, "difference") else None,
+        read_estimate(reduction["privacy"]) if _given(reduction, "privacy") else None,
+        read_estimate(test["reduction"]) if _given(test, "reduction") else None,
+        read_estimate(risk["correlation"]) if _given(risk, "correlation") else None,
+        against,
+    )
+
+
+def _given(field: Field, name: str) -> bool:
+    return field.value is not None and name in field and field[name].value is not None
+
+
+def _attack(field: Field) -> PairAttack:
+    rates = tuple(read_rate(rate) for rate in field["rates"]) if _given(field, "rates") else ()
+    return PairAttack(field["name"].text(), read_estimate(field["auc"]), field["pairs"].count(), rates)
+
+
+def _against(field: Field) -> Against:
+    return Against(
+        read_estimate(field["auc"]) if _given(field, "auc") else None,
+        read_estimate(field["test_accuracy"]) if _given(field, "test_accuracy") else None,
+    )
+
+
+def _strength(item: StudyArm) -> Estimate | None:
+    return None if item.arm.score is None else item.arm.score.auc.strength
+
+
+def _gradient_strength(item: StudyArm) -> Estimate | None:
+    return None if item.arm.gradient_test is None else item.arm.gradient_test.auc.strength
+
+
+def _separate(
+    base: StudyArm | None,
+    item: StudyArm,
+    measure: Callable[[StudyArm], Estimate | None],
+    change: Callable[[Estimate, Estimate], Estimate | None],
+) -> Change:
+    before, after = (None if a is None else measure(a) for a in (base, item))
+    if base is None or before is None:
+        return Change(None, False, "there is no arm without a defence to compare with")
+    if change is advantage_gone and (before.low is None or before.low <= 0.5):
+        return Change(None, False, "the advantage without the defence is not distinguishable from guessing")
+    return Change(None if after is None else change(before, after), False)
+
+
+def swept_values(arms: Iterable[StudyArm], name: str) -> list[float]:
+    """The values of what was swept, rising."""
+    return sorted({value for arm in arms if (value := arm.value_of(name)) is not None})

@@ -1,0 +1,150 @@
+"""Table 1: U-LiRA on six methods with and without defences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..labels import method_label
+from ..measures import Estimate, Score
+from ..plots import Plot
+from .agreement import Cell, beside, direction, rate_beside, shown
+from .changes import change_table, change_text
+from .markdown import paragraphs, table
+from .names import KICK, RATES, SLICES, in_order, paper_cell, row_name
+from .numbers import PaperTable, paper_table
+from .panels import Mark, Panel, rows_plot
+from .rendered import SEPARATE, Rendered, audited_text, problems, rendered
+from .study import Study, StudyArm, read_study
+
+_KINDS = {"all": "All forgotten examples", **{name: name.capitalize() for name in SLICES}}
+
+
+def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
+    """Areas and rates on all samples and the most memorised, accuracy, and what defences change."""
+    study, paper = read_study(results), paper_table("tab:bb_mm_advred")
+    arms = ordered(study)
+    cells: list[Cell] = []
+    parts = []
+    for kind, heading in _KINDS.items():
+        text, found = _scores(arms, paper, kind)
+        parts.append(paragraphs(f"### {heading}", text).strip())
+        cells += found
+    accuracy, found = _accuracy(arms, paper)
+    cells += found
+    defended = [item for item in arms if item.arm.defense is not None]
+    changed = change_table(defended, paper, "all: AUC", study.lowered, study.advantage_gone, study.privacy_gained)
+    missing, absent = missing_rows((row_name(i.arm.method, i.arm.defense) for i in arms), paper)
+    return rendered(
+        "Table 1: U-LiRA",
+        study.about,
+        *parts,
+        paragraphs("### Accuracy", accuracy).strip(),
+        paragraphs("### What defences change, all forgotten examples", changed).strip() if defended else "",
+        _beyond_kick(study, defended),
+        missing,
+        problems(study),
+        plots={"table1": _plot(arms, paper)},
+        folder=folder,
+        cells=[*cells, *absent],
+        intro=audited_text(study),
+    )
+
+
+def _beyond_kick(study: Study, defended: list[StudyArm]) -> str:
+    """Does a defence do more than a random move of the same length?"""
+    rows = []
+    for item in defended:
+        if item.arm.defense != KICK and study.beside(item, KICK) is not None:
+            change = study.lower_than(item, KICK)
+            name = row_name(item.arm.method, item.arm.defense)
+            rows.append([name, change_text(change), direction(change.estimate, falls="yes", rises="no, less")])
+    if not rows:
+        return ""
+    heads = ["arm", "AUC lower than with a random kick by", "does it do more than the kick?"]
+    return paragraphs("### Beside a random move of the same length", table(heads, rows), SEPARATE).strip()
+
+
+def ordered(study: Study) -> list[StudyArm]:
+    """Arms by method in the paper's order, without a defence first."""
+    return [
+        item
+        for method in in_order(study.methods)
+        for defense in study.defenses
+        for item in study.arms
+        if item.arm.method == method and item.arm.defense == defense
+    ]
+
+
+def missing_rows(there: Iterable[str], paper: PaperTable) -> tuple[str, list[Cell]]:
+    """The paper's rows but those there, and a cell for every number in them."""
+    there = set(there)
+    missing = [row for row in paper.rows if row not in there]
+    cells = [Cell("", "not measured") for row in missing for _ in paper.rows[row]]
+    return (f"Rows of the paper that were not measured: {', '.join(missing)}." if missing else ""), cells
+
+
+def score_of(item: StudyArm, kind: str) -> Score | None:
+    """The score of all samples, or of one slice."""
+    return item.arm.score if kind == "all" else item.arm.slices.get(kind)
+
+
+def score_cells(item: StudyArm, kind: str, paper: PaperTable, row: str | None = None) -> list[Cell]:
+    """Area and rates of an arm beside the paper's `row`."""
+    score, row = score_of(item, kind), row or row_name(item.arm.method, item.arm.defense)
+    return [
+        beside(None if score is None else score.auc, paper.number(row, f"{kind}: AUC"), chance=0.5),
+        *(
+            rate_beside(None if score is None else score.rate(fpr), paper.number(row, f"{kind}: {name}"))
+            for fpr, name in RATES.items()
+        ),
+    ]
+
+
+def _scores(arms: list[StudyArm], paper: PaperTable, kind: str) -> tuple[str, list[Cell]]:
+    rows, cells = [], []
+    for item in arms:
+        found = score_cells(item, kind, paper)
+        cells += found
+        rows.append([row_name(item.arm.method, item.arm.defense), *found])
+    return table(["arm", "AUC", *RATES.values()], rows), cells
+
+
+def _accuracy(arms: list[StudyArm], paper: PaperTable) -> tuple[str, list[Cell]]:
+    rows, cells = [], []
+    for item in arms:
+        accuracy = item.arm.accuracy
+        test = beside(
+            None if accuracy is None else accuracy.test,
+            paper_cell(paper, item.arm.method, item.arm.defense, "test accuracy"),
+        )
+        cells.append(test)
+        others = [shown(None if accuracy is None else part) for part in _parts(item)]
+        rows.append([row_name(item.arm.method, item.arm.defense), *others, test])
+    return table(["arm", "retain", "forget", "test"], rows), cells
+
+
+def _parts(item: StudyArm) -> tuple[Estimate | None, Estimate | None]:
+    accuracy = item.arm.accuracy
+    return (None, None) if accuracy is None else (accuracy.retain, accuracy.forget)
+
+
+def _plot(arms: list[StudyArm], paper: PaperTable) -> Plot:
+    panels = []
+    for kind in _KINDS:
+        marks = tuple(_mark(item, _area(score_of(item, kind)), paper, f"{kind}: AUC") for item in arms)
+        panels.append(Panel(f"AUC, {kind}", marks, 0.5))
+    tests = tuple(
+        _mark(item, None if item.arm.accuracy is None else item.arm.accuracy.test, paper, "test accuracy")
+        for item in arms
+    )
+    return rows_plot("U-LiRA by method and defence", [*panels, Panel("test accuracy", tests)])
+
+
+def _area(score: Score | None) -> Estimate | None:
+    return None if score is None else score.auc
+
+
+def _mark(item: StudyArm, found: Estimate | None, paper: PaperTable, column: str) -> Mark:
+    number = paper_cell(paper, item.arm.method, item.arm.defense, column)
+    return Mark(method_label(item.arm.method), item.arm.defense, found, None if number is None else number.value)

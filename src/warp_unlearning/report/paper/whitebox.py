@@ -1,0 +1,95 @@
+"""Figure 3: attackers who hold the models before and after, with the gradient-difference test and those who undo a
+defence first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..labels import method_label
+from ..measures import Estimate
+from ..plots import Plot
+from .agreement import Cell, beside, rate_beside, shown
+from .changes import change_table
+from .markdown import paragraphs, table
+from .names import RATES, defense_name, in_order, paper_cell, row_name
+from .numbers import PaperTable, paper_table
+from .panels import Mark, Panel, rows_plot
+from .rendered import Rendered, audited_text, problems, rendered
+from .study import Study, StudyArm, read_study
+from .table1 import missing_rows, ordered
+
+
+def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
+    """The naive test beside the paper's, what defences change of it, and every attacker by method."""
+    study, paper = read_study(results), paper_table("fig:wb_privacy")
+    arms = ordered(study)
+    naive, cells = _naive(arms, paper)
+    defended = [item for item in arms if item.arm.defense is not None]
+    changed = change_table(defended, paper, "AUC", study.gradient_lowered, study.gradient_gone, study.gradient_privacy)
+    missing, absent = missing_rows((row_name(i.arm.method, i.arm.defense) for i in arms), paper)
+    return rendered(
+        "White box: attackers who hold both models",
+        study.about,
+        paragraphs("### The gradient-difference test as it is", naive).strip(),
+        paragraphs("### What defences change of it", changed).strip() if defended else "",
+        *_attackers(study, arms),
+        missing,
+        problems(study),
+        plots={"whitebox": _plot(arms, paper)},
+        folder=folder,
+        cells=[*cells, *absent],
+        intro=audited_text(study),
+    )
+
+
+def _naive(arms: list[StudyArm], paper: PaperTable) -> tuple[str, list[Cell]]:
+    rows, cells = [], []
+    for item in arms:
+        test, row = item.arm.gradient_test, row_name(item.arm.method, item.arm.defense)
+        found = [
+            beside(None if test is None else test.auc, paper.number(row, "AUC"), chance=0.5),
+            *(
+                rate_beside(None if test is None else test.rate(fpr), paper.number(row, name))
+                for fpr, name in RATES.items()
+            ),
+        ]
+        cells += found
+        rows.append([row, "0" if test is None else f"{test.pairs}", *found])
+    return table(["arm", "pairs", "AUC", *RATES.values()], rows), cells
+
+
+def _attackers(study: Study, arms: list[StudyArm]) -> list[str]:
+    """A table a method, with a row an attacker and a column a defence; AUCs below ½ leak as much as those above."""
+    parts = []
+    for method in in_order(study.methods):
+        own = [item for item in arms if item.arm.method == method]
+        names = list(dict.fromkeys(attack.name for item in own for attack in item.attacks))
+        rows: list[list[Cell | str]] = [[name, *(shown(_auc(item, name)) for item in own)] for name in names]
+        rows.append(["**strongest**, max(AUC, 1 − AUC)", *(_strongest(item) for item in own)])
+        heads = ["attacker", *(defense_name(item.arm.defense) for item in own)]
+        parts.append(paragraphs(f"### Attackers of {method_label(method)}, AUC", table(heads, rows)).strip())
+    return parts
+
+
+def _auc(item: StudyArm, name: str) -> Estimate | None:
+    return next((attack.auc for attack in item.attacks if attack.name == name), None)
+
+
+def _strongest(item: StudyArm) -> str:
+    found = item.arm.strongest
+    return "not measured" if found is None else f"{shown(found.strength)} by {found.attack}"
+
+
+def _plot(arms: list[StudyArm], paper: PaperTable) -> Plot:
+    tests, strengths = [], []
+    for item in arms:
+        label, defense = method_label(item.arm.method), item.arm.defense
+        number = paper_cell(paper, item.arm.method, defense, "AUC")
+        test, best = item.arm.gradient_test, item.arm.strongest
+        value = None if number is None else number.value
+        tests.append(Mark(label, defense, None if test is None else test.auc, value))
+        strengths.append(Mark(label, defense, None if best is None else best.strength))
+    panels = [Panel("gradient difference, AUC", tuple(tests), 0.5), Panel("strongest attacker", tuple(strengths), 0.5)]
+    return rows_plot("Attackers who hold both models", panels)
