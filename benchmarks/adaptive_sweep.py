@@ -8,65 +8,33 @@ factors are undone in closed form. Writes results and a figure.
 
 from __future__ import annotations
 
-import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from reconstruction import RETAIN, OneStep, Setting, arguments, attacked, chosen_targets, prepared, searches
+from reconstruction import arguments, load, settings_of
 
-from warp_unlearning import unlearn
-from warp_unlearning.attacks.reconstruction.threat import Schedule, Threat
-from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.stats.intervals import mean
-
-SPREADS, SIGMAS = (0.1, 0.2, 0.4, 0.8), (0.0, 0.1, 0.2, 0.4, 0.8)
-
-
-def pairs(setting: Setting, targets: torch.Tensor, spread: float, options: argparse.Namespace) -> list[Threat]:
-    keep = torch.ones(len(setting.learned.y), dtype=torch.bool)
-    keep[targets] = False
-    retain = setting.examples(setting.learned[keep.nonzero().flatten()])
-    probes = setting.examples(setting.others[options.decoys : options.decoys + options.probes])
-    found = []
-    for i, target in enumerate(targets.tolist()):
-        forget = setting.examples(setting.learned[target : target + 1])
-        some = slice(RETAIN * i, RETAIN * (i + 1))
-        method = OneStep((retain.x[some], retain.y[some]), options.rate, options.ascent)
-        after = unlearn(
-            setting.model,
-            forget=forget,
-            retain=retain,
-            method=method,
-            defense=make_defense("cob", spread=spread),
-            seed=i,
-            defense_seed=options.seed * 1000 + i,
-        )
-        schedule = Schedule(1, options.rate, options.ascent, 1 - options.ascent)
-        threat = Threat(setting.model, after.model.eval(), setting.pixels, forget.y, probes=(probes.x, probes.y))
-        found.append(replace(threat, schedule=schedule, defense="cob", method="ngp"))
-    return found
+from warp_unlearning.studies.reconstruction_models import ImageArm, chosen_targets, threats_of, trained_model
+from warp_unlearning.studies.reconstruction_rows import attack_row
+from warp_unlearning.studies.reconstruction_study import SIGMAS, SPREADS, adaptive_attacks
 
 
 def main() -> None:
     options = arguments()
-    setting = prepared(options)
-    targets = chosen_targets(setting, options)
-    truth = setting.learned.images[targets][:, None]
-    parts = setting.others[: options.decoys], setting.others[options.decoys : options.decoys + options.probes]
-    plan, rows = searches(options), []
+    settings = settings_of(options)
+    pictures = load(options, settings)
+    model = trained_model(pictures, settings)
+    targets = chosen_targets(model, pictures, settings)
+    truth, rows = pictures.learned.images[targets], []
     for spread in SPREADS:
-        threats = pairs(setting, targets, spread, options)
-        # As the paper's attacker has it, who moves first and steps then.
-        priors: list[dict[str, Any]] = [{"sigma": sigma, "order": "before"} for sigma in SIGMAS]
-        tries: list[tuple[str, dict[str, Any]]] = [("adaptive", prior) for prior in priors]
-        for attack, extra in [*tries, ("inversion", {}), ("canonical", {})]:
-            row = attacked(setting, threats, attack, plan[attack], truth, *parts, options, **extra) | {"spread": spread}
+        threats = threats_of(model, pictures, targets, ImageArm("cob", {"spread": spread}), settings)
+        for attack in adaptive_attacks(SIGMAS):
+            row = attack_row(threats, attack, truth, pictures, settings) | {"spread": spread}
             rows.append(row)
-            print(spread, attack, extra, f"PSNR {np.mean(row['psnr']):.2f}", flush=True)
+            print(spread, attack.name, dict(attack.options), f"PSNR {np.mean(row['psnr']):.2f}", flush=True)
             options.out.write_text(json.dumps(rows))
     print(markdown(rows))
     draw(rows, options.out.with_suffix(".svg"))

@@ -26,6 +26,9 @@ COMMANDS = (
     "train-prior",
     "bounds",
     "reconstruct",
+    "tune",
+    "reproduce",
+    "bench",
 )
 SCRIPT = Path(sys.executable).parent / "warp"
 

@@ -22,7 +22,9 @@ from warp_unlearning.workflows.audit_shadow import Prepared, ShadowRequest, carr
 class Serial:
     """An engine without processes."""
 
-    def run(self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch) -> Outcome:
+    def run(
+        self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch, until: float | None = None
+    ) -> Outcome:
         finished = []
         for job in jobs:
             if not store.has(job.key):

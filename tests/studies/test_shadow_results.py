@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 from warp_unlearning import shadow_audit, unlearn
 from warp_unlearning.attacks.membership.confidence import logit_confidence
@@ -120,3 +121,15 @@ def test_the_extra_time_of_a_defence_has_an_interval_that_covers() -> None:
     assert 0.92 <= covered / 500 <= 0.98
     assert _extra(np.array([2.0, 2.0]), np.array([1.0, 1.0])) == {"value": 1.0, "low": 1.0, "high": 1.0}
     assert _extra(np.array([2.0]), np.array([1.0, 1.0])) is None
+
+
+def test_a_defended_row_has_the_rise_of_privacy_and_every_row_its_rank_correlation(carried: Any) -> None:
+    base, moved = carried.results["arms"][:2]
+    rise = moved["reduction"]["privacy"]
+    areas = [max(arm["all"]["auc"]["value"], 1 - arm["all"]["auc"]["value"]) for arm in (base, moved)]
+    assert rise["value"] == pytest.approx((1 - areas[1]) / (1 - areas[0]) - 1)
+    assert rise["low"] <= rise["value"] <= rise["high"]
+    # All points are shown here, so that the figure's correlation is that of the row.
+    risk = base["risk"]
+    assert risk["correlation"]["value"] == pytest.approx(spearmanr(risk["gradient_norm"], risk["score"])[0])
+    assert moved["gradient_test"]["reduction"] is None

@@ -15,6 +15,7 @@ import typer
 from ..errors import WarpError
 from ..version import __version__
 from .audit import audit
+from .bench import bench
 from .bounds import bounds
 from .defenses import defenses
 from .demo import demo
@@ -22,11 +23,13 @@ from .evaluate import evaluate
 from .methods import methods
 from .reconstruct import reconstruct
 from .report import report
+from .reproduce import reproduce
 from .runs import runs_app
 from .selftest import selftest
 from .teleport import teleport
 from .train import train
 from .train_prior import train_prior
+from .tune import tune
 from .unlearn import unlearn
 
 app = typer.Typer(
@@ -48,6 +51,9 @@ for command in (
     train_prior,
     bounds,
     reconstruct,
+    tune,
+    reproduce,
+    bench,
     report,
     selftest,
 ):

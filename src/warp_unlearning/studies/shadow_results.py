@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -16,14 +16,19 @@ from ..attacks.membership.shadow_audit import audit_against_originals, retain_le
 from ..data.plain import plain
 from ..errors import WarpError
 from ..runs.store import Store
+from ..stats.clusters import cell_sums, two_way
 from ..stats.intervals import mean
+from ..stats.paired_share import paired_reduction
+from ..stats.rank_correlation import correlation_interval, rank_correlation
 from ..stats.reading import strength_of
 from .shadow_plan import ShadowPlan
 from .shadow_scores import ArmScores, OriginalScores, arm_scores, original_scores
+from .shadow_settings import Arm
 
 SCHEMA_VERSION = 1
 SLICES = {"most memorised 1 %": 0.01, "most memorised 5 %": 0.05}
 VERTICES, BINS, SHOWN = 500, 60, 1000
+GRADIENT = "gradient difference"
 
 THREAT = (
     "The attacker holds the unlearned models' answers for every audited example and its label, knows the data, the "
@@ -43,14 +48,8 @@ NOT_TESTED = (
 
 def shadow_results(plan: ShadowPlan, store: Store) -> dict[str, Any]:
     """The arms of the results; what the run itself knows (stages, failures, versions) is added by its caller."""
-    originals = original_scores(plan, store)
     found = [arm_scores(plan, store, i) for i in range(len(plan.settings.arms))]
-    audits = [_tried(partial(_audit, scores)) for scores in found]
-    bases = {arm.method: (audits[i][0], found[i]) for i, arm in enumerate(plan.settings.arms) if arm.defense is None}
-    arms = [
-        _arm(plan, i, found[i], audits[i], originals, None if arm.defense is None else bases.get(arm.method))
-        for i, arm in enumerate(plan.settings.arms)
-    ]
+    arms = arm_rows(plan.settings.arms, found, original_scores(plan, store))
     forget_size = int(np.mean([(row == 0).sum() for row in plan.design.part]))
     return {
         "schema_version": SCHEMA_VERSION,
@@ -70,16 +69,37 @@ def shadow_results(plan: ShadowPlan, store: Store) -> dict[str, Any]:
     }
 
 
+def arm_rows(arms: Sequence[Arm], found: Sequence[ArmScores], originals: OriginalScores) -> list[dict[str, Any]]:
+    """A row for every arm from the scores of its models, in the same order."""
+    audits = [tried_audit(scores) for scores in found]
+    rows = []
+    for i, arm in enumerate(arms):
+        of = base_of(arms, i)
+        base = None if of is None else (audits[of][0], found[of])
+        rows.append(_arm(arm, found[i], audits[i], originals, base))
+    return rows
+
+
+def base_of(arms: Sequence[Arm], index: int) -> int | None:
+    """The arm that a defended one is compared with: the method alone, with the same settings where there is one such,
+    else with others. None for a method alone.
+    """
+    arm = arms[index]
+    alone = [i for i, other in enumerate(arms) if other.method == arm.method and other.defense is None]
+    if arm.defense is None or not alone:
+        return None
+    alike = [i for i in alone if arms[i].method_settings == arm.method_settings]
+    return (alike or alone)[0]
+
+
 def _arm(
-    plan: ShadowPlan,
-    index: int,
+    arm: Arm,
     scores: ArmScores,
     audited: tuple[Audit | None, str],
     originals: OriginalScores,
     base: tuple[Audit | None, ArmScores] | None,
 ) -> dict[str, Any]:
     """`base` is the arm of the same method without a defence, None for that arm itself."""
-    arm = plan.settings.arms[index]
     audit, problem = audited
     about: dict[str, Any] = {
         "name": arm.name,
@@ -93,7 +113,7 @@ def _arm(
             "unlearning": _mean(scores.seconds),
             "defense_share": _extra(scores.seconds, base[1].seconds) if base is not None else None,
         },
-        "gradient_test": _gradient_test(scores),
+        "gradient_test": _gradient_test(scores, None if base is None else base[1]),
         "strongest": _strongest(scores),
     }
     if audit is None:
@@ -116,6 +136,11 @@ _SCORES = ("all", "slices", "against_originals", "retain_leakage", "reduction", 
 
 def _audit(scores: ArmScores) -> Audit:
     return shadow_audit(scores.confidence, forgotten=scores.forgotten, never=scores.never, groups=scores.groups)
+
+
+def tried_audit(scores: ArmScores) -> tuple[Audit | None, str]:
+    """The audit of an arm, or why there is none."""
+    return _tried(partial(_audit, scores))
 
 
 def _tried(make: Callable[[], Audit]) -> tuple[Audit | None, str]:
@@ -179,9 +204,11 @@ def _reduction(audit: Audit, base: Audit | None) -> dict[str, Any] | None:
     area = base.compare(audit)
     resolved = base.resolvable(0.01) and audit.resolvable(0.01)
     rate = base.compare(audit, fpr=0.01) if resolved else None
+    privacy = base.privacy_gain(audit)
     return {
         "auc": None if area.reduction is None else asdict(area.reduction),
         "tpr_at_1": None if rate is None or rate.reduction is None else asdict(rate.reduction),
+        "privacy": None if privacy is None else asdict(privacy),
         "difference": asdict(area.difference),
         "note": area.note,
     }
@@ -210,19 +237,35 @@ def _histogram(audit: Audit) -> dict[str, list[float]]:
     return {"edges": edges.tolist(), **parts}
 
 
-def _risk(audit: Audit, scores: ArmScores) -> dict[str, list[float]]:
-    """Gradient norms of forgotten points beside their scores, at most so many of them, evenly spread."""
+def _risk(audit: Audit, scores: ArmScores) -> dict[str, Any]:
+    """Gradient norms of forgotten points beside their scores, at most so many of them, evenly spread; and the rank
+    correlation of all.
+    """
     models, points = np.nonzero(scores.forgotten)
-    norms = {(int(scores.groups[m]), int(p)): float(e) for m, p, e in zip(models, points, scores.energy, strict=True)}
-    shadows = audit.shadows[audit.positive.shadows]
-    pairs = [
-        (norms[int(s), int(p)], float(score))
-        for s, p, score in zip(shadows, audit.positive.points, audit.positive.scores, strict=True)
-        if np.isfinite(norms[int(s), int(p)])
-    ]
-    step = max(1, -(-len(pairs) // SHOWN))
-    shown = pairs[::step]
-    return {"gradient_norm": [float(np.sqrt(e)) for e, _ in shown], "score": [score for _, score in shown]}
+    found = {(int(scores.groups[m]), int(p)): float(e) for m, p, e in zip(models, points, scores.energy, strict=True)}
+    positive = audit.positive
+    shadows = audit.shadows[positive.shadows]
+    norms = np.sqrt([found[int(s), int(p)] for s, p in zip(shadows, positive.points, strict=True)])
+    known = np.flatnonzero(np.isfinite(norms))
+    shown = known[:: max(1, -(-len(known) // SHOWN))]
+    return {
+        "gradient_norm": norms[shown].tolist(),
+        "score": positive.scores[shown].tolist(),
+        "correlation": risk_correlation(audit, norms),
+    }
+
+
+def risk_correlation(audit: Audit, norms: NDArray[np.float64]) -> dict[str, float] | None:
+    """Spearman's correlation of the norms of forgotten points, one a positive of the audit, with their scores, with an
+    interval over shadows and points; those that are not finite are left out. None where there is nothing to correlate.
+    """
+    known, positive = np.isfinite(norms), audit.positive
+    found = rank_correlation(norms[known], positive.scores[known])
+    if found is None or len(audit.shadows) < 2:
+        return None
+    shape = (len(audit.shadows), audit.points)
+    table = cell_sums(found.influence, positive.shadows[known], positive.points[known], shape)
+    return asdict(correlation_interval(found.value, two_way([table], refit=audit.refit).spread([1.0])))
 
 
 def _mean(values: NDArray[np.float64]) -> dict[str, float] | None:
@@ -243,14 +286,38 @@ def _row(pair: Mapping[str, Any], name: str) -> float | None:
     return next((float(row["auc"]["value"]) for row in pair["rows"] if row["name"] == name), None)
 
 
-def _gradient_test(scores: ArmScores) -> dict[str, Any] | None:
-    """The gradient-difference test over the pairs, with the rates of one where there is one."""
-    rows = [row for pair in scores.pairs for row in pair["rows"] if row["name"] == "gradient difference"]
+def _gradient_test(scores: ArmScores, base: ArmScores | None) -> dict[str, Any] | None:
+    """The gradient-difference test over the pairs, with the rates of one where there is one, and the share of the
+    base's advantage that is gone.
+    """
+    rows = [row for pair in scores.pairs for row in pair["rows"] if row["name"] == GRADIENT]
     if not rows:
         return None
+    gone = None if base is None else gradient_reduction(scores, base)
     if len(rows) == 1:
-        return {"auc": rows[0]["auc"], "pairs": 1, "rates": rows[0]["rates"]}
-    return {"auc": asdict(mean([float(row["auc"]["value"]) for row in rows])), "pairs": len(rows), "rates": None}
+        return {"auc": rows[0]["auc"], "pairs": 1, "rates": rows[0]["rates"], "reduction": gone}
+    areas = [float(row["auc"]["value"]) for row in rows]
+    return {"auc": asdict(mean(areas)), "pairs": len(rows), "rates": None, "reduction": gone}
+
+
+def gradient_reduction(scores: ArmScores, base: ArmScores) -> dict[str, float] | None:
+    """The share of the gradient-difference test's mean advantage over guessing that is gone, paired over the same pairs
+    of models; an area whose mean is below ½ is turned around. None where the pairs attacked are not the same.
+    """
+    ours, theirs = (_areas(arm, GRADIENT) for arm in (scores, base))
+    if not ours or set(ours) != set(theirs):
+        return None
+    order = sorted(ours)
+    both = [np.array([areas[pair] for pair in order]) for areas in (theirs, ours)]
+    before, after = (areas if areas.mean() >= 0.5 else 1 - areas for areas in both)
+    found = paired_reduction(before, after)
+    return None if found is None else asdict(found)
+
+
+def _areas(scores: ArmScores, name: str) -> dict[tuple[int, int], float]:
+    """The area of an attack on every pair, by shadow and forget set."""
+    found = {pair: _row(rows, name) for pair, rows in zip(scores.paired, scores.pairs, strict=True)}
+    return {pair: area for pair, area in found.items() if area is not None}
 
 
 def _strongest(scores: ArmScores) -> dict[str, Any] | None:

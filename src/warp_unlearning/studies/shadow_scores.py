@@ -32,7 +32,8 @@ class OriginalScores:
 class ArmScores:
     """The unlearned models of one arm: confidences (models, points), the shadow of each, what each forgot, never saw
     and kept; accuracies and seconds of each model; gradient energies of forgotten points, in the order of the mask's
-    entries; what the attacks on pairs found; and how many models are missing.
+    entries; what the attacks on pairs found, and the shadow and forget set of each pair; and how many models are
+    missing.
     """
 
     confidence: Floats
@@ -44,6 +45,7 @@ class ArmScores:
     seconds: Floats
     energy: Floats
     pairs: tuple[dict[str, Any], ...]
+    paired: tuple[tuple[int, int], ...]
     missing: int
 
 
@@ -90,6 +92,7 @@ def arm_scores(plan: ShadowPlan, store: Store, arm: int) -> ArmScores:
         np.array([value for value in seconds if value is not None], dtype=np.float64),
         np.concatenate([s["energy"].astype(np.float64) for s in scores]) if scores else np.empty(0),
         tuple(_about(plan, store, t) for t in pairs),
+        tuple((t.shadow, t.part) for t in pairs),
         len(asked) - len(there),
     )
 

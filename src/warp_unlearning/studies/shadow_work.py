@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +21,7 @@ from ..data.examples import TensorExamples
 from ..data.load import load_data
 from ..data.splits import IndexArray
 from ..defense.registry import make_defense
-from ..errors import InputError, WarpWarning
-from ..gradients.energy import gradient_energy
+from ..errors import WarpWarning
 from ..methods.registry import make_method
 from ..models.device import choose_device
 from ..models.registry import build_model, suggest_options
@@ -36,12 +34,12 @@ from ..training.recipe import Recipe
 from ..training.scoring import accuracy, logits
 from ..training.training import Training, run_training
 from ..unlearning.driver import unlearn
+from .forget_energies import forget_energies
 from .shadow_plan import ORIGINAL, ShadowPlan, Task, forgotten, retained
 from .shadow_settings import ShadowSettings
 from .stored import array_bytes, weight_bytes, weights_of
 
 WEIGHTS, SCORES, ABOUT = "model.safetensors", "scores.npz", "about.json"
-_AT_ONCE = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +102,7 @@ class ShadowWork:
         }
         if task.arm != ORIGINAL:
             index = forgotten(self.plan.design, task.shadow, task.part)
-            found["energy"] = _energies(model, self._points(index))
+            found["energy"] = forget_energies(model, self._points(index))
         return {SCORES: array_bytes(found)}
 
     def _pair(self, task: Task, store: Store) -> Mapping[str, bytes]:
@@ -164,17 +162,3 @@ def new_network(settings: ShadowSettings, data: ImageData, streams: Streams) -> 
             return load_builder(settings.network_file)(**settings.network_options)
     options = {**suggest_options(settings.network, data.shape, len(data.classes)), **settings.network_options}
     return build_model(settings.network, generator=streams.generator("weights"), **options)
-
-
-def _energies(model: nn.Module, examples: TensorExamples) -> NDArray[np.float64]:
-    """‖∇ℓᵢ‖² of every example; NaN throughout where the network does not allow it."""
-    copy = deepcopy(model).requires_grad_(True)
-    try:
-        with torch.no_grad():
-            parts = [
-                gradient_energy(copy, *part)
-                for part in zip(torch.split(examples.x, _AT_ONCE), torch.split(examples.y, _AT_ONCE), strict=True)
-            ]
-    except InputError:
-        return np.full(len(examples), np.nan)
-    return np.asarray(torch.cat(parts).double().cpu().numpy(), dtype=np.float64)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..runs.cores import available_cores
 from ..runs.engine import Engine
+from ..runs.fleet_engine import FleetEngine
 from ..runs.local_engine import LocalEngine
 
 
@@ -15,6 +16,22 @@ class ChosenEngine:
 
     engine: Engine
     workers: int | None
+
+
+LANES = 8
+"""Models side by side on one GPU."""
+
+
+def choose_study_engine(device: str, *, at_once: int | None, alone: bool) -> Engine:
+    """Lanes of a GPU in this process, or processes of one thread on the CPU; one at a time where jobs are `alone`."""
+    if device.startswith("cuda"):
+        # Not needed, and slow to import, on machines without a GPU.
+        import torch
+
+        from ..training.lane import DeviceLane
+
+        return FleetEngine(1 if alone else at_once or LANES, lambda: DeviceLane(torch.device(device)))
+    return LocalEngine(workers=1 if alone else at_once or available_cores())
 
 
 def choose_engine(*, workers: int | None, ray: str | None, device: str) -> ChosenEngine:

@@ -122,19 +122,37 @@ class Audit:
         defence helped, and `.reduction` is the share of the advantage over chance that is gone. Areas below ½ are
         turned around, for whoever sees one turns the scores around; rates are taken as they are.
         """
+        self._check_paired(other)
+        if fpr is None:
+            return self._compare_areas(other, chance=0.5, level=level)
+        table = two_way([self.influence(fpr), other.influence(fpr)], refit=max(self.refit, other.refit))
+        return compare(self.tpr(fpr), other.tpr(fpr), table, chance=fpr, level=level)
+
+    def privacy_gain(self, other: Audit, *, level: float = 0.95) -> Estimate | None:
+        """By what share 1 − AUC is larger in another audit of the same shadows and points, areas below ½ turned around:
+
+            (1 − AUC_other) / (1 − AUC_self) − 1,
+
+        positive where the other leaks less; None where 1 − AUC_self is not distinguishable from 0.
+        """
+        gone = self._compare_areas(other, chance=1.0, level=level).reduction
+        return None if gone is None else Estimate(-gone.value, -gone.high, -gone.low)
+
+    def _compare_areas(self, other: Audit, *, chance: float, level: float) -> Comparison:
+        self._check_paired(other)
+        both = (self, other)
+        table = two_way(
+            [(1.0 if a.auc >= 0.5 else -1.0) * a.influence() for a in both], refit=max(self.refit, other.refit)
+        )
+        base, rest = (max(a.auc, 1 - a.auc) for a in both)
+        return compare(base, rest, table, chance=chance, level=level)
+
+    def _check_paired(self, other: Audit) -> None:
         if self.points != other.points or not np.array_equal(self.shadows, other.shadows):
             raise InputError(
                 f"an audit of {len(self.shadows)} shadows and {self.points} points cannot be paired with one of "
                 f"{len(other.shadows)} and {other.points}; both must have the same shadows (by label) and points"
             )
-        refit = max(self.refit, other.refit)
-        if fpr is None:
-            both = (self, other)
-            table = two_way([(1.0 if a.auc >= 0.5 else -1.0) * a.influence() for a in both], refit=refit)
-            base, rest = (max(a.auc, 1 - a.auc) for a in both)
-            return compare(base, rest, table, level=level)
-        table = two_way([self.influence(fpr), other.influence(fpr)], refit=refit)
-        return compare(self.tpr(fpr), other.tpr(fpr), table, chance=fpr, level=level)
 
     def restricted(self, mask: Mask, *, note: str = "") -> Audit:
         """The audit of those observations whose (shadow, point) is marked, for example the most memorised."""

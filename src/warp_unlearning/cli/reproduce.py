@@ -1,0 +1,102 @@
+"""`warp reproduce`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import ConfigFile, Json, Overrides, assign
+from .run_progress import RunProgress, Style
+
+
+def reproduce(
+    study: Annotated[
+        str,
+        typer.Argument(
+            help="table1, whitebox, radar, risk-vs-norm, runtime, fastwarp, langevin, tradeoff, sensitivity, "
+            "reconstruction or adaptive."
+        ),
+    ],
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the study; one that was stopped goes on.")],
+    config: ConfigFile = None,
+    override: Overrides = None,
+    size: Annotated[str | None, typer.Option(help="small (digits, minutes), paper (CIFAR-10, a GPU) or auto.")] = None,
+    data_path: Annotated[Path | None, typer.Option(help="Folder of CIFAR-10.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Methods, with commas between them; all six by default.")] = None,
+    shadows: Annotated[int | None, typer.Option(help="Shadow models; more of them later go on from these.")] = None,
+    forget_sets: Annotated[int | None, typer.Option(help="Forget sets of each shadow.")] = None,
+    pairs: Annotated[int | None, typer.Option(help="Shadows whose models are attacked with their weights.")] = None,
+    recipes: Annotated[Path | None, typer.Option(help="The recipes.yaml of a `warp tune`.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides every random draw but the defences'.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Where results of jobs are kept; in the folder unless studies are to share it.")
+    ] = None,
+    budget: Annotated[float | None, typer.Option(min=0, help="Minutes after which no job is begun.")] = None,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, help="Models side by side: lanes of a GPU, or processes; as many as are good.")
+    ] = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Do without a GPU what is meant for one.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be done.")] = False,
+    progress: Annotated[Style, typer.Option(help="auto, bars, lines, json (one object a line) or none.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure a table or a figure of the paper again, beside the paper's numbers.
+
+    Killed at any moment and started again, here or elsewhere, it goes on from what its store holds. Exit code 1: some
+    jobs failed; 3: the time was up before all were done. The table rests on the others and says so.
+    """
+    from ..config.reproduce import ReproduceConfig
+    from ..config.resolve import resolve_as
+    from ..runs.cores import use_threads
+    from ..runs.tally import Tally
+    from ..workflows.engines import choose_study_engine
+    from ..workflows.reproduce import TABLE, ReproduceRequest, carry_out_study, prepare_study
+
+    use_threads(1)
+    settings = assign(
+        override,
+        study=study,
+        size=size,
+        data_path=data_path,
+        shadows=shadows,
+        forget_sets=forget_sets,
+        pairs=pairs,
+        recipes=recipes,
+        seed=seed,
+        device=device,
+    )
+    if methods is not None:
+        settings.append(f"methods={json.dumps([name.strip() for name in methods.split(',')])}")
+    request = ReproduceRequest(resolve_as(ReproduceConfig, file=config, overrides=settings), out, store, anyway)
+    prepared = prepare_study(request)
+    jobs = prepared.planned.to_do(prepared.store)
+    there = sum(prepared.store.has(job.key) for job in jobs)
+    tally = Tally(jobs)
+    if progress not in ("none", "json"):
+        stages = ", ".join(f"{stage.jobs} {stage.name}" for stage in tally.stages.values())
+        typer.echo(f"planned: {stages}; {there} are there already", err=True)
+    if plan:
+        return
+    engine = choose_study_engine(prepared.config.device, at_once=at_once, alone=prepared.planned.alone)
+    with RunProgress(tally, progress) as shown:
+        results = carry_out_study(prepared, engine, budget=budget, watch=shown, command=_command())
+    if as_json:
+        typer.echo(json.dumps(results, indent=2))
+    else:
+        typer.echo((out / TABLE).read_text())
+        typer.echo(f"written to {out}")
+    if results["failures"]:
+        raise typer.Exit(1)
+    if results["left"]:
+        typer.echo(f"the time was up with {results['left']} jobs left; run the command again to go on", err=True)
+        raise typer.Exit(3)
+
+
+def _command() -> str:
+    return " ".join(["warp", *sys.argv[1:]])

@@ -1,0 +1,112 @@
+"""`warp tune`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import Json, Overrides, UserModel, assign
+from .run_progress import RunProgress, Style
+
+if TYPE_CHECKING:
+    from ..runs.events import Watch
+    from ..runs.job import Job
+
+
+def tune(
+    config: Annotated[Path | None, typer.Argument(help="A YAML file of settings; all have defaults.")] = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the run; a stopped run there is taken up again.")],
+    override: Overrides = None,
+    method: Annotated[list[str] | None, typer.Option(help="A method to tune; several times for more.")] = None,
+    defense: Annotated[
+        list[str] | None, typer.Option(help="A defence, beside each method alone; several times for more.")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Trials of each arm, in all; a finished run may be given more.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at once; a core each by default.")] = None,
+    audited: Annotated[
+        Path | None, typer.Option(help="An .npy file of points that a study audits: not forgotten or measured here.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides every random draw.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Where models and trials are kept; in the run unless several are to share it.")
+    ] = None,
+    model: UserModel = None,
+    progress: Annotated[Style, typer.Option(help="auto, bars, lines, json (one object a line) or none.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Search settings of methods and defences, with as many trials for each, on shadows that no report uses.
+
+    Killed at any moment and started again it goes on where it was, to the same trials. The search compares with
+    retrained models: an oracle. Exit code 1: an arm has no complete trial.
+    """
+    from ..config.resolve import resolve_as
+    from ..config.tune import TuneConfig
+    from ..runs.cores import use_threads
+    from ..workflows.engines import choose_engine
+    from ..workflows.tune import TuneRequest, carry_out_tuning, prepare_tuning
+
+    use_threads(1)
+    settings = assign(
+        override,
+        model__name="custom" if model else None,
+        trials=trials,
+        audited=audited,
+        seed=seed,
+        device=device,
+    )
+    for name, given in (("methods", method), ("defenses", defense)):
+        if given:
+            settings.append(f"{name}={json.dumps(given)}")
+    resolved = resolve_as(TuneConfig, file=config, overrides=settings)
+    prepared = prepare_tuning(TuneRequest(resolved, out, store, model))
+    engine = choose_engine(workers=jobs, ray=None, device=prepared.plan.settings.device)
+    if progress not in ("none", "json"):
+        units = len(list(prepared.plan.units()))
+        arms = len(prepared.plan.settings.arms)
+        typer.echo(
+            f"planned: {arms} arms of {resolved.trials} trials, each on {units} forget sets of shadows from 1000 on; "
+            f"{engine.workers} at once",
+            err=True,
+        )
+
+    @contextmanager
+    def watching(heading: str, planned: Sequence[Job]) -> Iterator[Watch]:
+        from ..runs.tally import Tally
+
+        with RunProgress(Tally(planned, workers=engine.workers or 1), progress) as shown:
+            if progress not in ("none", "json"):
+                shown.say(heading)
+            yield shown
+
+    results = carry_out_tuning(prepared, engine.engine, watching=watching)
+    if as_json:
+        typer.echo(json.dumps(results, indent=2))
+    else:
+        show(results, out)
+    if any(arm["chosen"] is None for arm in results["arms"]):
+        raise typer.Exit(1)
+
+
+def show(results: dict[str, Any], out: Path) -> None:
+    """The table of chosen trials, and what has to be said with it."""
+    from ..studies.tuning_tables import COLUMNS, table_rows
+    from ..workflows.tune import RECIPES, TABLE
+    from .table import print_table
+
+    print_table("chosen trials", COLUMNS, table_rows(results))
+    for note in results["notes"]:
+        typer.echo(note)
+    for arm in results["arms"]:
+        if arm["failed"]:
+            reasons = [trial["reason"] for trial in arm["trials"] if trial["state"] == "failed"]
+            typer.echo(f"{arm['name']}: {arm['failed']} failed, the first: {reasons[0]}")
+    typer.echo(f"chosen settings: {out / RECIPES}; tables: {out / TABLE}; frontier: {out / 'frontier.png'}")

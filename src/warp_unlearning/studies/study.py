@@ -1,0 +1,210 @@
+"""The studies by name: which arms each has, and how large it is, from minutes on digits to the size of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from ..errors import InputError, nearest
+from ..methods.recipes import SMALL_DATA
+from ..training.recipe import RECIPES
+from .cell_settings import CellSettings, StudyArm
+
+SIX = ("ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on")
+EPSILONS = (1.0, 4.0, 8.0, 16.0)
+ENERGIES = (0.95, 0.97, 0.99, 0.995, 0.999)
+BATCHES = (256, 512, 1024, 2048, 4096)
+STRENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
+
+SizeName = Literal["small", "paper"]
+Settings = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Data, network and recipe of the shadows, and how many there are; `sets` is for methods that `more_sets` does not
+    name.
+    """
+
+    data: str
+    network: str
+    network_options: Mapping[str, Any]
+    training: Mapping[str, Any]
+    shadows: int
+    parts: int
+    sets: int
+    audited: int
+    validation: int
+    pairs: int
+    pair_examples: int
+    more_sets: Mapping[str, int] = field(default_factory=dict)
+
+
+SIZES: Mapping[str, Size] = {
+    "small": Size("digits", "small_resnet", {}, asdict(RECIPES["small"]), 6, 3, 3, 1000, 100, 2, 150),
+    "paper": Size(
+        "cifar10",
+        "resnet18",
+        {"stem": "imagenet"},
+        asdict(RECIPES["paper"]),
+        32,
+        10,
+        4,
+        5000,
+        2500,
+        8,
+        1000,
+        {"ngp": 10, "bad_teacher": 10},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user may ask of a study: methods, settings of methods and of defences by name ("kick" is the random
+    null-space kick), and of a method under a defence by "method + defence"; other numbers than those of the size.
+    """
+
+    methods: Sequence[str] = SIX
+    method_options: Settings = field(default_factory=dict)
+    defense_options: Settings = field(default_factory=dict)
+    shadows: int | None = None
+    forget_sets: int | None = None
+    pairs: int | None = None
+    epochs: int | None = None
+    seed: int = 0
+    device: str = "cpu"
+    data_path: Any = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study shows, and its arms."""
+
+    about: str
+    arms: Callable[[Asked, Size, bool], Iterator[StudyArm]]
+
+
+def study_settings(name: str, size_name: str, asked: Asked) -> CellSettings:
+    """The settings of a study at a size, as asked."""
+    study, size = find_study(name), SIZES[size_name]
+    arms = tuple(study.arms(asked, size, size_name == "small"))
+    if asked.forget_sets is not None:
+        arms = tuple(replace(arm, sets=asked.forget_sets) for arm in arms)
+    training = {**size.training, **({} if asked.epochs is None else {"epochs": asked.epochs})}
+    return CellSettings(
+        data={"name": size.data, "path": asked.data_path},
+        network=size.network,
+        network_options=size.network_options,
+        training=training,
+        arms=arms,
+        shadows=size.shadows if asked.shadows is None else asked.shadows,
+        parts=size.parts,
+        audited=size.audited,
+        validation=size.validation,
+        pairs=size.pairs if asked.pairs is None else asked.pairs,
+        pair_examples=size.pair_examples,
+        seed=asked.seed,
+        device=asked.device,
+    )
+
+
+def find_study(name: str) -> Study:
+    """The study of that name."""
+    if name not in STUDIES:
+        raise InputError(f"there is no study {name!r}; {nearest(name, STUDIES)}")
+    return STUDIES[name]
+
+
+def _arm(
+    asked: Asked,
+    size: Size,
+    small: bool,
+    method: str,
+    defense: str | None = None,
+    *,
+    method_settings: Mapping[str, Any] | None = None,
+    defense_settings: Mapping[str, Any] | None = None,
+    swept: Mapping[str, float] | None = None,
+) -> StudyArm:
+    """An arm with the settings asked for, those of the method under this defence before those of the method."""
+    start = SMALL_DATA.get(method, {}) if small else {}
+    chosen = asked.method_options.get(f"{method} + {defense}", asked.method_options.get(method, {}))
+    kick = defense == "kick"
+    own = asked.defense_options.get(f"{method} + {defense}", asked.defense_options.get(defense or "", {}))
+    return StudyArm(
+        method,
+        {**start, **chosen, **(method_settings or {})},
+        "warp" if kick else defense,
+        {**({"aim": "random"} if kick else {}), **_brief(defense), **own, **(defense_settings or {})},
+        called="kick" if kick else None,
+        sets=size.more_sets.get(method, size.sets),
+        swept=swept or {},
+    )
+
+
+def _brief(defense: str | None) -> dict[str, Any]:
+    """A study keeps no certificates, so they need not say all."""
+    return {"certify": "brief"} if defense in ("warp", "fastwarp", "kick") else {}
+
+
+def _defended(*defenses: str | None) -> Callable[[Asked, Size, bool], Iterator[StudyArm]]:
+    """Every method with each of these defences."""
+
+    def arms(asked: Asked, size: Size, small: bool) -> Iterator[StudyArm]:
+        for method in asked.methods:
+            yield from (_arm(asked, size, small, method, defense) for defense in defenses)
+
+    return arms
+
+
+def _langevin(asked: Asked, size: Size, small: bool) -> Iterator[StudyArm]:
+    """Calibrated noise alone and with WARP, beside NegGrad+ with and without it."""
+    yield from (_arm(asked, size, small, "ngp", defense) for defense in (None, "warp"))
+    for epsilon in EPSILONS:
+        for defense in (None, "warp"):
+            noise, swept = {"epsilon": epsilon}, {"epsilon": epsilon}
+            yield _arm(asked, size, small, "langevin", defense, method_settings=noise, swept=swept)
+
+
+def _tradeoff(asked: Asked, size: Size, small: bool) -> Iterator[StudyArm]:
+    """Every method and defence over learning rates from a quarter to four times the chosen one."""
+    for method in asked.methods:
+        for defense in (None, "warp", "kick", "conjugate"):
+            plain = _arm(asked, size, small, method, defense)
+            for factor in STRENGTHS:
+                lr = factor * _learning_rate(plain)
+                yield _arm(asked, size, small, method, defense, method_settings={"lr": lr}, swept={"lr": lr})
+
+
+def _learning_rate(arm: StudyArm) -> float:
+    from ..methods.registry import make_method
+
+    return float(make_method(arm.method, **arm.method_settings).lr)  # type: ignore[attr-defined]
+
+
+def _sensitivity(asked: Asked, size: Size, small: bool) -> Iterator[StudyArm]:
+    """The first method alone, and with WARP at each energy and each size of the retain batch."""
+    method = asked.methods[0]
+    yield _arm(asked, size, small, method)
+    for name, values in (("energy", ENERGIES), ("batch_size", BATCHES)):
+        for value in values:
+            yield _arm(asked, size, small, method, "warp", defense_settings={name: value}, swept={name: float(value)})
+
+
+STUDIES: Mapping[str, Study] = {
+    "table1": Study(
+        "U-LiRA on every method alone, with WARP, with Conjugate and with a random kick",
+        _defended(None, "warp", "conjugate", "kick"),
+    ),
+    "whitebox": Study("attackers who hold the weights of both models", _defended(None, "warp", "conjugate", "kick")),
+    "radar": Study("privacy and accuracy of every method in one figure", _defended(None, "warp", "conjugate", "kick")),
+    "risk-vs-norm": Study(
+        "risk of forgotten points beside the norms of their gradients", _defended(None, "warp", "conjugate", "kick")
+    ),
+    "fastwarp": Study("exact against tracked null spaces", _defended(None, "warp", "fastwarp")),
+    "langevin": Study("calibrated noise beside WARP", _langevin),
+    "tradeoff": Study("privacy against accuracy over learning rates", _tradeoff),
+    "sensitivity": Study("WARP's energy and retain batch", _sensitivity),
+}

@@ -1,0 +1,150 @@
+"""What a study found, as plain data: the rows of a shadow audit with what a study adds to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from ..attacks.membership.audit import Audit
+from ..data.plain import plain
+from ..runs.store import Store
+from ..stats.intervals import mean
+from .cell_plan import CellPlan
+from .cell_scores import cell_arm_scores, cell_original_scores, cell_summaries
+from .cell_settings import StudyArm
+from .shadow_results import NOT_TESTED, THREAT, arm_rows, tried_audit
+from .shadow_scores import ArmScores
+
+SCHEMA_VERSION = 1
+
+
+def study_results(name: str, plan: CellPlan, store: Store) -> dict[str, Any]:
+    """The arms of the results; what the run itself knows is added by its caller."""
+    settings = plan.settings
+    scores = [cell_arm_scores(plan, store, arm) for arm in settings.arms]
+    audits = [tried_audit(found)[0] for found in scores]
+    rows = arm_rows(settings.arms, scores, cell_original_scores(plan, store))
+    for i, (arm, row) in enumerate(zip(settings.arms, rows, strict=True)):
+        summaries = cell_summaries(plan, store, arm)
+        row |= {
+            "defense": arm.shown_defense,
+            "swept": dict(arm.swept),
+            "sets": arm.sets,
+            "against": _against(settings.arms, audits, scores, i),
+            "pair_attacks": _pair_attacks(scores[i]),
+            "diverged": sum("diverged" in summary for summary in summaries),
+            "moved": _mean([s["moved"] for s in summaries if "moved" in s]),
+            "teleports": _teleports(summaries),
+        }
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "study",
+        "study": name,
+        "audited": {
+            "shadows": settings.shadows,
+            "forget_sets": max(arm.sets for arm in settings.arms),
+            "points": len(plan.division.audited),
+            "forgotten_share": 1.0,
+            "forget_set_size": round(float(np.mean([(row == 0).sum() for row in plan.design.part]))),
+            "training_examples": int(plan.design.trained[0].sum()),
+            "seed": settings.seed,
+        },
+        "threat": list(THREAT),
+        "not_tested": list(NOT_TESTED),
+        "arms": plain(rows),
+        "originals_trained_again": _trained_again(plan, store),
+    }
+
+
+def _against(
+    arms: Sequence[StudyArm], audits: Sequence[Audit | None], scores: Sequence[ArmScores], index: int
+) -> dict[str, Any]:
+    """One arm beside each other defence of its method at the same sweep, shadow by shadow: how much lower its AUC is,
+    and how much higher its test accuracy.
+    """
+    found: dict[str, Any] = {}
+    arm, audit = arms[index], audits[index]
+    for i, other in enumerate(arms):
+        alike = other.method == arm.method and dict(other.swept) == dict(arm.swept) and i != index
+        if not alike or other.shown_defense is None or audit is None or audits[i] is None:
+            continue
+        theirs = audits[i]
+        assert theirs is not None
+        same = np.array_equal(theirs.shadows, audit.shadows)
+        lower = asdict(theirs.compare(audit).difference) if same else None
+        found[other.shown_defense] = {
+            "auc": lower,
+            "test_accuracy": _higher_accuracy(scores[index], scores[i]),
+        }
+    return found
+
+
+def _higher_accuracy(ours: ArmScores, theirs: ArmScores) -> dict[str, Any] | None:
+    """The mean difference of test accuracies over shadows, each the mean over its models."""
+    shadows = np.intersect1d(ours.groups, theirs.groups)
+    return _mean([float(_test_accuracy(ours, s) - _test_accuracy(theirs, s)) for s in shadows])
+
+
+def _test_accuracy(scores: ArmScores, shadow: int) -> float:
+    return float(scores.accuracy["test"][scores.groups == shadow].mean())
+
+
+def _pair_attacks(scores: ArmScores) -> list[dict[str, Any]]:
+    """Every attack on the weights of two models: its mean AUC over pairs, with Student's interval, and the rates of one
+    pair where there is one.
+    """
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for pair in scores.pairs:
+        for row in pair["rows"]:
+            rows.setdefault(row["name"], []).append(row)
+    return [
+        {
+            "name": name,
+            "auc": of[0]["auc"] if len(of) == 1 else _mean([float(row["auc"]["value"]) for row in of]),
+            "pairs": len(of),
+            "rates": of[0]["rates"] if len(of) == 1 else None,
+        }
+        for name, of in rows.items()
+    ]
+
+
+def _teleports(summaries: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """How many an unlearning makes, the share that was taken back, and by what factor one changes the energy."""
+    made = [s["teleports"] for s in summaries if s.get("teleports", {}).get("count")]
+    if not made:
+        return None
+    pairs = [p for t in made for p in zip(t["energy_before"], t["energy_after"], strict=True)]
+    ratios = [after / before for before, after in pairs if before and after is not None]
+    return {
+        "count": _mean([float(t["count"]) for t in made]),
+        "taken_back": sum(t["taken_back"] for t in made) / sum(t["count"] for t in made),
+        "energy_factor": _mean(ratios) if ratios else None,
+    }
+
+
+def _trained_again(plan: CellPlan, store: Store) -> list[int]:
+    """The shadows whose models do not all descend from the same weights: their original was trained again, on another
+    machine say, where training is not the same to the bit.
+    """
+    found: dict[int, set[str]] = {}
+    for arm in plan.settings.arms:
+        for summary in cell_summaries(plan, store, arm):
+            found.setdefault(summary["shadow"], set()).add(summary["original"])
+    return sorted(shadow for shadow, digests in found.items() if len(digests) > 1)
+
+
+def shadows_complete(plan: CellPlan, store: Store) -> int:
+    """How many shadows have every result."""
+    missing = {
+        cell.shadow
+        for cell in (plan.cells[job.key.digest] for job in plan.jobs if not store.has(job.key))
+        if cell.kind != "original"
+    }
+    return plan.settings.shadows - len(missing)
+
+
+def _mean(values: Sequence[float]) -> dict[str, Any] | None:
+    return asdict(mean(values)) if len(values) else None

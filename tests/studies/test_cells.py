@@ -1,0 +1,242 @@
+"""A small study, carried out in this process, and what must hold of any."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from warp_unlearning.attacks.membership.confidence import logit_confidence
+from warp_unlearning.data.dataset import ImageData
+from warp_unlearning.data.load import load_data
+from warp_unlearning.errors import InputError
+from warp_unlearning.methods.neg_grad_plus import NegGradPlus
+from warp_unlearning.methods.protocol import Task
+from warp_unlearning.models.registry import build_model
+from warp_unlearning.randomness import Streams
+from warp_unlearning.runs.events import ignore
+from warp_unlearning.runs.fleet_engine import FleetEngine
+from warp_unlearning.runs.job import Job, NoRoom, Steps
+from warp_unlearning.runs.store import Store
+from warp_unlearning.runs.store_pack import pack, take_in
+from warp_unlearning.studies.cell_plan import Cell, CellPlan, plan_cells
+from warp_unlearning.studies.cell_scores import cell_arm_scores, cell_original_scores
+from warp_unlearning.studies.cell_settings import CellSettings, StudyArm
+from warp_unlearning.studies.cell_work import ABOUT, SCORES, WEIGHTS, CellWork
+from warp_unlearning.studies.stored import arrays_of, weights_of
+from warp_unlearning.studies.study_results import shadows_complete, study_results
+from warp_unlearning.training.lane import DeviceLane
+
+NGP = {"epochs": 2, "batch_size": 16}
+ARMS = (
+    StudyArm("ngp", NGP, sets=2),
+    StudyArm("ngp", NGP, "warp", {"certify": "brief"}, sets=2),
+    StudyArm("ngp", NGP, "warp", {"aim": "random"}, called="kick", sets=2),
+    StudyArm("finetune", {"epochs": 1}, sets=1),
+    StudyArm("finetune", {"epochs": 1, "lr": 1e20}, swept={"lr": 1e20}, sets=1),
+)
+LANES = FleetEngine(3, lambda: DeviceLane(torch.device("cpu")))
+
+
+@pytest.fixture(scope="module")
+def settings(blobs: Path) -> CellSettings:
+    return CellSettings(
+        data={"name": "npz", "path": blobs},
+        network="mlp",
+        network_options={"hidden": [16]},
+        training={"epochs": 10, "batch_size": 16},
+        arms=ARMS,
+        shadows=6,
+        parts=2,
+        audited=60,
+        validation=20,
+        pairs=1,
+        pair_examples=20,
+        seed=20,
+    )
+
+
+@pytest.fixture(scope="module")
+def data(blobs: Path) -> ImageData:
+    return load_data("npz", path=blobs)
+
+
+@pytest.fixture(scope="module")
+def plan(settings: CellSettings, data: ImageData) -> CellPlan:
+    return plan_cells(settings, data, defense_seed=7)
+
+
+@pytest.fixture(scope="module")
+def store(plan: CellPlan, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    found = Store(tmp_path_factory.mktemp("study") / "store")
+    outcome = LANES.run(plan.to_do(found), work=CellWork(plan, 7), store=found, watch=ignore)
+    assert outcome.complete, outcome.failed
+    return found
+
+
+def test_the_division_and_the_forget_sets(plan: CellPlan) -> None:
+    division = plan.division
+    everything = np.concatenate([division.validation, division.pool])
+    assert sorted(everything) == list(range(120))
+    assert len(division.audited) == 60
+    assert set(division.audited) <= set(division.pool)
+    for shadow in range(6):
+        sets = [set(plan.forgotten(shadow, part)) for part in range(2)]
+        assert sets[0] | sets[1] == set(plan.trained(shadow))
+        assert not sets[0] & sets[1]
+        assert set(plan.retained(shadow, 0)) == sets[1]
+        assert set(plan.never(shadow)) == set(division.pool) - set(plan.trained(shadow))
+
+
+def test_a_study_that_grows_keeps_its_results(settings: CellSettings, data: ImageData, plan: CellPlan) -> None:
+    larger = plan_cells(replace(settings, shadows=8), data, defense_seed=7)
+    assert {job.key for job in plan.jobs} < {job.key for job in larger.jobs}
+    more_arms = plan_cells(replace(settings, arms=(*ARMS, StudyArm("salun", sets=1))), data, defense_seed=7)
+    assert {job.key for job in plan.jobs} < {job.key for job in more_arms.jobs}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 21}, {"audited": 50}, {"validation": 10}, {"training": {"epochs": 9}}, {"first_shadow": 1000}],
+    ids=str,
+)
+def test_another_setting_is_another_result(
+    settings: CellSettings, data: ImageData, plan: CellPlan, change: dict[str, object]
+) -> None:
+    other = plan_cells(replace(settings, **change), data, defense_seed=7)  # type: ignore[arg-type]
+    assert {j.key for j in other.jobs if j.key.kind == "cell"}.isdisjoint(j.key for j in plan.jobs)
+
+
+def test_a_cell_is_the_method_by_itself(plan: CellPlan, store: Store, data: ImageData) -> None:
+    model = build_model("mlp", generator=torch.Generator(), inputs=6, classes=3, hidden=[16])
+    weights = store.read(plan.key(Cell("original", 2))).read(WEIGHTS)
+    model.load_state_dict(weights_of(weights))
+    original = build_model("mlp", generator=torch.Generator(), inputs=6, classes=3, hidden=[16])
+    original.load_state_dict(weights_of(weights))
+    points = {
+        name: data.train.select(torch.from_numpy(index))
+        for name, index in (
+            ("forget", plan.forgotten(2, 1)),
+            ("retain", plan.retained(2, 1)),
+            ("validation", plan.division.validation),
+        )
+    }
+    task = Task(**points, original=original.eval(), classes=3, streams=Streams(20, "study unlearn", 2, 1))
+    for _ in NegGradPlus(**NGP).updates(model.train(), task):
+        pass
+    audited = data.train.select(torch.from_numpy(plan.division.audited))
+    expected = logit_confidence(model.eval()(audited.x).detach().double().numpy(), audited.y.numpy())
+    found = arrays_of(store.read(plan.key(Cell("cell", 2, 1, "ngp"))).read(SCORES))
+    np.testing.assert_allclose(found["confidence"], expected, rtol=1e-4, atol=1e-4)
+    about = json.loads(store.read(plan.key(Cell("cell", 2, 1, "ngp"))).read(ABOUT))
+    forget = points["forget"]
+    assert about["accuracy"]["forget"] == pytest.approx(float((model(forget.x).argmax(1) == forget.y).float().mean()))
+
+
+def test_side_by_side_and_one_after_another_give_the_same_bytes(plan: CellPlan, store: Store, tmp_path: Path) -> None:
+    alone, work = Store(tmp_path / "alone"), CellWork(plan, 7)
+    wanted = [plan.key(c) for c in (Cell("original", 1), Cell("scores", 1), Cell("cell", 1, 0, "ngp + warp"))]
+    for key in wanted:
+        alone.write(key, work(next(job for job in plan.jobs if job.key == key), alone))
+        for name in (WEIGHTS, SCORES):
+            if name in store.read(key).names:
+                assert alone.read(key).read(name) == store.read(key).read(name)
+
+
+def test_on_another_machine_only_what_is_missing_is_done(plan: CellPlan, store: Store, tmp_path: Path) -> None:
+    pack(store, tmp_path / "p.tar", without=["original"])
+    other = Store(tmp_path / "other")
+    take_in(other, tmp_path / "p.tar")
+    assert all(other.has(job.key) for job in plan.to_do(other))
+    assert shadows_complete(plan, other) == 6
+    gone = plan.key(Cell("cell", 3, 1, "ngp + kick"))
+    other.remove(gone.digest)
+    assert shadows_complete(plan, other) == 5
+    begun: list[str] = []
+    LANES.run(
+        plan.to_do(other),
+        work=CellWork(plan, 7),
+        store=other,
+        watch=lambda e: begun.append(str(plan.cells[e.key.digest])) if e.what == "started" else None,
+    )
+    assert begun == ["original, shadow 3", "cell, shadow 3, set 1, ngp + kick"]
+    assert other.read(gone).read(SCORES) == store.read(gone).read(SCORES)
+
+
+def test_scores_are_gathered_with_what_each_model_forgot(plan: CellPlan, store: Store) -> None:
+    found = cell_arm_scores(plan, store, ARMS[0])
+    assert found.confidence.shape == (12, 60)
+    for row, (shadow, part) in enumerate((s, p) for s in range(6) for p in range(2)):
+        assert set(plan.division.audited[found.forgotten[row]]) == set(plan.forgotten(shadow, part)) & set(
+            plan.division.audited
+        )
+        assert set(plan.division.audited[found.never[row]]) == set(plan.never(shadow)) & set(plan.division.audited)
+    assert (found.forgotten | found.never | found.kept).all()
+    assert len(found.energy) == found.forgotten.sum()
+    originals = cell_original_scores(plan, store)
+    assert originals.confidence.shape == (6, 60)
+    assert (originals.trained == ~found.never[::2]).all()
+
+
+def test_the_results_say_what_each_arm_rests_on(plan: CellPlan, store: Store) -> None:
+    found = study_results("table1", plan, store)
+    arms = {arm["name"]: arm for arm in found["arms"]}
+    assert set(arms) == {"ngp", "ngp + warp", "ngp + kick", "finetune", "finetune lr=1e+20"}
+    assert arms["ngp + kick"]["defense"] == "kick"
+    assert set(arms["ngp + warp"]["against"]) == {"kick"}
+    assert arms["ngp + warp"]["reduction"] is not None
+    assert arms["ngp"]["pair_attacks"]
+    assert arms["ngp + warp"]["teleports"]["count"]["value"] == 2
+    assert arms["finetune lr=1e+20"]["diverged"] == 6
+    assert arms["finetune lr=1e+20"]["missing"] == 6
+    assert arms["finetune"]["diverged"] == 0
+    assert found["originals_trained_again"] == []
+
+
+def test_a_shadow_whose_original_was_trained_again_is_named(plan: CellPlan, store: Store, tmp_path: Path) -> None:
+    pack(store, tmp_path / "p.tar")
+    other = Store(tmp_path / "other")
+    take_in(other, tmp_path / "p.tar")
+    key = plan.key(Cell("cell", 4, 0, "ngp"))
+    files = other.read(key).read_all()
+    other.remove(key.digest)
+    about = json.loads(files[ABOUT]) | {"original": "another"}
+    other.write(key, {**files, ABOUT: json.dumps(about).encode()})
+    assert study_results("table1", plan, other)["originals_trained_again"] == [4]
+
+
+def test_bad_input(settings: CellSettings, data: ImageData) -> None:
+    with pytest.raises(InputError, match="unlearns 3 sets of 2"):
+        replace(settings, arms=(StudyArm("ngp", sets=3),))
+    with pytest.raises(InputError, match="2 arms are called 'ngp'"):
+        replace(settings, arms=(StudyArm("ngp", sets=1), StudyArm("ngp", NGP, sets=1)))
+    same = replace(settings, arms=(StudyArm("ngp", sets=1), StudyArm("ngp", sets=1, swept={"x": 1.0})))
+    with pytest.raises(InputError, match="does the same as"):
+        plan_cells(same, data, defense_seed=7)
+    with pytest.raises(InputError, match="200 audited points from 120"):
+        plan_cells(replace(settings, audited=200), data, defense_seed=7)
+
+
+def test_work_travels_without_its_data(plan: CellPlan, store: Store) -> None:
+    import pickle
+
+    work = CellWork(plan, 7)
+    job: Job = next(job for job in plan.jobs if job.key.kind == "scores")
+    found = work(job, store)
+    assert len(pickle.dumps(work)) < 200_000
+    assert pickle.loads(pickle.dumps(work))(job, store) == found
+
+
+def test_a_gpu_without_room_is_no_failure_of_the_job(plan: CellPlan, store: Store) -> None:
+    class Full(CellWork):
+        def _scores(self, cell: Cell, store: Store) -> Steps:
+            yield None
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    job = next(job for job in plan.jobs if job.key.kind == "scores")
+    with pytest.raises(NoRoom, match="no room for scores, shadow 0"):
+        Full(plan, 7)(job, store)

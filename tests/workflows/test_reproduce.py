@@ -1,0 +1,196 @@
+"""A study from its configuration to its table, at a size that takes seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from warp_unlearning.config.reproduce import ReproduceConfig
+from warp_unlearning.errors import InputError
+from warp_unlearning.report.paper.registry import STUDIES as SHOWN
+from warp_unlearning.runs.events import Event
+from warp_unlearning.runs.fleet_engine import FleetEngine
+from warp_unlearning.studies import study
+from warp_unlearning.studies.study import STUDIES, Asked, Size, study_settings
+from warp_unlearning.training.lane import DeviceLane
+from warp_unlearning.workflows.reproduce import (
+    RESULTS,
+    TABLE,
+    ReproduceRequest,
+    carry_out_study,
+    prepare_study,
+    study_names,
+)
+
+LANES = FleetEngine(2, lambda: DeviceLane(torch.device("cpu")))
+NGP = {"epochs": 2, "batch_size": 16}
+TINY = Size("npz", "mlp", {"hidden": [8]}, {"epochs": 5, "batch_size": 16}, 6, 2, 2, 60, 20, 0, 20)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(study.SIZES, "small", TINY)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    generator = np.random.default_rng(0)
+    y = np.arange(160) % 3
+    x = (generator.normal(size=(160, 6)) + 2 * np.eye(3, 6)[y]).astype(np.float32)
+    path = tmp_path_factory.mktemp("blobs") / "blobs.npz"
+    np.savez(path, x=x[:120], y=y[:120], x_test=x[120:], y_test=y[120:])
+    return path
+
+
+def config(blobs: Path, **changes: Any) -> ReproduceConfig:
+    given = {"study": "table1", "size": "small", "data_path": blobs, "methods": ["ngp"], "device": "cpu"}
+    return ReproduceConfig(**{**given, "method_options": {"ngp": NGP}, **changes})
+
+
+def reproduce(request: ReproduceRequest, **options: Any) -> tuple[dict[str, Any], list[Event]]:
+    events: list[Event] = []
+    return carry_out_study(prepare_study(request), LANES, watch=events.append, **options), events
+
+
+def test_a_study_is_stopped_goes_on_and_grows(blobs: Path, tmp_path: Path) -> None:
+    request = ReproduceRequest(config(blobs), tmp_path / "out")
+    results, _ = reproduce(request, budget=0.0)
+    assert not results["complete"]
+    assert results["left"] == 6 * (1 + 1 + 2 * 4)
+    assert all(arm["problem"] for arm in results["arms"])
+    results, _ = reproduce(request, command="warp reproduce table1")
+    assert results["complete"]
+    assert not results["failures"]
+    assert results["shadows_complete"] == 6
+    assert {arm["name"] for arm in results["arms"]} == {"ngp", "ngp + warp", "ngp + conjugate", "ngp + kick"}
+    table = (tmp_path / "out" / TABLE).read_text()
+    assert "NGP + WARP" in table
+    assert "paper 0.545" in table
+    assert (tmp_path / "out" / "figures" / "table1.svg").read_bytes().lstrip().startswith(b"<")
+    assert json.loads((tmp_path / "out" / RESULTS).read_text())["commands"] == ["warp reproduce table1"]
+    larger, events = reproduce(ReproduceRequest(config(blobs, shadows=8), tmp_path / "out"))
+    assert larger["complete"]
+    begun = [event for event in events if event.what == "started"]
+    assert len(begun) == 2 * (1 + 1 + 2 * 4)
+
+
+@pytest.mark.parametrize("name", ["whitebox", "radar", "risk-vs-norm"])
+def test_studies_of_the_same_models_share_them(blobs: Path, tmp_path: Path, name: str) -> None:
+    first = prepare_study(ReproduceRequest(config(blobs), tmp_path / "a", tmp_path / "store"))
+    second = prepare_study(ReproduceRequest(config(blobs, study=name), tmp_path / "b", tmp_path / "store"))
+    keys = [{job.key for job in p.planned.to_do(p.store)} for p in (first, second)]
+    assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("size", ["small", "paper"])
+def test_every_study_has_arms_that_can_be_made(name: str, size: str) -> None:
+    from warp_unlearning.defense.registry import make_defense
+    from warp_unlearning.methods.registry import make_method
+
+    settings = study_settings(name, size, Asked(method_options={"ngp": {"lr": 0.02}}))
+    assert len(settings.arms) > 2
+    for arm in settings.arms:
+        make_method(arm.method, **arm.method_settings)
+        if arm.defense is not None:
+            make_defense(arm.defense, **arm.defense_settings)
+        if arm.method == "ngp" and "lr" not in arm.swept:
+            assert arm.method_settings["lr"] == 0.02
+
+
+def test_the_size_of_the_paper() -> None:
+    settings = study_settings("table1", "paper", Asked())
+    assert settings.shadows >= 32
+    assert {arm.method: arm.sets for arm in settings.arms} == {
+        "ngp": 10, "scrub": 4, "salun": 4, "pgu": 4, "bad_teacher": 10, "srf_on": 4
+    }  # fmt: skip
+    assert settings.training["epochs"] == 91
+    assert settings.audited == 5000
+    assert settings.network_options == {"stem": "imagenet"}
+
+
+def test_tuned_settings_are_those_of_each_arm(blobs: Path, tmp_path: Path) -> None:
+    arms = [
+        {
+            "method": "ngp",
+            "defense": defense,
+            "methods": ["ngp"],
+            "method_options": {"ngp": {"lr": lr, "batch_size": 16, "epochs": 1}},
+            "defenses": [defense] if defense else [],
+            "defense_options": {defense: {"step_size": 0.03}} if defense else {},
+            "trial": 3,
+            "objectives": {},
+        }
+        for defense, lr in ((None, 0.5), ("warp", 0.25))
+    ]
+    recipes = {"schema_version": 1, "kind": "recipes", "provenance": {}, "arms": arms}
+    (tmp_path / "recipes.yaml").write_text(yaml.safe_dump(recipes))
+    given = config(blobs, recipes=tmp_path / "recipes.yaml", method_options={})
+    work: Any = prepare_study(ReproduceRequest(given, tmp_path / "out")).planned.work
+    found = {arm.name: arm for arm in work.plan.settings.arms}
+    assert found["ngp"].method_settings["lr"] == 0.5
+    assert found["ngp + warp"].method_settings["lr"] == 0.25
+    assert found["ngp + warp"].defense_settings["step_size"] == 0.03
+    assert found["ngp + kick"].defense_settings == found["ngp + warp"].defense_settings | {"aim": "random"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"study": "tabel1"}, "table1"),
+        ({"shadows": 4}, "--shadows 6 or more"),
+        ({"forget_sets": 3}, "unlearns 3 sets of 2"),
+        ({"size": "paper", "data_path": None}, "--data-path"),
+        ({"methods": ["npg"]}, "ngp"),
+        ({"recipes": Path("nowhere.yaml")}, "nowhere.yaml"),
+    ],
+    ids=str,
+)
+def test_bad_input(blobs: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        prepare_study(ReproduceRequest(config(blobs, **changes), tmp_path / "out"))
+
+
+def test_without_a_gpu_the_cost_is_said(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(study.SIZES, "paper", TINY)  # type: ignore[arg-type]
+    request = ReproduceRequest(config(blobs, size="paper"), tmp_path / "out")
+    with pytest.raises(InputError, match=r"no GPU, and training the 6 originals alone would take about [\d,]+ hours"):
+        prepare_study(request)
+    assert prepare_study(ReproduceRequest(request.config, request.out, anyway=True))
+
+
+def test_a_folder_of_something_else_is_left_alone(blobs: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").touch()
+    with pytest.raises(InputError, match="holds files and no study"):
+        prepare_study(ReproduceRequest(config(blobs), tmp_path / "out"))
+
+
+def test_every_study_is_known_and_can_be_shown() -> None:
+    assert set(study_names()) == set(SHOWN)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("runtime", {"shadows": 8}), ("adaptive", {"methods": ["scrub"]}), ("reconstruction", {"epochs": 3})],
+    ids=str,
+)
+def test_what_a_study_has_no_use_for_is_refused(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
+    given = ReproduceConfig(study=name, size="small", device="cpu", **changes)
+    with pytest.raises(InputError, match=f"no use for {next(iter(changes))}"):
+        prepare_study(ReproduceRequest(given, tmp_path / "out"))
+
+
+def test_a_study_of_times_is_done_alone_and_shown(blobs: Path, tmp_path: Path) -> None:
+    prepared = prepare_study(ReproduceRequest(config(blobs, study="runtime"), tmp_path / "out"))
+    assert prepared.planned.alone
+    results = carry_out_study(prepared, FleetEngine(1, lambda: DeviceLane(torch.device("cpu"))))
+    assert results["complete"]
+    assert [row["defense"] for row in results["rows"]] == [None, "warp", "fastwarp"]
+    assert "NGP + WARP" in (tmp_path / "out" / TABLE).read_text()
