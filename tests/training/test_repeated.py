@@ -161,7 +161,7 @@ def unlearned(problem: Problem, name: str, repeater: Repeater | None, defense: D
 @pytest.mark.parametrize(
     ("name", "defense"),
     [(n, d) for n in SHORT for d in (None, Moves())] + [("ngp", make_defense("warp"))],
-    ids=str,
+    ids=lambda given: given if isinstance(given, str) else getattr(given, "name", "alone"),
 )
 def test_an_update_reads_no_value_and_keeps_its_state_in_place(
     problem: Problem, name: str, defense: Defense | None

@@ -114,7 +114,7 @@ def acted(trained: Path, out: Path, *options: str) -> tuple[tuple[int, int], lis
 
 def test_shortened_and_taken_back_teleports_are_counted(trained: Path, tmp_path: Path) -> None:
     long = ("energy=0.3", "step_size=1", "radius=5", "protect=retain", "aim=random", "relearning=null", "every=1")
-    counts, scales, notes = acted(trained, tmp_path / "some", *long, "tolerance=0.05")
+    counts, scales, notes = acted(trained, tmp_path / "some", *long, "tolerance=0.01")
     assert counts == (sum(0 < s < 1 for s in scales), scales.count(0))
     assert counts[0] > 0
     assert not any("defence" in note for note in notes)
