@@ -9,9 +9,11 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.methods.protocol import Task
 from warp_unlearning.methods.salun import SalUn, saliency_mask
 from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.randomness import Streams
 
 
 def saliencies(kit: Any, model: nn.Module, task: Task) -> dict[str, Tensor]:
@@ -106,7 +108,13 @@ def test_the_run_is_the_one_written_out(kit: Any, model: nn.Module, task: Task, 
 @pytest.mark.parametrize("exclude", [False, True])
 def test_random_labels_are_uniform(exclude: bool) -> None:
     y = torch.arange(30_000) % 4
-    drawn = SalUn(exclude_true_label=exclude)._random_labels(y, 4, torch.Generator().manual_seed(0))
+    forget, retain = TensorExamples(torch.arange(30_000.0)[:, None], y), TensorExamples(torch.zeros(1, 1), y[:1])
+    task = Task(forget, retain, None, nn.Linear(1, 4), 4, Streams(0))
+    batches = SalUn(exclude_true_label=exclude)._schedule(task, 0, torch.Generator().manual_seed(0))
+    given = [batch for phase, batch in batches if phase == "forget"]
+    # An input is its own position.
+    y = y[torch.cat([x for x, _ in given]).flatten().long()]
+    drawn = torch.cat([labels for _, labels in given])
     shift = torch.bincount((drawn - y) % 4, minlength=4)
     assert int(drawn.min()) == 0
     assert int(drawn.max()) == 3

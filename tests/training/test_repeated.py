@@ -4,9 +4,11 @@ a graph would know by its place stays there.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Generator, Mapping
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -19,12 +21,14 @@ from warp_unlearning.conformance.problem import Problem, digits_problem
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.defense.protocol import Defense
 from warp_unlearning.defense.registry import make_defense
+from warp_unlearning.methods.pgu import ProjectedGradient, retained_complement
 from warp_unlearning.methods.protocol import Task
 from warp_unlearning.methods.recipes import small_data_method
 from warp_unlearning.models.small_resnet import SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.certificate import Certificate
 from warp_unlearning.symmetry.move import MomentumReset, Move, apply_move
+from warp_unlearning.training.precision import Precision
 from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.repeated import Function, Repeated, Repeater
 from warp_unlearning.training.scoring import accuracy
@@ -78,8 +82,8 @@ class Places(Repeated):
     and all that it read at the second call, at which it would be captured, in its place at the later ones.
     """
 
-    def __init__(self, function: Function, by: Repeater) -> None:
-        super().__init__(function, by)
+    def __init__(self, function: Function, by: Repeater, *, precision: Precision) -> None:
+        super().__init__(function, by, precision=precision)
         self.calls = 0
         self.known: dict[int, Tensor] | None = None
 
@@ -88,7 +92,7 @@ class Places(Repeated):
 
     def __call__(self, *arguments: Tensor | float) -> dict[str, Tensor]:
         self.calls += 1
-        if self.calls == 1:
+        if self.calls == 1 or (self._inputs and not self._fits(arguments)):
             return self._run(*arguments)
         if not self._inputs:
             self._inputs = [torch.as_tensor(a).clone() for a in arguments]
@@ -104,8 +108,8 @@ class Places(Repeated):
 
 
 class PlacesRepeater(Repeater):
-    def __call__(self, function: Function) -> Repeated:
-        return Places(function, self)
+    def __call__(self, function: Function, *, precision: Precision | None = None) -> Repeated:
+        return Places(function, self, precision=precision or self.precision)
 
 
 class Moves:
@@ -248,7 +252,9 @@ def test_trainings_side_by_side_on_a_gpu_agree_with_plain_ones_in_accuracy(probl
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = SmallResNet().to(device)
-        training = Training(model, examples, recipe=Recipe(epochs=8), streams=Streams(seed), capture=capture)
+        training = Training(
+            model, examples, recipe=Recipe(epochs=8), streams=Streams(seed), repeater=Repeater(device, capture=capture)
+        )
         yield from training.updates()
         return accuracy(training.model, test)
 
@@ -258,3 +264,35 @@ def test_trainings_side_by_side_on_a_gpu_agree_with_plain_ones_in_accuracy(probl
 
     plain, fleet = accuracies(1, capture=False), accuracies(4, capture=True)
     assert sum(fleet) / 8 == pytest.approx(sum(plain) / 8, abs=0.03)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_projection_is_exact_whatever_the_precision_of_the_pass(problem: Problem, precision: Precision) -> None:
+    model = working_copy(problem.original, torch.device("cpu"))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    task = task_of(problem, model, Repeater(torch.device("cpu"), precision))
+    method = small_data_method("pgu", **SHORT["pgu"])
+    assert isinstance(method, ProjectedGradient)
+    bases = retained_complement(model, task, samples=method.samples, energy=method.energy, rule=method.rule).bases
+    for _ in drive(model, task, method, entropy=torch.Generator()):
+        pass
+    moved = 0.0
+    for name, basis in bases.items():
+        step = (dict(model.named_parameters())[name].detach() - before[name]).flatten(1)
+        moved += float(step.norm())
+        assert float((step @ basis).norm()) <= 1e-3 * float(step.norm()) + 1e-7, name
+    assert moved > 0
+
+
+def test_a_training_that_is_done_is_let_go_of(problem: Problem) -> None:
+    model = working_copy(problem.original, torch.device("cpu"))
+    training = Training(model, problem.retain, recipe=Recipe(epochs=1), streams=Streams(1))
+    for _ in training.updates():
+        pass
+    gone = ref(training)
+    gc.disable()
+    try:
+        del training
+        assert gone() is None
+    finally:
+        gc.enable()

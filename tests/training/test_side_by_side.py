@@ -11,6 +11,7 @@ from warp_unlearning.errors import InputError
 from warp_unlearning.models.small_resnet import SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.training.recipe import Recipe
+from warp_unlearning.training.repeated import Repeater
 from warp_unlearning.training.side_by_side import side_by_side
 from warp_unlearning.training.training import Training, run_training
 
@@ -57,7 +58,7 @@ def test_models_trained_side_by_side_are_those_trained_alone() -> None:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = SmallResNet(classes=3, width=2, in_channels=1)
-        return Training(model, examples, recipe=recipe, streams=Streams(seed), capture=True)
+        return Training(model, examples, recipe=recipe, streams=Streams(seed), repeater=Repeater(CPU, capture=True))
 
     def steps(seed: int) -> Generator[object, None, nn.Module]:
         one = training(seed)

@@ -100,7 +100,7 @@ def test_every_study_has_arms_that_can_be_made(name: str, size: str) -> None:
         make_method(arm.method, **arm.method_settings)
         if arm.defense is not None:
             make_defense(arm.defense, **arm.defense_settings)
-        if arm.method == "ngp" and "lr" not in arm.swept:
+        if arm.method == "ngp" and arm.swept.get("lr_factor", 1.0) == 1.0:
             assert arm.method_settings["lr"] == 0.02
 
 

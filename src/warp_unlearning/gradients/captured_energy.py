@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..cuda_graphs import CudaGraph, capturable_stream
 from ..errors import InputError
 from .energy import (
     Loss,
@@ -29,6 +31,7 @@ from .parameter_slots import copy_with_same_parameters
 from .traced_pass import traced_pass
 
 _WARM_UP = 2
+Output = TypeVar("Output")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +69,8 @@ class CapturedEnergy:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._places = {name: p.data_ptr() for name, p in self._parameters.items()}
         self._with_loss = loss_gradients
-        self._graph = torch.cuda.CUDAGraph()
-        self._found = self._captured()
-        self._without_gradients: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
+        self._graph = self._captured(self._once)
+        self._without_gradients: CudaGraph[Tensor] | None = None
 
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The energies, shape (batch,), and ∂Σᵢeᵢ/∂θ by name; zeros where the loss does not depend on a parameter."""
@@ -89,8 +91,7 @@ class CapturedEnergy:
     def replayed(self, x: Tensor, y: Tensor) -> Replayed:
         """What the graph gives for a batch. Nothing is read: energies that are not finite are not refused."""
         self._take(x, y)
-        self._graph.replay()
-        return self._found
+        return self._graph.replay()
 
     def replayed_energies(self, x: Tensor, y: Tensor) -> Tensor:
         """The energies alone, by a second graph, which is captured at the first call; they hold until the next
@@ -98,10 +99,10 @@ class CapturedEnergy:
         """
         self._take(x, y)
         if self._without_gradients is None:
-            self._without_gradients = self._captured_without_gradients()
-        graph, energies = self._without_gradients
-        graph.replay()
-        return energies
+            # In the memory of the first, whose results are referred to and stay; what it frees on the way is free again
+            # by the time this one runs.
+            self._without_gradients = self._captured(self._energies_once, pool=self._graph.pool)
+        return self._without_gradients.replay()
 
     def _take(self, x: Tensor, y: Tensor) -> None:
         if x.shape != self._x.shape or y.shape != self._y.shape:
@@ -115,27 +116,12 @@ class CapturedEnergy:
         self._x.copy_(x)
         self._y.copy_(y)
 
-    def _captured(self) -> Replayed:
-        self._warm_up(self._once)
-        with torch.cuda.graph(self._graph):
-            return self._once()
-
-    def _captured_without_gradients(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        self._warm_up(self._energies_once)
-        graph = torch.cuda.CUDAGraph()
-        # In the memory of the first, whose results are referred to and stay; what it frees on the way is free again by
-        # the time this one runs.
-        with torch.cuda.graph(graph, pool=self._graph.pool()):
-            return graph, self._energies_once()
-
-    def _warm_up(self, once: Callable[[], object]) -> None:
-        """What libraries allocate and choose at the first calls must not be captured."""
-        side = torch.cuda.Stream(self._x.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self._x.device))
-        with torch.cuda.stream(side):
+    def _captured(self, once: Callable[[], Output], *, pool: Any = None) -> CudaGraph[Output]:
+        with capturable_stream(self._x.device):
+            # What libraries allocate and choose at the first calls must not be captured.
             for _ in range(_WARM_UP):
                 once()
-        torch.cuda.current_stream(self._x.device).wait_stream(side)
+            return CudaGraph(once, pool=pool)
 
     def _once(self) -> Replayed:
         with torch.enable_grad(), torch.autocast("cuda", enabled=False), sdpa_kernel(SDPBackend.MATH):

@@ -4,13 +4,16 @@ kept.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
 
+from ..data.examples import TensorExamples
 from ..data.sampling import batch_shape, epoch
 from ..models.normalisation import predict
 from ..models.reinitialise import reinitialise
@@ -63,9 +66,9 @@ class BadTeacher:
         batches, _ = batch_shape(count, self.batch_size)
         of = self.epochs * batches
         for e in range(self.epochs):
-            order = epoch(count, self.batch_size, generator=task.streams.generator("mixed", e))
-            for i, index in enumerate(order, e * batches + 1):
-                terms = update(*mixed(index), self.lr)
+            order = mixed.batches(self.batch_size, generator=task.streams.generator("mixed", e))
+            for i, (x, target) in enumerate(order, e * batches + 1):
+                terms = update(x, target, self.lr)
                 moved = yield Update(i, of, e, i == (e + 1) * batches, terms)
                 stepper.carry(moved)
 
@@ -90,8 +93,27 @@ class _Mixed:
     bad: Teacher
     good: Teacher
 
-    def __call__(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Those at `index` (on the CPU), in a batch the forget examples before the others."""
+    def batches(self, batch_size: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """One shuffled pass; in a batch the forget examples come before the others."""
+        order = epoch(len(self.task.forget) + len(self.kept), batch_size, generator=generator)
+        if self._table is None:
+            yield from (self._fetched(index) for index in order)
+            return
+        inputs, targets = self._table
+        # Sorted on the CPU and sent all at once, so that no batch waits for its indices.
+        known = [torch.cat([i[i < len(self.task.forget)], i[i >= len(self.task.forget)]]) for i in order]
+        for index in torch.stack(known).to(inputs.device):
+            yield inputs.index_select(0, index), targets.index_select(0, index)
+
+    @cached_property
+    def _table(self) -> tuple[Tensor, Tensor] | None:
+        """The inputs of the mixed set with their targets, where they are tensors."""
+        forget, retain = self.task.forget, self.task.retain
+        if not isinstance(forget, TensorExamples) or not isinstance(retain, TensorExamples):
+            return None
+        return self._fetched(torch.arange(len(forget) + len(self.kept)))
+
+    def _fetched(self, index: Tensor) -> tuple[Tensor, Tensor]:
         is_forget = index < len(self.task.forget)
         forget, retain = index[is_forget], self.kept[index[~is_forget] - len(self.task.forget)]
         parts = [

@@ -41,5 +41,4 @@ class Finetune:
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )
-        capture = task.repeater is not None and task.repeater.capture
-        return Training(model, task.retain, recipe=recipe, streams=task.streams, capture=capture).updates()
+        return Training(model, task.retain, recipe=recipe, streams=task.streams, repeater=task.repeater).updates()

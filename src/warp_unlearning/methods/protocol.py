@@ -14,6 +14,7 @@ from ..errors import InputError, nearest
 from ..models.normalisation import NormMode as NormMode
 from ..randomness import Streams
 from ..symmetry.options import Option as Option
+from ..training.precision import Precision
 from ..training.repeated import Function, Repeated, Repeater
 from ..training.update import Updates
 
@@ -36,11 +37,12 @@ class Task:
     streams: Streams
     repeater: Repeater | None = None
 
-    def repeated(self, function: Function) -> Repeated:
+    def repeated(self, function: Function, *, precision: Precision | None = None) -> Repeated:
         """An update that is taken again and again, as one captured graph where the task asks for that: a function of
-        tensors and numbers that reads no value and changes all it keeps in place.
+        tensors and numbers that reads no value and changes all it keeps in place. `precision` is the task's unless
+        given.
         """
-        return (self.repeater or Repeater(self.forget.y.device))(function)
+        return (self.repeater or Repeater(self.forget.y.device))(function, precision=precision)
 
     def require_validation(self, why: str) -> Examples:
         """The validation set, or an error that says what needs it."""

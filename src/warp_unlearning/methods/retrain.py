@@ -55,8 +55,9 @@ class Retrain:
             flip=self.flip,
             precision=self.precision,
         )
-        capture = task.repeater is not None and task.repeater.capture
-        training = Training(model, task.retain, recipe=recipe, streams=task.streams, fill=self.fill, capture=capture)
+        training = Training(
+            model, task.retain, recipe=recipe, streams=task.streams, fill=self.fill, repeater=task.repeater
+        )
         return _from_fresh_weights(training.updates())
 
 

@@ -62,25 +62,30 @@ class SalUn:
         batches = [batch_shape(len(s), self.batch_size)[0] for s in (task.forget, task.retain)]
         step, of = 0, self.epochs * sum(batches)
         for e in range(self.epochs):
-            for position, (phase, (x, y)) in enumerate(self._schedule(task, e), 1):
-                if phase == "forget":
-                    y = self._random_labels(y, task.classes, labels)
+            for position, (phase, (x, y)) in enumerate(self._schedule(task, e, labels), 1):
                 loss = updates[phase](x, y, self.lr)["loss"]
                 step += 1
                 terms = {"relabelled" if phase == "forget" else "retain": loss}
                 moved = yield Update(step, of, e, position == sum(batches), terms, mask.frozen)
                 stepper.carry(moved)
 
-    def _schedule(self, task: Task, e: int) -> Iterator[tuple[str, Batch]]:
-        for phase, examples in (("forget", task.forget), ("retain", task.retain)):
-            batches = shuffled(examples, self.batch_size, generator=task.streams.generator(phase, e))
-            yield from ((phase, batch) for batch in batches)
+    def _schedule(self, task: Task, e: int, labels: torch.Generator) -> Iterator[tuple[str, Batch]]:
+        forget, retain = (
+            shuffled(examples, self.batch_size, generator=task.streams.generator(phase, e))
+            for phase, examples in (("forget", task.forget), ("retain", task.retain))
+        )
+        for (x, y), drawn in zip(forget, self._random_labels(task, labels), strict=True):
+            yield "forget", Batch(x, (y + drawn) % task.classes if self.exclude_true_label else drawn)
+        yield from (("retain", batch) for batch in retain)
 
-    def _random_labels(self, y: Tensor, classes: int, generator: torch.Generator) -> Tensor:
-        if self.exclude_true_label:
-            shift = torch.randint(1, classes, (len(y),), generator=generator)
-            return (y + shift.to(y.device)) % classes
-        return torch.randint(0, classes, (len(y),), generator=generator).to(y.device)
+    def _random_labels(self, task: Task, generator: torch.Generator) -> Tensor:
+        """Labels for the batches of a pass over the forget set, or how far to go on from the true ones; sent to the
+        device all at once.
+        """
+        number, size = batch_shape(len(task.forget), self.batch_size)
+        least = 1 if self.exclude_true_label else 0
+        drawn = [torch.randint(least, task.classes, (size,), generator=generator) for _ in range(number)]
+        return torch.stack(drawn).to(task.forget.y.device)
 
 
 def saliency_mask(model: nn.Module, forget: Examples, *, keep: float) -> Mask:

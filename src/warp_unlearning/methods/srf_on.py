@@ -4,8 +4,9 @@ kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import ClassVar, Literal, get_args
 
@@ -20,6 +21,7 @@ from ..gradients.per_sample import per_sample_gradients
 from ..models.normalisation import norm_mode, predict
 from ..symmetry.move import Move
 from ..training.constraints import Mask
+from ..training.repeated import Function
 from ..training.schedule import cosine
 from ..training.stepper import Number, Stepper
 from ..training.update import Update, Updates
@@ -112,8 +114,11 @@ class SrfOn:
         return shuffled(examples, self.batch_size, generator=task.streams.generator(name), endless=True)
 
     def _mask(self, model: nn.Module, task: Task) -> Mask:
-        forget = fisher_diagonal(model, task.forget, batch_size=self.batch_size, kind=self.fisher)
-        retain = fisher_diagonal(model, task.retain, batch_size=self.batch_size, kind=self.fisher)
+        exactly = partial(task.repeated, precision="float32")
+        forget, retain = (
+            fisher_diagonal(model, examples, batch_size=self.batch_size, kind=self.fisher, repeated=exactly)
+            for examples in (task.forget, task.retain)
+        )
         return Mask({n: (forget[n] + 1e-15) / (retain[n] + 1e-15) >= self.ratio for n in forget})
 
 
@@ -144,25 +149,38 @@ class SlowWeights:
                 start.copy_(move.point(name, start))
 
 
-def fisher_diagonal(model: nn.Module, examples: Examples, *, batch_size: int, kind: FisherKind) -> dict[str, Tensor]:
+def fisher_diagonal(
+    model: nn.Module,
+    examples: Examples,
+    *,
+    batch_size: int,
+    kind: FisherKind,
+    repeated: Callable[[Function], Function] = lambda function: function,
+) -> dict[str, Tensor]:
     """The mean of squared gradients of the cross-entropy in eval mode, a tensor a trainable parameter.
 
     Kind "batch" squares the mean gradient of each batch, so its size depends on `batch_size`; kind "sample" squares
-    each example's.
+    each example's. `repeated` may make of the work on a batch something that is faster when it is done again and again.
     """
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     total = {n: torch.zeros_like(p) for n, p in parameters.items()}
     size = batch_size if kind == "batch" else min(batch_size, 32)
+
+    def add(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        loss = F.cross_entropy(predict(model, x), y)
+        gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+        for sum_of, gradient in zip(total.values(), gradients, strict=True):
+            sum_of.add_(gradient.square())
+        return {"loss": loss}
+
+    added = repeated(add)
     with norm_mode(model, "eval"):
         for index in in_order(len(examples), size):
             x, y = examples.take(index)
-            if kind == "sample":
-                squares = {n: g.square().sum(0) for n, g in per_sample_gradients(model, x, y)[0].items()}
-            else:
-                loss = F.cross_entropy(model(x), y)
-                gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
-                squares = {n: g.square() for n, g in zip(parameters, gradients, strict=True)}
-            for name, square in squares.items():
-                total[name] += square
+            if kind == "batch":
+                added(x, y)
+                continue
+            for name, gradients in per_sample_gradients(model, x, y)[0].items():
+                total[name] += gradients.square().sum(0)
     count = len(examples) if kind == "sample" else -(-len(examples) // size)
     return {name: value / count for name, value in total.items()}

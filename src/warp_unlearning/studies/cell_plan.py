@@ -152,11 +152,15 @@ def plan_cells(settings: CellSettings, data: ImageData, *, defense_seed: int) ->
         original = add(Cell("original", shadow), _training(unkeyed, data, shadow), (), cost=20.0)
         add(Cell("scores", shadow), audited, (original,), cost=0.1)
         for part in range(settings.parts):
+            sets = {
+                "forget": array_digest(unkeyed.forgotten(shadow, part)),
+                "retain": array_digest(unkeyed.retained(shadow, part)),
+                "validation": array_digest(division.validation),
+            }
             for arm in (arm for arm in settings.arms if part < arm.sets):
-                about = audited | {
-                    "forget": array_digest(unkeyed.forgotten(shadow, part)),
-                    "retain": array_digest(unkeyed.retained(shadow, part)),
-                    "validation": array_digest(division.validation),
+                about = {
+                    **audited,
+                    **sets,
                     "arm": {k: v for k, v in asdict(arm).items() if k not in ("called", "sets", "swept")},
                     "seed": settings.seed,
                     "defense_seed": defense_seed if arm.defense is not None else None,

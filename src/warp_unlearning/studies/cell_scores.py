@@ -50,7 +50,7 @@ def cell_arm_scores(plan: CellPlan, store: Store, arm: StudyArm) -> ArmScores:
         ~trained,
         trained & ~forgotten,
         accuracy,
-        np.array([told[cell]["seconds"] for cell in there], dtype=np.float64),
+        np.array([s for cell in there if (s := told[cell]["seconds"]) is not None], dtype=np.float64),
         np.concatenate([s["energy"].astype(np.float64) for s in scores]) if scores else np.empty(0),
         tuple(told[cell]["pair"] for cell in paired),
         tuple((cell.shadow, cell.part) for cell in paired),

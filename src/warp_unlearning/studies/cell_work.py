@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Generator, Mapping
 from copy import deepcopy
@@ -31,7 +32,7 @@ from ..models.registry import build_model, suggest_options
 from ..randomness import Streams
 from ..runs.job import Job, NoRoom, Steps
 from ..runs.store import Store
-from ..training.precision import lay_out
+from ..training.precision import Precision, lay_out
 from ..training.recipe import Recipe
 from ..training.repeated import Repeater
 from ..training.scoring import logits
@@ -67,6 +68,7 @@ class CellWork:
     def steps(self, job: Job, store: Store) -> Steps:
         """The same, an update at a time."""
         cell = self.plan.cells[job.key.digest]
+        self._tidy()
         try:
             done: Steps = getattr(self, f"_{cell.kind}")(cell, store)
             return (yield from done)
@@ -85,7 +87,7 @@ class CellWork:
             recipe=Recipe(**settings.training),
             streams=streams,
             fill=self._data.fill,
-            capture=True,
+            repeater=self._repeater(settings.training.get("precision", "auto")),
         )
         losses = []
         for update in training.updates():
@@ -101,7 +103,10 @@ class CellWork:
         model = self._model(cell.shadow, store)
         found = self._confidence(model)
         accuracies = {"test": self._accuracy(model, self._test)}
-        return {SCORES: array_bytes(found), ABOUT: _json({"accuracy": accuracies, "original": model_digest(model)})}
+        return {
+            SCORES: array_bytes(found),
+            ABOUT: _json({"accuracy": accuracies, "original": self._digest(cell.shadow)}),
+        }
 
     def _cell(self, cell: Cell, store: Store) -> Steps:
         arm = next(arm for arm in self.plan.settings.arms if arm.name == cell.arm)
@@ -112,15 +117,16 @@ class CellWork:
         try:
             driven = yield from self._unlearn(model, task, arm, cell)
         except DivergedError as error:
-            return {ABOUT: _json({"diverged": str(error), "original": model_digest(original)})}
-        seconds = perf_counter() - began
+            return {ABOUT: _json({"diverged": str(error), "original": self._digest(cell.shadow)})}
+        # Beside other lanes the time says more of those than of this arm.
+        seconds = None if self._device.type == "cuda" else perf_counter() - began
         model.eval()
         forgotten = self._audited_among(self.plan.forgotten(cell.shadow, cell.part))
         found = self._confidence(model) | {"energy": forget_energies(model, self._points(forgotten))}
         about: dict[str, Any] = {
             "seconds": seconds,
             "updates": len(driven.history),
-            "original": model_digest(original),
+            "original": self._digest(cell.shadow),
             "accuracy": {
                 "forget": self._accuracy(model, task.forget),
                 "retain": self._accuracy(model, task.retain),
@@ -159,13 +165,14 @@ class CellWork:
             self._repeater(),
         )
 
-    def _repeater(self) -> Repeater:
+    def _repeater(self, precision: Precision = "auto") -> Repeater:
         """One for every lane, whose graphs share their memory: they are replayed one after another."""
         device = self._device
         lane = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        if ("repeater", lane) not in self._kept:
-            self._kept["repeater", lane] = Repeater(device, "auto", capture=True)
-        found: Repeater = self._kept["repeater", lane]
+        key = ("repeater", lane, precision)
+        if key not in self._kept:
+            self._kept[key] = Repeater(device, precision, capture=True)
+        found: Repeater = self._kept[key]
         return found
 
     def _pair(self, original: nn.Module, model: nn.Module, task: Task, arm: StudyArm, cell: Cell) -> dict[str, Any]:
@@ -247,10 +254,31 @@ class CellWork:
                 del self._kept[old]
             model = self._network(Streams(0, "any"))
             model.load_state_dict(weights_of(store.read(self.plan.key(Cell("original", shadow))).read(WEIGHTS)))
+            self._kept["digest", shadow] = model_digest(model)
             self._kept[key] = lay_out(model.to(self._device)).eval()
             self._share()
         kept: nn.Module = self._kept[key]
         return deepcopy(kept)
+
+    def _digest(self, shadow: int) -> str:
+        """The digest of an original that is loaded, or was."""
+        return str(self._kept["digest", shadow])
+
+    def _tidy(self) -> None:
+        """Let go of what earlier jobs left: models in cycles, with their graphs, which must not be destroyed while
+        others are captured or run, and memory that was kept for other streams, where little is left.
+        """
+        if self._device.type != "cuda":
+            return
+        gc.collect()
+        free, whole = torch.cuda.mem_get_info(self._device)
+        if free < _LEAST_FREE * whole:
+            self._share()
+            torch.cuda.empty_cache()
+        if "frozen" not in self._kept and "data" in self._kept:
+            # Modules and data are here to stay, and need not be looked through each time.
+            gc.freeze()
+            self._kept["frozen"] = True
 
     def _share(self) -> None:
         """Wait for all lanes: what one of them made, or is about to let go of, others use."""
@@ -259,6 +287,7 @@ class CellWork:
 
 
 _KEPT_ORIGINALS = 32
+_LEAST_FREE = 0.3
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

@@ -81,15 +81,21 @@ def arm_rows(arms: Sequence[Arm], found: Sequence[ArmScores], originals: Origina
 
 
 def base_of(arms: Sequence[Arm], index: int) -> int | None:
-    """The arm that a defended one is compared with: the method alone, with the same settings where there is one such,
-    else with others. None for a method alone.
+    """The arm that a defended one is compared with: the method alone, at the same value of what is swept, or with the
+    same settings, or the only one there is. None for a method alone, and where several could be meant.
     """
     arm = arms[index]
     alone = [i for i, other in enumerate(arms) if other.method == arm.method and other.defense is None]
-    if arm.defense is None or not alone:
+    if arm.defense is None:
         return None
+    swept = [i for i in alone if (value := _swept(arms[i])) and value == _swept(arm)]
     alike = [i for i in alone if arms[i].method_settings == arm.method_settings]
-    return (alike or alone)[0]
+    chosen = swept or alike or alone
+    return chosen[0] if len(chosen) == 1 else None
+
+
+def _swept(arm: Arm) -> dict[str, float]:
+    return dict(getattr(arm, "swept", {}))
 
 
 def _arm(

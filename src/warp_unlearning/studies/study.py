@@ -174,8 +174,8 @@ def _tradeoff(asked: Asked, size: Size, small: bool) -> Iterator[StudyArm]:
         for defense in (None, "warp", "kick", "conjugate"):
             plain = _arm(asked, size, small, method, defense)
             for factor in STRENGTHS:
-                lr = factor * _learning_rate(plain)
-                yield _arm(asked, size, small, method, defense, method_settings={"lr": lr}, swept={"lr": lr})
+                lr, swept = factor * _learning_rate(plain), {"lr_factor": factor}
+                yield _arm(asked, size, small, method, defense, method_settings={"lr": lr}, swept=swept)
 
 
 def _learning_rate(arm: StudyArm) -> float:

@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..data.examples import TensorExamples
 from ..randomness import Streams
 from ..training.recipe import Recipe
+from ..training.repeated import Repeater
 from ..training.scoring import accuracy
 from ..training.side_by_side import side_by_side
 from ..training.training import Training
@@ -58,7 +59,7 @@ class Workload:
             recipe=recipe,
             streams=Streams(seed, "speed"),
             fill=self.fill,
-            capture=capture,
+            repeater=Repeater(self.device, recipe.precision, capture=capture),
         )
 
 

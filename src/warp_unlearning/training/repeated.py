@@ -7,14 +7,14 @@ stay where they are: no value is read, no branch depends on one, and all state i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..cuda_graphs import CudaGraph, capturable_stream
 from .precision import Precision, autocast
 from .stepper import Number
 
@@ -34,45 +34,26 @@ class Repeater:
     capture: bool = False
     _shared: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
-    def __call__(self, function: Function) -> Repeated:
-        """`function` maps tensors and numbers to named tensors without axes, and changes weights in place."""
-        return Repeated(function, self)
+    def __call__(self, function: Function, *, precision: Precision | None = None) -> Repeated:
+        """`function` maps tensors and numbers to named tensors without axes, and changes what it keeps in place."""
+        return Repeated(function, self, precision=precision or self.precision)
 
     @property
     def pool(self) -> Any:
         """Memory that the graphs of this repeater share: they are replayed one after another, never side by side."""
-        if "pool" not in self._shared:
-            # A pool lives as long as a graph that uses it.
-            self._shared["pool"] = torch.cuda.graph_pool_handle()
-            self._shared["keeper"] = _Graph(lambda: torch.zeros(1, device=self.device), self._shared["pool"])
-        return self._shared["pool"]
-
-    @contextmanager
-    def stream(self) -> Iterator[None]:
-        """A stream that can be captured: the current one, or one beside it where that is the default stream, which
-        cannot.
-        """
-        current = torch.cuda.current_stream(self.device)
-        if current != torch.cuda.default_stream(self.device):
-            yield
-            return
-        if "stream" not in self._shared:
-            self._shared["stream"] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        side = self._shared["stream"]
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            yield
-        current.wait_stream(side)
+        if "keeper" not in self._shared:
+            self._shared["keeper"] = CudaGraph(lambda: torch.zeros(1, device=self.device))
+        return self._shared["keeper"].pool
 
 
 class Repeated:
     """A function that is called with arguments of the same shapes each time; numbers may differ."""
 
-    def __init__(self, function: Function, by: Repeater) -> None:
-        self._function, self._by = function, by
+    def __init__(self, function: Function, by: Repeater, *, precision: Precision) -> None:
+        self._function, self._by, self._precision = function, by, precision
         self._captures = by.capture and by.device.type == "cuda"
         self._primed = False
-        self._graph: _Graph | None = None
+        self._graph: CudaGraph[Tensor] | None = None
         self._inputs: list[Tensor] = []
         self._names: list[str] = []
 
@@ -80,7 +61,7 @@ class Repeated:
         """What the function gives. The first call is never captured: libraries and optimizers set themselves up."""
         if not self._captures:
             return self._run(*arguments)
-        with self._by.stream():
+        with capturable_stream(self._by.device):
             if not self._primed or (self._inputs and not self._fits(arguments)):
                 self._primed = True
                 return self._run(*[self._as_tensor(a) for a in arguments])
@@ -93,7 +74,7 @@ class Repeated:
         self._graph = None
 
     def _run(self, *arguments: Number) -> dict[str, Tensor]:
-        with autocast(self._by.device, self._by.precision):
+        with autocast(self._by.device, self._precision):
             return {name: value.detach() for name, value in self._function(*arguments).items()}
 
     def _as_tensor(self, argument: Number) -> Tensor:
@@ -116,7 +97,7 @@ class Repeated:
             self._names = list(found)
             return torch.stack([value.double() for value in found.values()])
 
-        self._graph = _Graph(stacked, self._by.pool)
+        self._graph = CudaGraph(stacked, pool=self._by.pool)
 
     def _replay(self, arguments: tuple[Number, ...]) -> dict[str, Tensor]:
         assert self._graph is not None
@@ -127,21 +108,3 @@ class Repeated:
                 place.fill_(argument)
         found = self._graph.replay().clone()
         return dict(zip(self._names, found.unbind(), strict=True))
-
-
-class _Graph:
-    """The operations of `make`, captured on the current stream without being done; `replay` does them."""
-
-    def __init__(self, make: Callable[[], Tensor], pool: Any) -> None:
-        self._graph = torch.cuda.CUDAGraph()
-        # Other streams go on with their work meanwhile, so nothing waits for the whole device here.
-        self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            self._output = make()
-        finally:
-            self._graph.capture_end()
-
-    def replay(self) -> Tensor:
-        """Do the operations on the current stream; the tensor they fill, each time the same."""
-        self._graph.replay()
-        return self._output

@@ -58,6 +58,11 @@ class Stepper:
 
     @torch.no_grad()
     def _take_step(self, lr: Number) -> None:
+        # A projection in half precision would let through what it is there to keep out.
+        with torch.autocast(self.parameters[0].device.type, enabled=False):
+            self._move(lr)
+
+    def _move(self, lr: Number) -> None:
         if self.max_norm is not None:
             self._clip(self.max_norm)
         for group in self.optimizer.param_groups:

@@ -28,8 +28,8 @@ class Training:
     """Trains `model` in place. Every epoch draws from streams of its own number, so a resumed run needs no generator
     state.
 
-    `fill` is the value of a black pixel after normalisation, a number per channel, with which crops are padded. With
-    `capture` updates are replayed as a CUDA graph, where there is a GPU.
+    `fill` is the value of a black pixel after normalisation, a number per channel, with which crops are padded. A
+    `repeater` says otherwise than the recipe in what precision updates are computed, and whether they are captured.
     """
 
     def __init__(
@@ -40,33 +40,33 @@ class Training:
         recipe: Recipe,
         streams: Streams,
         fill: Sequence[float] = (0.0,),
-        capture: bool = False,
+        repeater: Repeater | None = None,
     ) -> None:
         self.model = lay_out(model)
         self.examples, self.recipe, self.streams = examples, recipe, streams
         self.epoch = 0
         self._stepper = Stepper(model, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
-        self._captures = capture
         self._augments = bool(recipe.crop_padding or recipe.flip)
         if self._augments:
             check_fill(examples.take(torch.zeros(1, dtype=torch.int64)).x, fill)
         self._fill = torch.tensor(fill, dtype=self._stepper.parameters[0].dtype, device=examples.y.device)
-        repeater = Repeater(examples.y.device, recipe.precision, capture=capture)
-        self._repeated = repeater(self._augmented_update if self._augments else self._update)
+        self._repeater = repeater or Repeater(examples.y.device, recipe.precision)
 
     def updates(self) -> Updates:
         """Train from the current epoch to the last, one update a step."""
         batches, _ = batch_shape(len(self.examples), self.recipe.batch_size)
         of = self.recipe.epochs * batches
         enter_mode(self.model, "train")
-        quiet = self._captures and draws_nothing(self.model)
+        quiet = self._repeater.capture and draws_nothing(self.model)
+        # Held by this generator alone: a training that held it would hold itself, and its memory, until it is noticed.
+        update = self._repeater(self._augmented_update if self._augments else self._update)
         while self.epoch < self.recipe.epochs:
             lr = self.recipe.lr * cosine(self.epoch / self.recipe.epochs)
             draws = LayerDraws(self.streams.number("layers", self.epoch), device=self.examples.y.device, none=quiet)
             first = self.epoch * batches
             for i, batch in enumerate(self._batches(), 1):
                 with draws:
-                    losses = self._repeated(*batch, lr)
+                    losses = update(*batch, lr)
                 if i == batches:
                     self.epoch += 1
                 moved = yield Update(first + i, of, (first + i - 1) // batches, i == batches, losses)

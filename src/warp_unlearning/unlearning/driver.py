@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..data.examples import Examples, as_examples
-from ..defense.protocol import Defense, InAnotherBasis
+from ..defense.protocol import Defense, InAnotherBasis, Session
 from ..defense.registry import as_defense
 from ..errors import DivergedError, InputError, WarpWarning
 from ..methods.protocol import Method, Task
@@ -24,6 +24,7 @@ from ..models.normalisation import enter_mode
 from ..models.quiet import draws_nothing
 from ..randomness import LayerDraws, Streams
 from ..symmetry.certificate import Certificate
+from ..symmetry.move import Move
 from ..training.update import Update
 from .checks import check_disjoint, check_examples
 from .guard import Guard, restore_modes, training_modes
@@ -167,7 +168,7 @@ def drive(
             guard.watch(update)
             if on_update is not None:
                 on_update(update)
-            move = None if session is None else session.between(update)
+            move = None if session is None else _between(session, update, guard)
             if move is not None:
                 enter_mode(model, method.norm_mode)
             yield update
@@ -181,6 +182,15 @@ def drive(
         session.finish()
     model.zero_grad(set_to_none=True)
     return Driven(guard.history, [] if session is None else list(session.certificates))
+
+
+def _between(session: Session, update: Update, guard: Guard) -> Move | None:
+    """Let the defence act. Where it cannot, since weights are no longer finite, it is the method that diverged."""
+    try:
+        return session.between(update)
+    except Exception:
+        guard.flush()
+        raise
 
 
 def _to_the_end(steps: Generator[Update, None, Driven]) -> Driven:

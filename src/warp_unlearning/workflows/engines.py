@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import InputError
 from ..runs.cores import available_cores
 from ..runs.engine import Engine
 from ..runs.fleet_engine import FleetEngine
@@ -20,11 +21,15 @@ class ChosenEngine:
 
 LANES = 8
 """Models side by side on one GPU."""
+MOST_LANES = 32
+"""Streams that torch gives out before it gives the first again."""
 
 
 def choose_study_engine(device: str, *, at_once: int | None, alone: bool) -> Engine:
     """Lanes of a GPU in this process, or processes of one thread on the CPU; one at a time where jobs are `alone`."""
     if device.startswith("cuda"):
+        if at_once is not None and at_once > MOST_LANES:
+            raise InputError(f"{at_once} models at once; a GPU has {MOST_LANES} streams to share out: give fewer")
         # Not needed, and slow to import, on machines without a GPU.
         import torch
 

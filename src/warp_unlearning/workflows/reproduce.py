@@ -161,8 +161,8 @@ def _asked(config: ReproduceConfig) -> Asked:
     methods, defenses = _from_recipes(config.recipes)
     return Asked(
         methods=tuple(dict.fromkeys(config.methods)),
-        method_options={**methods, **config.method_options},
-        defense_options={**defenses, **config.defense_options},
+        method_options=_over(methods, config.method_options, of=0),
+        defense_options=_over(defenses, config.defense_options, of=1),
         shadows=config.shadows,
         forget_sets=config.forget_sets,
         pairs=config.pairs,
@@ -171,6 +171,17 @@ def _asked(config: ReproduceConfig) -> Asked:
         device=config.device,
         data_path=config.data_path,
     )
+
+
+def _over(recipes: Settings, given: Settings, *, of: int) -> Settings:
+    """What is given for a method or a defence goes over the recipes of every arm that has it; `of` says which of the
+    two a name like "method + defence" is looked up by.
+    """
+    found: dict[str, Mapping[str, Any]] = {**given}
+    for name, settings in recipes.items():
+        own = name.split(" + ")[min(of, name.count(" + "))]
+        found[name] = {**settings, **given.get(own, {}), **given.get(name, {})}
+    return found
 
 
 def _from_recipes(file: Path | None) -> tuple[Settings, Settings]:

@@ -1,0 +1,67 @@
+"""Work on a GPU captured as a graph, to be launched as a whole, again and again.
+
+What is captured must be a function of tensors that stay where they are: no value is read, no branch depends on one. All
+of it happens on one stream, and nothing waits for the whole device: other streams go on with their work meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, TypeVar
+
+import torch
+
+Output = TypeVar("Output")
+
+_SIDE: dict[int, Any] = {}
+
+
+class CudaGraph(Generic[Output]):
+    """The operations of `make`, captured on the current stream without being done; `replay` does them.
+
+    Graphs that share a `pool` of memory must never run at the same time; a pool lives as long as a graph that uses it.
+    """
+
+    def __init__(self, make: Callable[[], Output], *, pool: Any = None) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            self.output = make()
+        except BaseException:
+            # What went wrong first is what is told.
+            with suppress(RuntimeError):
+                self._graph.capture_end()
+            raise
+        self._graph.capture_end()
+
+    @property
+    def pool(self) -> Any:
+        """The memory of this graph, for others."""
+        return self._graph.pool()
+
+    def replay(self) -> Output:
+        """Do the operations on the current stream; what they fill, each time the same tensors."""
+        self._graph.replay()
+        return self.output
+
+
+@contextmanager
+def capturable_stream(device: torch.device) -> Iterator[None]:
+    """A stream that can be captured: the current one, or one beside it where that is the default stream, which
+    cannot.
+    """
+    current = torch.cuda.current_stream(device)
+    if current != torch.cuda.default_stream(device):
+        yield
+        return
+    index = current.device_index
+    if index not in _SIDE:
+        _SIDE[index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side = _SIDE[index]
+    side.wait_stream(current)
+    try:
+        with torch.cuda.stream(side):
+            yield
+    finally:
+        current.wait_stream(side)
