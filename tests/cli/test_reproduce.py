@@ -13,14 +13,14 @@ Warp = Callable[..., Any]
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("reproduce") / "study.yaml"
-    file.write_text("epochs: 1\nmethods: [ngp]\nshadows: 6\npairs: 0\nmethod_options: {ngp: {epochs: 1}}\n")
+    file.write_text("epochs: 1\nmethods: [ngp]\nshadows: 12\npairs: 0\nmethod_options: {ngp: {epochs: 1}}\n")
     return file
 
 
 def test_a_plan_says_what_would_be_done(warp: Warp, small: Path, tmp_path: Path) -> None:
     answer = warp("reproduce", "table1", "--config", small, "--out", tmp_path / "out", "--plan", "--device", "cpu")
     assert answer.code == 0, answer.err
-    assert "planned: 6 original, 6 scores, 72 cell; 0 are there already" in answer.err
+    assert "planned: 12 original, 12 scores, 192 cell; 0 are there already" in answer.err
 
 
 def test_when_the_time_is_up_the_table_says_so_and_the_code_is_3(warp: Warp, small: Path, tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_when_the_time_is_up_the_table_says_so_and_the_code_is_3(warp: Warp, sma
     given = ("--config", small, "--out", out, "--device", "cpu", "--budget", "0", "--progress", "none")
     answer = warp("reproduce", "table1", *given)
     assert answer.code == 3, answer.err
-    assert "84 jobs left" in answer.err
+    assert "216 jobs left" in answer.err
     assert "NGP + WARP" in answer.out
     assert json.loads((out / "results.json").read_text())["complete"] is False
     assert (out / "audited.npy").is_file()
@@ -39,7 +39,7 @@ def test_when_the_time_is_up_the_table_says_so_and_the_code_is_3(warp: Warp, sma
     [
         (("tabel1",), "table1"),
         (("table1", "--size", "paper"), "--data-path"),
-        (("table1", "--shadows", "4"), "--shadows 6 or more"),
+        (("table1", "--shadows", "4"), "--shadows 12 or more"),
         (("table1", "--methods", "npg"), "ngp"),
         (("table1", "--size", "huge"), "size"),
         (("table1", "--data-path", "nowhere", "--size", "paper"), "nowhere"),

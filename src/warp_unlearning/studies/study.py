@@ -42,7 +42,7 @@ class Size:
 
 
 SIZES: Mapping[str, Size] = {
-    "small": Size("digits", "small_resnet", {}, asdict(RECIPES["small"]), 6, 3, 3, 1000, 100, 2, 150),
+    "small": Size("digits", "mlp", {"hidden": [64]}, asdict(RECIPES["small"]), 16, 10, 4, 1000, 100, 4, 150),
     "paper": Size(
         "cifar10",
         "resnet18",
