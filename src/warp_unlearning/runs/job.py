@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from typing import TypeVar
 
 from ..errors import InputError, WarpError
 from .key import Key
 from .store import Store
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -46,3 +49,13 @@ Steps = Generator[object, None, Mapping[str, bytes]]
 """A job done step by step, so that several can take turns in one process; it returns the files of the result."""
 
 SteppedWork = Callable[[Job, Store], Steps]
+
+
+def finished(steps: Generator[object, None, Result]) -> Result:
+    """What `steps` returns, all of them taken one after another."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Result = end.value
+            return found

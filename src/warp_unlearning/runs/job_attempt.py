@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Literal
 
 from ..errors import WarpError
-from .job import Job, NoRoom, SteppedWork, Steps, Work
+from .job import Job, NoRoom, SteppedWork, Steps, Work, finished
 from .store import Store
 from .store_errors import MissingEntry, StoreError
 
@@ -37,13 +37,7 @@ def attempt(job: Job, *, work: Work, store: Store, began: Callable[[], None]) ->
         yield None
         return work(job, store)
 
-    steps = attempt_in_steps(job, work=at_once, store=store, began=began)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: Attempt = end.value
-            return found
+    return finished(attempt_in_steps(job, work=at_once, store=store, began=began))
 
 
 def attempt_in_steps(

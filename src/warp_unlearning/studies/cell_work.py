@@ -30,7 +30,7 @@ from ..models.device import choose_device
 from ..models.digest import model_digest
 from ..models.registry import build_model, suggest_options
 from ..randomness import Streams
-from ..runs.job import Job, NoRoom, Steps
+from ..runs.job import Job, NoRoom, Steps, finished
 from ..runs.store import Store
 from ..training.precision import Precision, lay_out
 from ..training.recipe import Recipe
@@ -57,13 +57,7 @@ class CellWork:
 
     def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
         """The files of the job's result, all at once."""
-        steps = self.steps(job, store)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                found: Mapping[str, bytes] = end.value
-                return found
+        return finished(self.steps(job, store))
 
     def steps(self, job: Job, store: Store) -> Steps:
         """The same, an update at a time."""

@@ -14,7 +14,7 @@ from ..attacks.reconstruction.threat import Threat
 from ..data.load import load_data
 from ..data.plain import plain
 from ..models.conv_generator import ConvGenerator
-from ..runs.job import Job, NoRoom, Steps
+from ..runs.job import Job, NoRoom, Steps, finished
 from ..runs.store import Store
 from ..training.precision import lay_out
 from ..training.training import check_finite
@@ -44,13 +44,7 @@ class ReconstructionWork:
 
     def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
         """The files of the job's result, all at once."""
-        steps = self.steps(job, store)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                found: Mapping[str, bytes] = end.value
-                return found
+        return finished(self.steps(job, store))
 
     def steps(self, job: Job, store: Store) -> Steps:
         """The same, an update of a training at a time; a row is one step."""
