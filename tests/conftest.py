@@ -8,6 +8,10 @@ from hypothesis import settings
 # Test processes run side by side, one a core; more threads would fight over the cores.
 torch.set_num_threads(1)
 
+# Kernels in Triton run on a CPU too, one operation at a time; Triton asks when a kernel is defined.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # A deadline measures the machine; and in CI the same examples are drawn each time.
 settings.register_profile("project", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("project")

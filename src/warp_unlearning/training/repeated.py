@@ -1,13 +1,15 @@
 """An update that is taken again and again on batches of one shape; on a GPU, replayed as one captured graph.
 
 An update of a small network is some hundred small operations, and launching them one by one keeps the host busier than
-the GPU. A graph launches them all at once. What is captured must be a function of its arguments and of tensors that
-stay where they are: no value is read, no branch depends on one, and all state is changed in place.
+the GPU. A graph launches them all at once, and layers are computed in forms that suit a GPU (`swift_layers.py`). What
+is captured must be a function of its arguments and of tensors that stay where they are: no value is read, no branch
+depends on one, and all state is changed in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import Tensor
 from ..cuda_graphs import CudaGraph, capturable_stream
 from .precision import Precision, autocast
 from .stepper import Number
+from .swift_layers import SwiftLayers, triton_is_there
 
 Function = Callable[..., Mapping[str, Tensor]]
 
@@ -74,8 +77,11 @@ class Repeated:
         self._graph = None
 
     def _run(self, *arguments: Number) -> dict[str, Tensor]:
-        with autocast(self._by.device, self._precision):
+        with autocast(self._by.device, self._precision), self._layers():
             return {name: value.detach() for name, value in self._function(*arguments).items()}
+
+    def _layers(self) -> AbstractContextManager[object]:
+        return SwiftLayers(triton=triton_is_there()) if self._captures else nullcontext()
 
     def _as_tensor(self, argument: Number) -> Tensor:
         if isinstance(argument, Tensor):

@@ -1,0 +1,116 @@
+"""Layers of a network computed in the forms of `kernels`, whatever the network, within a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from ..kernels.convolution import Pair, convolve
+
+
+class SwiftLayers(TorchFunctionMode):
+    """Within the block, convolutions, and with `triton` batch norms and max-pools, are computed in forms that suit a
+    GPU and small images; what these do not cover is left as it is. Results are the same to rounding.
+
+    Batch norms count their batches together, when the block ends.
+    """
+
+    def __init__(self, *, triton: bool) -> None:
+        super().__init__()
+        self._instead: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
+            F.conv2d: _convolution,
+            torch.Tensor.add_: self._count,
+        }
+        if triton:
+            self._instead |= {F.batch_norm: _batch_norm, F.max_pool2d: _max_pool}
+        self._counters: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """The result of the other form, or that of `func` where there is none."""
+        kwargs = kwargs or {}
+        instead = self._instead.get(func)
+        found = None if instead is None else instead(*args, **kwargs)
+        return func(*args, **kwargs) if found is None else found
+
+    def __exit__(self, *ended: Any) -> None:
+        """Count the batches."""
+        super().__exit__(*ended)  # type: ignore[no-untyped-call]
+        if self._counters:
+            torch._foreach_add_(self._counters, 1)
+            self._counters.clear()
+
+    def _count(self, counter: Tensor, by: Any, **options: Any) -> Tensor | None:
+        # What a batch norm does with its number of batches, in a kernel for each of them.
+        if counter.dtype != torch.int64 or counter.dim() or by != 1 or options:
+            return None
+        self._counters.append(counter)
+        return counter
+
+
+def triton_is_there() -> bool:
+    """Whether kernels in Triton can be compiled here."""
+    return find_spec("triton") is not None
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Pair = 1,
+    padding: int | Pair | str = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    if isinstance(padding, str) or groups != 1 or _pair(dilation) != (1, 1) or x.dim() != 4:
+        return None
+    return convolve(x, weight, bias, stride=_pair(stride), padding=_pair(padding))
+
+
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    from ..kernels import batch_norm as kernel
+
+    if not training or not kernel.suits(x, weight, bias, running_mean, running_var):
+        return None
+    return kernel.batch_norm(x, weight, bias, running_mean, running_var, momentum=momentum, eps=eps)  # type: ignore[arg-type]
+
+
+def _max_pool(
+    x: Tensor,
+    size: int | Pair,
+    stride: int | Pair | None = None,
+    padding: int | Pair = 0,
+    dilation: int | Pair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
+    from ..kernels import max_pool as kernel
+
+    window = [_pair(given) for given in (size, stride or size, padding)]
+    plain = not ceil_mode and not return_indices and _pair(dilation) == (1, 1)
+    if not plain or any(a != b for a, b in window) or not kernel.suits(x):
+        return None
+    return kernel.max_pool(x, size=window[0][0], stride=window[1][0], padding=window[2][0])
+
+
+def _pair(value: int | Sequence[int]) -> Pair:
+    if isinstance(value, int):
+        return value, value
+    first, *rest = value
+    return first, rest[0] if rest else first

@@ -1,0 +1,125 @@
+"""Networks within `SwiftLayers` compute what they compute without it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from warp_unlearning.models.resnet18 import ResNet18
+from warp_unlearning.training import swift_layers
+from warp_unlearning.training.swift_layers import SwiftLayers, triton_is_there
+
+pytest.importorskip("triton")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def resnet() -> nn.Module:
+    model = ResNet18(stem="imagenet", width=4).to(DEVICE, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        drawn = torch.randn(parameter.shape, generator=generator).to(DEVICE)
+        parameter.data.copy_(0.3 * drawn if parameter.dim() > 1 else 1 + 0.1 * drawn)
+    return model
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(10, 3, 32, 32, generator=generator).to(DEVICE).contiguous(memory_format=torch.channels_last)
+    return x, torch.randint(0, 10, (10,), generator=generator).to(DEVICE)
+
+
+def slopes(model: nn.Module, layers: SwiftLayers | None, dtype: torch.dtype) -> list[Tensor]:
+    x, y = batch()
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        if layers is None:
+            loss = F.cross_entropy(model(x).float(), y)
+        else:
+            with layers:
+                loss = F.cross_entropy(model(x).float(), y)
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def error(found: list[Tensor], exact: list[Tensor]) -> float:
+    squares = [((a.double() - b).square().sum(), b.square().sum()) for a, b in zip(found, exact, strict=True)]
+    return float((sum(s for s, _ in squares) / sum(t for _, t in squares)) ** 0.5)
+
+
+def test_half_precision_is_as_exact_as_without() -> None:
+    start = resnet()
+    exact_model = deepcopy(start).double()
+    x, y = batch()
+    exact = list(torch.autograd.grad(F.cross_entropy(exact_model(x.double()), y), list(exact_model.parameters())))
+    plain_model, swift_model = deepcopy(start), deepcopy(start)
+    plain = error(slopes(plain_model, None, torch.bfloat16), exact)
+    swift = error(slopes(swift_model, SwiftLayers(triton=True), torch.bfloat16), exact)
+    assert swift < 1.3 * plain
+    for (name, a), b in zip(swift_model.named_buffers(), exact_model.buffers(), strict=True):
+        torch.testing.assert_close(
+            a.double(), b.double(), rtol=0.05, atol=0.05, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+def test_in_full_precision_all_agrees() -> None:
+    start = resnet()
+    models = [deepcopy(start), deepcopy(start)]
+    found = [slopes(m, s, torch.float32) for m, s in zip(models, (None, SwiftLayers(triton=True)), strict=True)]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-4)
+    assert [int(b) for n, b in models[1].named_buffers() if n.endswith("num_batches_tracked")] == [1] * 20
+
+
+def test_every_layer_of_a_resnet_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced: Counter[str] = Counter()
+    for name in ("_convolution", "_batch_norm", "_max_pool"):
+        plain = getattr(swift_layers, name)
+
+        def noted(*args: Any, name: str = name, plain: Any = plain, **kwargs: Any) -> Any:
+            found = plain(*args, **kwargs)
+            replaced[name] += found is not None
+            return found
+
+        monkeypatch.setattr(swift_layers, name, noted)
+    slopes(resnet(), SwiftLayers(triton=True), torch.bfloat16)
+    assert replaced == {"_convolution": 20, "_batch_norm": 20, "_max_pool": 1}
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv2d(4, 4, 3, dilation=2),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.MaxPool2d((2, 3)),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.MaxPool2d(2, dilation=2),
+        nn.BatchNorm2d(4).eval(),
+        nn.BatchNorm2d(4, affine=False),
+        nn.BatchNorm2d(4, track_running_stats=False),
+    ],
+    ids=str,
+)
+def test_other_layers_are_left_as_they_are(layer: nn.Module) -> None:
+    x = torch.randn(2, 4, 9, 9, generator=torch.Generator().manual_seed(0))
+    expected = deepcopy(layer)(x)
+    with SwiftLayers(triton=True):
+        found = layer(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_other_additions_happen_at_once() -> None:
+    steps, values = torch.zeros(2, dtype=torch.int64), torch.zeros(())
+    with SwiftLayers(triton=False):
+        steps.add_(1)
+        values.add_(1)
+        assert steps.tolist() == [1, 1]
+        assert float(values) == 1
+
+
+def test_triton_is_found() -> None:
+    assert triton_is_there()
