@@ -16,6 +16,7 @@ from warp_unlearning.errors import InputError
 from warp_unlearning.report.paper.registry import STUDIES as SHOWN
 from warp_unlearning.runs.events import Event
 from warp_unlearning.runs.fleet_engine import FleetEngine
+from warp_unlearning.runs.store import Store
 from warp_unlearning.studies import study
 from warp_unlearning.studies.study import STUDIES, Asked, Size, study_settings
 from warp_unlearning.training.lane import DeviceLane
@@ -104,6 +105,17 @@ def test_every_study_has_arms_that_can_be_made(name: str, size: str) -> None:
             assert arm.method_settings["lr"] == 0.02
 
 
+def test_defences_can_be_chosen_and_change_no_key(blobs: Path, tmp_path: Path) -> None:
+    whole = prepare_study(ReproduceRequest(config(blobs), tmp_path / "whole")).planned
+    some = prepare_study(ReproduceRequest(config(blobs, defenses=["warp", "none"]), tmp_path / "some")).planned
+    keys = [{job.key for job in plan.to_do(Store(tmp_path / "empty"))} for plan in (whole, some)]
+    assert keys[1] < keys[0]
+    assert [arm.name for arm in study_settings("table1", "paper", Asked(("ngp",), ["warp", "none"])).arms] == [
+        "ngp",
+        "ngp + warp",
+    ]
+
+
 def test_the_size_of_the_paper() -> None:
     settings = study_settings("table1", "paper", Asked())
     assert settings.shadows >= 32
@@ -148,6 +160,7 @@ def test_tuned_settings_are_those_of_each_arm(blobs: Path, tmp_path: Path) -> No
         ({"forget_sets": 3}, "unlearns 3 sets of 2"),
         ({"size": "paper", "data_path": None}, "--data-path"),
         ({"methods": ["npg"]}, "ngp"),
+        ({"defenses": ["none", "wrap"]}, "warp"),
         ({"recipes": Path("nowhere.yaml")}, "nowhere.yaml"),
     ],
     ids=str,

@@ -28,6 +28,9 @@ def reproduce(
     size: Annotated[str | None, typer.Option(help="small (digits, minutes), paper (CIFAR-10, a GPU) or auto.")] = None,
     data_path: Annotated[Path | None, typer.Option(help="Folder of CIFAR-10.")] = None,
     methods: Annotated[str | None, typer.Option(help="Methods, with commas between them; all six by default.")] = None,
+    defenses: Annotated[
+        str | None, typer.Option(help="none, warp, conjugate, kick, with commas between them; all of the study's.")
+    ] = None,
     shadows: Annotated[int | None, typer.Option(help="Shadow models; more of them later go on from these.")] = None,
     forget_sets: Annotated[int | None, typer.Option(help="Forget sets of each shadow.")] = None,
     pairs: Annotated[int | None, typer.Option(help="Shadows whose models are attacked with their weights.")] = None,
@@ -71,8 +74,9 @@ def reproduce(
         seed=seed,
         device=device,
     )
-    if methods is not None:
-        settings.append(f"methods={json.dumps([name.strip() for name in methods.split(',')])}")
+    for name, chosen in (("methods", methods), ("defenses", defenses)):
+        if chosen is not None:
+            settings.append(f"{name}={json.dumps([one.strip() for one in chosen.split(',')])}")
     request = ReproduceRequest(resolve_as(ReproduceConfig, file=config, overrides=settings), out, store, anyway)
     prepared = prepare_study(request)
     jobs = prepared.planned.to_do(prepared.store)

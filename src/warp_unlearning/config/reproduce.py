@@ -20,6 +20,9 @@ class ReproduceConfig(Section):
     )
     data_path: Path | None = Field(default=None, description="folder of CIFAR-10, for the size of the paper")
     methods: list[str] = Field(default_factory=lambda: list(SIX), min_length=1, description="methods to study")
+    defenses: list[str] | None = Field(
+        default=None, min_length=1, description='defences to study, "none" among them; all of the study if null'
+    )
     shadows: int | None = Field(
         default=None, ge=2, multiple_of=2, description="shadow models; those of the size if null"
     )

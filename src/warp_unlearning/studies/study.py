@@ -62,11 +62,13 @@ SIZES: Mapping[str, Size] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user may ask of a study: methods, settings of methods and of defences by name ("kick" is the random
-    null-space kick), and of a method under a defence by "method + defence"; other numbers than those of the size.
+    """What a user may ask of a study: methods, some of its defences ("none" among them, "kick" is the random null-space
+    kick), settings of methods and of defences by name, and of a method under a defence by "method + defence"; other
+    numbers than those of the size.
     """
 
     methods: Sequence[str] = SIX
+    defenses: Sequence[str] | None = None
     method_options: Settings = field(default_factory=dict)
     defense_options: Settings = field(default_factory=dict)
     shadows: int | None = None
@@ -89,7 +91,7 @@ class Study:
 def study_settings(name: str, size_name: str, asked: Asked) -> CellSettings:
     """The settings of a study at a size, as asked."""
     study, size = find_study(name), SIZES[size_name]
-    arms = tuple(study.arms(asked, size, size_name == "small"))
+    arms = _chosen(list(study.arms(asked, size, size_name == "small")), name, asked)
     if asked.forget_sets is not None:
         arms = tuple(replace(arm, sets=asked.forget_sets) for arm in arms)
     training = {**size.training, **({} if asked.epochs is None else {"epochs": asked.epochs})}
@@ -108,6 +110,15 @@ def study_settings(name: str, size_name: str, asked: Asked) -> CellSettings:
         seed=asked.seed,
         device=asked.device,
     )
+
+
+def _chosen(arms: Sequence[StudyArm], name: str, asked: Asked) -> tuple[StudyArm, ...]:
+    """The arms with the defences asked for."""
+    there = dict.fromkeys(arm.shown_defense or "none" for arm in arms)
+    for defense in asked.defenses or ():
+        if defense not in there:
+            raise InputError(f"{name} has no arms with the defence {defense!r}; {nearest(defense, there)}")
+    return tuple(arm for arm in arms if asked.defenses is None or (arm.shown_defense or "none") in asked.defenses)
 
 
 def find_study(name: str) -> Study:

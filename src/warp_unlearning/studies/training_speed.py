@@ -4,7 +4,8 @@ Seconds of an update, one model's share of the time where several run at once:
 
 - plain: a DataLoader with workers and augmentation on the CPU, float32, one operation after another, one model;
 - eager: data on the device, the precision of the device, one operation after another, one model;
-- fleet N: the same with a captured graph for each of N models at once, where there is a GPU.
+- captured: the same as one graph, where there is a GPU;
+- fleet N: the same with layers in forms that suit a GPU (`SwiftLayers`), for N models at once.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Workload:
         """Updates of a whole training."""
         return self.recipe.epochs * -(-len(self.examples) // self.recipe.batch_size)
 
-    def training(self, seed: int, recipe: Recipe, *, capture: bool) -> Training:
+    def training(self, seed: int, recipe: Recipe, *, capture: bool, swift: bool = True) -> Training:
         """A training of one model."""
         return Training(
             self.network(seed).to(self.device),
@@ -59,7 +60,7 @@ class Workload:
             recipe=recipe,
             streams=Streams(seed, "speed"),
             fill=self.fill,
-            repeater=Repeater(self.device, recipe.precision, capture=capture),
+            repeater=Repeater(self.device, recipe.precision, capture=capture, swift=swift),
         )
 
 
@@ -84,6 +85,8 @@ def training_speeds(work: Workload, *, at_once: Sequence[int], workers: int, pla
         speed("plain", plain_update_seconds(work, updates=plain_updates, workers=workers)),
         speed("eager", fleet_update_seconds(work, at_once=1, capture=False)),
     ]
+    if work.device.type == "cuda":
+        found.append(speed("captured", fleet_update_seconds(work, at_once=1, capture=True, swift=False)))
     return found + [speed(f"fleet {n}", fleet_update_seconds(work, at_once=n, capture=True)) for n in at_once]
 
 
@@ -139,7 +142,7 @@ class _Augmented(Dataset[tuple[Tensor, int]]):
         return image, int(self._y[index])
 
 
-def fleet_update_seconds(work: Workload, *, at_once: int, capture: bool, epochs: int = 1) -> float:
+def fleet_update_seconds(work: Workload, *, at_once: int, capture: bool, swift: bool = True, epochs: int = 1) -> float:
     """Seconds of an update of one model where so many run at once: all the time over all the updates, after the first
     epoch of each.
     """
@@ -150,7 +153,7 @@ def fleet_update_seconds(work: Workload, *, at_once: int, capture: bool, epochs:
 
     def train(seed: int) -> Generator[object, None, None]:
         nonlocal counted
-        for update in work.training(seed, recipe, capture=capture).updates():
+        for update in work.training(seed, recipe, capture=capture, swift=swift).updates():
             counted += len(ready) == at_once
             if update.epoch == 0 and update.ends_epoch:
                 ready.append(now(device))

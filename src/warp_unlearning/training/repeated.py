@@ -29,12 +29,14 @@ class Repeater:
     """Makes updates that are repeated on one device, in one precision.
 
     With `capture`, which only a CUDA device heeds, they are replayed as graphs: for networks whose operations do not
-    depend on values, since a graph repeats what the batch that was captured led to.
+    depend on values, since a graph repeats what the batch that was captured led to. Their layers are computed as
+    `SwiftLayers` does unless `swift` is False.
     """
 
     device: torch.device
     precision: Precision = "float32"
     capture: bool = False
+    swift: bool = True
     _shared: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, function: Function, *, precision: Precision | None = None) -> Repeated:
@@ -81,7 +83,7 @@ class Repeated:
             return {name: value.detach() for name, value in self._function(*arguments).items()}
 
     def _layers(self) -> AbstractContextManager[object]:
-        return SwiftLayers(triton=triton_is_there()) if self._captures else nullcontext()
+        return SwiftLayers(triton=triton_is_there()) if self._captures and self._by.swift else nullcontext()
 
     def _as_tensor(self, argument: Number) -> Tensor:
         if isinstance(argument, Tensor):

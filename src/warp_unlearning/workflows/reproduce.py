@@ -161,6 +161,7 @@ def _asked(config: ReproduceConfig) -> Asked:
     methods, defenses = _from_recipes(config.recipes)
     return Asked(
         methods=tuple(dict.fromkeys(config.methods)),
+        defenses=config.defenses,
         method_options=_over(methods, config.method_options, of=0),
         defense_options=_over(defenses, config.defense_options, of=1),
         shadows=config.shadows,
@@ -284,7 +285,7 @@ def _open(out: Path, config: ReproduceConfig) -> RunDirectory:
 
 
 _ROWS = ("runtime", "reconstruction", "adaptive")
-_NOT_FOR_ROWS = ("shadows", "forget_sets", "pairs")
+_NOT_FOR_ROWS = ("shadows", "forget_sets", "pairs", "defenses")
 _NOT_FOR_IMAGES = ("methods", "epochs", "recipes", "method_options", "defense_options")
 
 
