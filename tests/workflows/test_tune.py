@@ -26,12 +26,14 @@ from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.runs.engine import Outcome
 from warp_unlearning.runs.events import Watch
+from warp_unlearning.runs.fleet_engine import FleetEngine
 from warp_unlearning.runs.job import Job, Work
 from warp_unlearning.runs.store import Store
 from warp_unlearning.studies.shadow_work import new_network
 from warp_unlearning.studies.stored import weights_of
 from warp_unlearning.studies.tuning_objectives import membership_accuracy
 from warp_unlearning.studies.tuning_plan import RETRAIN, TRAIN, TuningTask, Unit
+from warp_unlearning.training.lane import DeviceLane
 from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.scoring import accuracy, losses
 from warp_unlearning.training.training import Training, run_training
@@ -266,6 +268,12 @@ def test_a_run_is_complete_and_done_once(tuned: Tuned, blobs: Path, audited: Pat
     assert carry_out_tuning(again, engine) == tuned.results
     assert engine.done == []
     assert not (tuned.path / TRIALS).stat().st_mode & 0o077
+
+
+def test_lanes_come_to_the_same_trials(tuned: Tuned, blobs: Path, audited: Path, tmp_path: Path) -> None:
+    request = TuneRequest(config(blobs, audited=str(audited)), tmp_path / "run")
+    lanes = FleetEngine(3, lambda: DeviceLane(torch.device("cpu")))
+    assert carry_out_tuning(prepare_tuning(request), lanes)["arms"] == tuned.results["arms"]
 
 
 def test_a_stopped_run_goes_on_to_the_same_trials(tuned: Tuned, blobs: Path, audited: Path, tmp_path: Path) -> None:

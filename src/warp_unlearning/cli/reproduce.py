@@ -89,7 +89,7 @@ def reproduce(
         return
     engine = choose_study_engine(prepared.config.device, at_once=at_once, alone=prepared.planned.alone)
     with RunProgress(tally, progress) as shown:
-        results = carry_out_study(prepared, engine, budget=budget, watch=shown, command=_command())
+        results = carry_out_study(prepared, engine.engine, budget=budget, watch=shown, command=_command())
     if as_json:
         typer.echo(json.dumps(results, indent=2))
     else:

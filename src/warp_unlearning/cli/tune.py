@@ -30,7 +30,7 @@ def tune(
     trials: Annotated[
         int | None, typer.Option(help="Trials of each arm, in all; a finished run may be given more.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at once; a core each by default.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Models side by side: processes of a core each, or lanes of a GPU.")] = None,
     audited: Annotated[
         Path | None, typer.Option(help="An .npy file of points that a study audits: not forgotten or measured here.")
     ] = None,
@@ -51,7 +51,7 @@ def tune(
     from ..config.resolve import resolve_as
     from ..config.tune import TuneConfig
     from ..runs.cores import use_threads
-    from ..workflows.engines import choose_engine
+    from ..workflows.engines import choose_study_engine
     from ..workflows.tune import TuneRequest, carry_out_tuning, prepare_tuning
 
     use_threads(1)
@@ -68,7 +68,7 @@ def tune(
             settings.append(f"{name}={json.dumps(given)}")
     resolved = resolve_as(TuneConfig, file=config, overrides=settings)
     prepared = prepare_tuning(TuneRequest(resolved, out, store, model))
-    engine = choose_engine(workers=jobs, ray=None, device=prepared.plan.settings.device)
+    engine = choose_study_engine(prepared.plan.settings.device, at_once=jobs)
     if progress not in ("none", "json"):
         units = len(list(prepared.plan.units()))
         arms = len(prepared.plan.settings.arms)

@@ -123,7 +123,7 @@ class RuntimeWork(CellWork):
         seconds: list[float] = []
         made: list[dict[str, Any]] = []
         for run in range(self.runs + 1):
-            model, task = working_copy(original, self._device), self._task(original, cell)
+            model, task = working_copy(original, self._place.device), self._task(original, cell)
             self._wait()
             began = perf_counter()
             try:
@@ -145,8 +145,8 @@ class RuntimeWork(CellWork):
 
     def _wait(self) -> None:
         """Until the device has done what it was given."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self._place.device.type == "cuda":
+            torch.cuda.synchronize(self._place.device)
 
 
 def runtime_results(plan: CellPlan, store: Store) -> dict[str, Any]:

@@ -1,11 +1,10 @@
-"""How each job of a tuning is done: from what the store holds to the files of its result."""
+"""How each job of a tuning is done, step by step: from what the store holds to the files of its result."""
 
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,88 +13,102 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from ..data.dataset import ImageData
-from ..data.examples import TensorExamples
-from ..data.load import load_data
 from ..data.splits import IndexArray
 from ..defense.registry import make_defense
-from ..errors import DivergedError, WarpWarning
+from ..errors import DivergedError
+from ..methods.protocol import Task
 from ..methods.registry import make_method
-from ..models.device import choose_device
 from ..randomness import Streams
-from ..runs.job import Job
+from ..runs.job import Job, NoRoom, Steps, finished
 from ..runs.key import Key
 from ..runs.store import Store
+from ..training.precision import lay_out
 from ..training.recipe import Recipe
 from ..training.scoring import logits
-from ..training.training import Training, run_training
-from ..unlearning.driver import unlearn
+from ..training.training import Training, training_steps
+from ..unlearning.driver import drive, working_copy
+from .shadow_settings import Arm
 from .shadow_work import new_network
 from .stored import weight_bytes, weights_of
 from .tuning_design import TuningShadow
 from .tuning_objectives import PARTS, membership_accuracy, objectives
 from .tuning_plan import RETRAIN, TRAIN, TRIAL, TuningPlan, TuningTask, Unit
+from .workplace import Workplace
 
 WEIGHTS, ABOUT = "model.safetensors", "about.json"
 
 
 @dataclass(frozen=True, eq=False)
 class TuningWork:
-    """Does the jobs of a plan, the task behind each by the digest of its key; it can be sent to other processes, where
-    the data are loaded once.
+    """Does the jobs of a plan, the task behind each by the digest of its key, at a workplace that it may share with
+    others.
     """
 
     plan: TuningPlan
     tasks: Mapping[str, TuningTask]
-    _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    place: Workplace
 
     def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
-        """The files of the job's result."""
+        """The files of the job's result, all at once."""
+        return finished(self.steps(job, store))
+
+    def steps(self, job: Job, store: Store) -> Steps:
+        """The same, an update at a time."""
         task = self.tasks[job.key.digest]
+        self.place.tidy()
         work = {TRAIN: self._train, RETRAIN: self._retrain, TRIAL: self._trial}[task.kind]
-        return work(task, store)
+        try:
+            return (yield from work(task, store))
+        except torch.OutOfMemoryError as error:
+            raise NoRoom(f"the GPU has no room for {task.kind} beside what else runs there: {error}") from error
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"plan": self.plan, "tasks": self.tasks, "_kept": {}}
-
-    def _train(self, task: TuningTask, store: Store) -> Mapping[str, bytes]:
+    def _train(self, task: TuningTask, store: Store) -> Steps:
         shadow = self._shadow(task.unit)
-        model = self._trained(shadow.trained, Streams(self.plan.settings.seed, "shadow", shadow.number))
+        streams = Streams(self.plan.settings.seed, "shadow", shadow.number)
+        model = yield from self._trained(shadow.trained, streams)
         return {WEIGHTS: weight_bytes(model.state_dict())}
 
-    def _retrain(self, task: TuningTask, store: Store) -> Mapping[str, bytes]:
+    def _retrain(self, task: TuningTask, store: Store) -> Steps:
         shadow, part = self._shadow(task.unit), task.unit.part
         streams = Streams(self.plan.settings.seed, "retrained", shadow.number, part)
-        model = self._trained(shadow.retained(part), streams)
+        model = yield from self._trained(shadow.retained(part), streams)
         about = self._measure(model, task.unit)
         return {WEIGHTS: weight_bytes(model.state_dict()), ABOUT: _json(about)}
 
-    def _trial(self, task: TuningTask, store: Store) -> Mapping[str, bytes]:
+    def _trial(self, task: TuningTask, store: Store) -> Steps:
         assert task.arm is not None
-        settings, shadow, arm = self.plan.settings, self._shadow(task.unit), task.arm
         train, retrain = self.plan.needs(task)
         oracle = json.loads(store.read(self.plan.key(retrain)).read(ABOUT))
-        streams = Streams(settings.seed, "unlearn", shadow.number)
         try:
-            with warnings.catch_warnings():
-                # A method may choose the start; the objectives say what that is worth.
-                warnings.simplefilter("ignore", WarpWarning)
-                result = unlearn(
-                    self._model(self.plan.key(train), store),
-                    forget=self._points(shadow.forget[task.unit.part]),
-                    retain=self._points(shadow.retained(task.unit.part)),
-                    validation=self._points(shadow.validation),
-                    method=make_method(arm.method, **arm.method_settings),
-                    defense=None if arm.defense is None else make_defense(arm.defense, **arm.defense_settings),
-                    seed=streams.number(task.unit.part),
-                    defense_seed=None if arm.defense is None else streams.number("defense", task.unit.part),
-                )
-            found = self._measure(result.model, task.unit)
+            model = yield from self._unlearned(self._model(self.plan.key(train), store), task.arm, task.unit)
+            found = self._measure(model, task.unit)
         except DivergedError as error:
             return {ABOUT: _json({"diverged": str(error)})}
         accuracies = {name: oracle["accuracy"][name] for name in PARTS}
         found["objectives"] = objectives(found["accuracy"], accuracies, found["mia"])
         return {ABOUT: _json(found)}
+
+    def _unlearned(self, original: nn.Module, arm: Arm, unit: Unit) -> Generator[object, None, nn.Module]:
+        shadow, device = self._shadow(unit), self.place.device
+        streams = Streams(self.plan.settings.seed, "unlearn", shadow.number)
+        model = working_copy(original, device)
+        task = Task(
+            self.place.points(shadow.forget[unit.part]),
+            self.place.points(shadow.retained(unit.part)),
+            self.place.points(shadow.validation),
+            working_copy(original, device).requires_grad_(False).eval(),
+            len(self.place.data.classes),
+            Streams(streams.number(unit.part), "unlearn"),
+            self.place.repeater(),
+        )
+        yield from drive(
+            model,
+            task,
+            make_method(arm.method, **arm.method_settings),
+            defense=None if arm.defense is None else make_defense(arm.defense, **arm.defense_settings),
+            entropy=torch.Generator().manual_seed(streams.number("defense", unit.part)),
+        )
+        return model.eval()
 
     def _measure(self, model: nn.Module, unit: Unit) -> dict[str, Any]:
         """Accuracies by part, and how well an attack tells forgotten points from unseen ones: of the validation part
@@ -118,7 +131,7 @@ class TuningWork:
         }
 
     def _answers(self, model: nn.Module, index: IndexArray) -> tuple[float, NDArray[np.float64]]:
-        points = self._points(index)
+        points = self.place.points(index)
         output = logits(model, points).double()
         losses = F.cross_entropy(output, points.y, reduction="none").cpu().numpy()
         if not np.isfinite(losses).all():
@@ -126,39 +139,26 @@ class TuningWork:
         right = (output.argmax(1) == points.y).double().mean()
         return float(right), np.asarray(losses, dtype=np.float64)
 
-    def _trained(self, index: IndexArray, streams: Streams) -> nn.Module:
+    def _trained(self, index: IndexArray, streams: Streams) -> Generator[object, None, nn.Module]:
         settings = self.plan.settings
         training = Training(
-            new_network(settings.models, self._data, streams).to(self._device),
-            self._points(index),
+            new_network(settings.models, self.place.data, streams).to(self.place.device),
+            self.place.points(index),
             recipe=Recipe(**settings.training),
             streams=streams,
-            fill=self._data.fill,
+            fill=self.place.data.fill,
+            repeater=self.place.repeater(settings.training.get("precision", "auto")),
         )
-        run_training(training)
+        yield from training_steps(training)
         return training.model
 
     def _model(self, key: Key, store: Store) -> nn.Module:
-        model = new_network(self.plan.settings.models, self._data, Streams(0, "any"))
+        model = new_network(self.plan.settings.models, self.place.data, Streams(0, "any"))
         model.load_state_dict(weights_of(store.read(key).read(WEIGHTS)))
-        return model.to(self._device).eval()
+        return lay_out(model.to(self.place.device)).eval()
 
     def _shadow(self, unit: Unit) -> TuningShadow:
         return self.plan.design[unit.shadow]
-
-    def _points(self, index: IndexArray) -> TensorExamples:
-        return self._data.train.select(torch.from_numpy(index)).to(self._device)
-
-    @property
-    def _device(self) -> torch.device:
-        return choose_device(self.plan.settings.device)
-
-    @property
-    def _data(self) -> ImageData:
-        if "data" not in self._kept:
-            self._kept["data"] = load_data(**self.plan.settings.data)
-        found: ImageData = self._kept["data"]
-        return found
 
 
 def _json(data: Mapping[str, Any]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from math import isfinite
 
 import torch
@@ -132,6 +132,19 @@ def run_training(training: Training, *, check_every: int = 20) -> float:
         if update.ends_epoch:
             this_epoch.clear()
     return last
+
+
+def training_steps(training: Training, *, check_every: int = 10) -> Generator[Update, None, None]:
+    """Run to the end, an update at a time, so that many trainings can take turns; losses are read once in so many
+    epochs, and one that is not finite is an error.
+    """
+    recent: list[Tensor] = []
+    for update in training.updates():
+        recent.append(update.losses["train"])
+        if update.ends_epoch and ((update.epoch + 1) % check_every == 0 or update.step == update.of):
+            check_finite(recent, training, update.step)
+            recent.clear()
+        yield update
 
 
 def check_finite(recent: Sequence[Tensor], training: Training, step: int) -> float:

@@ -25,7 +25,7 @@ MOST_LANES = 32
 """Streams that torch gives out before it gives the first again."""
 
 
-def choose_study_engine(device: str, *, at_once: int | None, alone: bool) -> Engine:
+def choose_study_engine(device: str, *, at_once: int | None, alone: bool = False) -> ChosenEngine:
     """Lanes of a GPU in this process, or processes of one thread on the CPU; one at a time where jobs are `alone`."""
     if device.startswith("cuda"):
         if at_once is not None and at_once > MOST_LANES:
@@ -35,8 +35,10 @@ def choose_study_engine(device: str, *, at_once: int | None, alone: bool) -> Eng
 
         from ..training.lane import DeviceLane
 
-        return FleetEngine(1 if alone else at_once or LANES, lambda: DeviceLane(torch.device(device)))
-    return LocalEngine(workers=1 if alone else at_once or available_cores())
+        count = 1 if alone else at_once or LANES
+        return ChosenEngine(FleetEngine(count, lambda: DeviceLane(torch.device(device))), count)
+    count = 1 if alone else at_once or available_cores()
+    return ChosenEngine(LocalEngine(workers=count), count)
 
 
 def choose_engine(*, workers: int | None, ray: str | None, device: str) -> ChosenEngine:

@@ -42,6 +42,7 @@ from ..studies.tuning_search import Search, imported_optuna, storage_at
 from ..studies.tuning_settings import TuningSettings
 from ..studies.tuning_tables import markdown
 from ..studies.tuning_work import TuningWork
+from ..studies.workplace import Workplace
 from ..unlearning.record import now, versions
 from .source import read_indices
 from .tuned_arms import tuned_arms
@@ -155,7 +156,8 @@ def tuning_settings(config: TuneConfig, data: ImageData, network_file: str | Non
 
 def _searched(prepared: PreparedTuning, engine: Engine, watching: Watching) -> dict[str, Any]:
     plan, store = prepared.plan, prepared.store
-    _do(prepared, engine, plan.references(), "originals and retrained models", watching)
+    place = Workplace(plan.settings.data, plan.settings.device)
+    _do(prepared, engine, place, plan.references(), "originals and retrained models", watching)
     about = {name: prepared.found[name] for name in ("data", "network_file", "audited")}
     with storage_at(prepared.run.path / TRIALS) as storage:
         searches = [Search(storage, arm, plan.settings, about=about) for arm in plan.settings.arms]
@@ -165,7 +167,7 @@ def _searched(prepared: PreparedTuning, engine: Engine, watching: Watching) -> d
                 for trial in trials:
                     tasks += plan.trial(arm.arm(trial.values))
             last = max(trial.number for trials in asked for trial in trials) + 1
-            _do(prepared, engine, tasks, f"trials up to {last} of {plan.settings.trials} of each arm", watching)
+            _do(prepared, engine, place, tasks, f"trials up to {last} of {plan.settings.trials} of each arm", watching)
             for arm, search, trials in zip(plan.settings.arms, searches, asked, strict=True):
                 for trial in trials:
                     objectives, reason = told(plan, store, arm, trial)
@@ -176,10 +178,17 @@ def _searched(prepared: PreparedTuning, engine: Engine, watching: Watching) -> d
     return results
 
 
-def _do(prepared: PreparedTuning, engine: Engine, tasks: Sequence[Planned], heading: str, watching: Watching) -> None:
+def _do(
+    prepared: PreparedTuning,
+    engine: Engine,
+    place: Workplace,
+    tasks: Sequence[Planned],
+    heading: str,
+    watching: Watching,
+) -> None:
     """Put the results of these tasks in the store; a job that fails, which is not one that diverges, ends the run."""
     jobs = [job for _, job in tasks]
-    work = TuningWork(prepared.plan, {job.key.digest: task for task, job in tasks})
+    work = TuningWork(prepared.plan, {job.key.digest: task for task, job in tasks}, place)
     with watching(heading, jobs) as watch:
         outcome = engine.run(jobs, work=work, store=prepared.store, watch=watch)
     for task, job in tasks:
