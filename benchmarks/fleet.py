@@ -4,14 +4,17 @@ ResNet-18 with the ImageNet stem on 23,750 images of 32x32, batch 256, crop and 
 one epoch is timed after a first one, and the time of all 91 is computed from it, beside a plain loop in the same run
 (`studies/training_speed.py`). With --models and --data FILE.npz (`train_x`, `train_y`, `test_x`, `test_y`, uint8 images
 in rows) whole models are trained, each on its half of the images, and their test accuracies reported. Without --data
-images are random, which changes no time.
+images are random, which changes no time. With --references the first so many models are trained again in float32 with
+torch's own layers, and the difference in test accuracy is given, model by model: weights at the start and batches are
+the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +67,7 @@ def main() -> None:
     parser.add_argument("--plain-updates", type=int, default=60)
     parser.add_argument("--workers", type=int, default=8, help="processes of the plain loop's loader")
     parser.add_argument("--models", type=int, default=0, help="whole models to train as well")
+    parser.add_argument("--references", type=int, default=0, help="models to train in float32 as well")
     parser.add_argument("--epochs", type=int, default=RECIPES["paper"].epochs)
     parser.add_argument("--out", type=Path, default=Path("fleet.json"))
     options = parser.parse_args()
@@ -94,8 +98,21 @@ def main() -> None:
         options.out.write_text(json.dumps(found, indent=1))
         print(
             f"{options.models} models in {trained.seconds:.1f} s, {trained.seconds / options.models:.2f} s each, test "
-            f"accuracy {mean(trained.accuracies)}"
+            f"accuracy {mean(trained.accuracies)}",
+            flush=True,
         )
+        if options.references:
+            found["float32"] = reference(work, test, trained.accuracies[: options.references], max(options.at_once))
+            options.out.write_text(json.dumps(found, indent=1))
+
+
+def reference(work: Workload, test: TensorExamples, others: Sequence[float], at_once: int) -> dict[str, Any]:
+    """Test accuracies of the same models in float32 by torch's own layers, and how much larger `others` are."""
+    plain = replace(work, recipe=replace(work.recipe, precision="float32"))
+    trained = train_fleet(plain, test, count=len(others), at_once=at_once, swift=False)
+    more = mean(np.subtract(others, trained.accuracies))
+    print(f"{len(others)} models in float32 in {trained.seconds:.1f} s; the others' accuracy is larger by {more}")
+    return asdict(trained) | {"difference": asdict(more)}
 
 
 if __name__ == "__main__":

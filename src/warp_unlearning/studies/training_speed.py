@@ -173,12 +173,19 @@ class Trained:
 
 
 def train_fleet(
-    work: Workload, test: TensorExamples, *, count: int, at_once: int, first_seed: int = 0, capture: bool = True
+    work: Workload,
+    test: TensorExamples,
+    *,
+    count: int,
+    at_once: int,
+    first_seed: int = 0,
+    capture: bool = True,
+    swift: bool = True,
 ) -> Trained:
     """Train `count` models, `at_once` of them at a time."""
 
     def train(seed: int) -> Generator[object, None, float]:
-        training = work.training(seed, work.recipe, capture=capture)
+        training = work.training(seed, work.recipe, capture=capture, swift=swift)
         yield from training.updates()
         return accuracy(training.model, test)
 
