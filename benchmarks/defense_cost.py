@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -61,6 +61,7 @@ class Parts:
     def __init__(self) -> None:
         self._running = ["other"]
         self._marks: list[tuple[str, torch.cuda.Event]] = []
+        self.entered: Counter[str] = Counter()
 
     def mark(self) -> None:
         """From here on the innermost part runs."""
@@ -71,6 +72,7 @@ class Parts:
     @contextmanager
     def within(self, part: str) -> Iterator[None]:
         """Count for this part within the block."""
+        self.entered[part] += 1
         self._running.append(part)
         self.mark()
         try:
@@ -107,6 +109,20 @@ def _wrapped(function: Callable[..., Any], parts: Parts, part: str) -> Callable[
     return call
 
 
+def followed(symmetry: object) -> dict[str, int]:
+    """How often bases were built exactly and renewed, and those built last decomposed and grown, up to here."""
+    if not isinstance(symmetry, TrackedNullSpace):
+        return {}
+    bases = symmetry._tracked
+    trackers = [tracker for layer in bases._layers.values() for tracker in layer.trackers]
+    return {
+        "exact": bases.exact_builds,
+        "renewed": bases.renewals,
+        "decomposed": sum(tracker.decompositions for tracker in trackers),
+        "grown": sum(tracker.growths for tracker in trackers),
+    }
+
+
 def teleports(
     original: nn.Module, symmetry: NullSpace, sets: dict[str, TensorExamples], options: argparse.Namespace
 ) -> dict[str, object]:
@@ -117,13 +133,15 @@ def teleports(
     session = defense.start(model, task, generator=torch.Generator().manual_seed(0))
     for _ in range(BEFORE):
         session._teleport()
-    seconds, parts = [], []
+    seconds, parts, entered = [], [], []
+    states = [followed(session._teleporter.symmetry)]
     for _ in range(options.runs):
         torch.cuda.synchronize()
         began = perf_counter()
         session._teleport()
         torch.cuda.synchronize()
         seconds.append(perf_counter() - began)
+        states.append(followed(session._teleporter.symmetry))
     for _ in range(options.runs):
         watch = Parts()
         with watched(watch):
@@ -132,13 +150,19 @@ def teleports(
             watch.mark()
         torch.cuda.synchronize()
         parts.append(watch.milliseconds())
+        entered.append(dict(watch.entered))
+        states.append(followed(session._teleporter.symmetry))
     names = dict.fromkeys(name for each in parts for name in each)
     return {
         "seconds": median(seconds),
         "all": seconds,
         "first": [c.seconds for c in session.certificates[:BEFORE]],
         "milliseconds": {name: median(each.get(name, 0.0) for each in parts) for name in names},
+        "milliseconds of each": parts,
+        "entered": entered,
+        "followed": states,
         "scales": [c.scale for c in session.certificates],
+        "moved": [c.moved for c in session.certificates],
         "loss_changes": [c.retain.loss_change for c in session.certificates],
     }
 

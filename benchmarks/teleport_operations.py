@@ -44,6 +44,12 @@ from warp_unlearning.symmetry.tracked_null_space import TrackedNullSpace
 
 # What waits for the queue of a GPU; a decomposition looks at its own outcome.
 READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_linalg_check_errors"}
+# Products, by where in the arguments their two factors are, and what takes a matrix apart or solves with it.
+PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1}
+DECOMPOSITIONS = {"linalg_eigh", "linalg_cholesky_ex", "linalg_qr", "linalg_svd", "_linalg_eigh", "_linalg_svd"}
+SOLVES = {"linalg_solve_triangular", "cholesky_solve"}
+# What writes whole tensors anew; `im2col` is launched once an image on a GPU.
+COPIES = {"im2col", "clone", "copy_", "_to_copy", "index_select", "embedding", "cat", "constant_pad_nd"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
 # Functions that make up a part, by module and name. What one part calls of another counts for the other.
@@ -78,6 +84,9 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[tuple[str, str]] = Counter()
         self.names: Counter[tuple[str, str]] = Counter()
+        self.flops: Counter[tuple[str, str]] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.decomposed: Counter[tuple[str, str]] = Counter()
         self.told = 0
         self._running = ["other"]
         self._host: dict[int, Any] = {}
@@ -95,9 +104,25 @@ class Operations(TorchDispatchMode):
         kind = "reads" if reads else "views" if func.is_view or name in ("detach", "alias") else "operations"
         self.counts[self._running[-1], kind] += 1
         self.names[self._running[-1], name] += kind != "views"
+        self._weigh(name, args, found)
         if reads and self.told:
             print("".join(format_stack(limit=self.told)))
         return found
+
+    def _weigh(self, name: str, args: Any, found: Any) -> None:
+        """Note what a large operation multiplies, takes apart or copies."""
+        part = self._running[-1]
+        if name in PRODUCTS:
+            left, right = args[PRODUCTS[name] : PRODUCTS[name] + 2]
+            self.flops[part, str(left.dtype)] += 2 * left.numel() * right.shape[-1]
+        elif name == "convolution":
+            self.flops[part, f"{args[0].dtype} convolved"] += 2 * found.numel() * args[1][0].numel()
+        elif name in DECOMPOSITIONS | SOLVES:
+            matrix = args[0]
+            self.decomposed[part, f"{name} {tuple(matrix.shape)} {matrix.dtype}"] += 1
+        if name in COPIES and isinstance(found, Tensor):
+            self.bytes[part] += found.numel() * found.element_size()
+            self.names[part, "im2col images"] += len(found) if name == "im2col" else 0
 
     def bring(self, tensor: Tensor) -> None:
         """Note that a tensor lies on the host: what is done with such alone launches nothing and waits for nothing."""
@@ -224,12 +249,23 @@ def table(operations: Operations) -> str:
     return "\n".join(lines)
 
 
+def weights_of(operations: Operations) -> str:
+    """Floating-point operations by part and type, bytes copied, and what was decomposed."""
+    lines = [f"    {part}: {count / 1e9:.1f} Gflop {kind}" for (part, kind), count in operations.flops.items()]
+    lines += [f"    {part}: {count / 1e6:.0f} MB copied" for part, count in operations.bytes.items()]
+    lines += [f"    {part}: {what}, {count} times" for (part, what), count in operations.decomposed.items()]
+    launched = {part: count for (part, name), count in operations.names.items() if name == "im2col images" and count}
+    lines += [f"    {part}: {count} launches of im2col on a GPU, one an image" for part, count in launched.items()]
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--certify", choices=["full", "brief"])
     parser.add_argument("--small", action="store_true", help="an eighth of the examples and a quarter of the channels")
     parser.add_argument("--names", type=int, default=0, help="how many of the most frequent operations to list")
     parser.add_argument("--reads", type=int, default=0, help="how many frames to show of each place that reads")
+    parser.add_argument("--weights", action="store_true", help="flops and types of products, decompositions, copies")
     parser.add_argument("--symmetry", nargs="+", default=["exact", "tracked"])
     options = parser.parse_args()
     chosen: dict[str, Any] = {} if options.certify is None else {"certify": options.certify}
@@ -237,6 +273,8 @@ def main() -> None:
         made = NullSpace() if name == "exact" else TrackedNullSpace()
         operations = later_teleport(made, small=options.small, told=options.reads, **chosen)
         print(f"\n{name}, certificate {options.certify or 'full'}\n{table(operations)}", flush=True)
+        if options.weights:
+            print(weights_of(operations))
         for (part, operation), count in operations.names.most_common(options.names):
             print(f"    {part}: {operation} {count}")
 

@@ -310,6 +310,28 @@ def test_the_energy_of_half_a_null_space_move_is_measured_there(kit: Any) -> Non
     assert (none.energy_before, none.energy_after) == pytest.approx((7.0, 7.0))
 
 
+def test_a_graph_of_the_energies_measures_half_a_move_where_there_is_one(
+    kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it gives no finite number the energy is measured without it."""
+    asked: list[Any] = []
+    for given, expected in ((12.0, 2.0), (float("inf"), None), (None, None)):
+        model, view = kit.network(norm=False), kit.view()
+        shift = NullMove(kit.climb(model, view.judges, 1.0).shifts, energies=(42.0, 18.0))
+        losses = [kit.loss(kit.at(model, shift.shifts, s), view.judges) for s in (1.0, 0.5)]
+        bound = 0.5 * sum(losses) - kit.loss(model, view.judges)
+        symmetry = NullSpace()
+        monkeypatch.setattr(symmetry, "move", lambda model, *, generator, probe, shift=shift: shift)
+        answer = None if given is None else torch.tensor(given, dtype=torch.float64)
+        monkeypatch.setattr(symmetry, "energy_now", lambda m, forget, a=answer: (asked.append((m, forget)), a)[1])
+        _, found = teleporter(kit, model, symmetry, tolerance=bound).teleport(view)
+        assert found.scale == 0.5
+        assert asked[-1][0] is model
+        assert asked[-1][1] is view.forget
+        assert found.energy_after == pytest.approx(expected or energy(model, view.forget), rel=1e-9)
+    assert NullSpace().energy_now(model, view.forget) is None
+
+
 def test_where_nothing_could_move_the_energies_are_measured_all_the_same(kit: Any) -> None:
     model, view = kit.network(norm=False), kit.view()
     model[0].requires_grad_(False)

@@ -52,4 +52,5 @@ def test_it_says_what_it_suits() -> None:
     assert suits(x)
     assert not suits(x.contiguous())
     assert not suits(x.long())
+    assert not suits(x.double())
     assert not suits(x[0])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from warp_unlearning.linalg.iteration import Span, iterate_inverse
+from warp_unlearning.linalg.iteration import Span, iterate_inverse, leading_outside, turned_inverse
 from warp_unlearning.linalg.orthonormal import departure
 
 
@@ -127,3 +127,40 @@ def test_taking_turns_loses_little_and_columns_stay_orthonormal() -> None:
         assert departure(span.basis) <= 1e-3
     assert missed(basis) > 1.2 * best
     assert missed(span.basis.double()) - best < 0.3 * (missed(basis) - best)
+
+
+@pytest.mark.parametrize("count", [0, 3, 30])
+def test_leading_directions_outside_of_a_subspace(count: int) -> None:
+    draw = torch.Generator().manual_seed(3)
+    turn = torch.linalg.qr(torch.randn(20, 20, generator=draw, dtype=torch.float64)).Q
+    values = torch.cat([torch.tensor([9.0, 8.0, 7.0, 6.0, 5.0, 2.0, 1.5, 1.0]), torch.full((12,), 1e-3)]).double()
+    moment = turn * values @ turn.mT
+    basis = turn[:, :5]
+    found, energies = leading_outside(moment, basis, count)
+    expected = min(count, 15)
+    assert found.shape == (20, expected)
+    assert energies.shape == (expected,)
+    torch.testing.assert_close(found.mT @ found, torch.eye(expected).double(), rtol=0, atol=1e-9)
+    if count:
+        assert float((basis.mT @ found).abs().max()) <= 1e-12
+        torch.testing.assert_close(energies[:3], values[5:8], rtol=1e-4, atol=0)
+        torch.testing.assert_close((found * (moment @ found)).sum(0), energies, rtol=1e-9, atol=1e-12)
+
+
+def test_directions_outside_are_orthogonal_to_a_subspace_that_holds_nearly_all() -> None:
+    draw = torch.Generator().manual_seed(4)
+    turn = torch.linalg.qr(torch.randn(60, 60, generator=draw, dtype=torch.float64)).Q
+    values = torch.cat([torch.full((20,), 1e3), 10.0 * 0.3 ** torch.arange(40)]).double()
+    moment, basis = (turn * values @ turn.mT).float(), turn[:, :20].float()
+    found, _ = leading_outside(moment, basis, 8)
+    assert float((basis.mT @ found).abs().max()) <= 1e-6
+    assert float((found.mT @ found - torch.eye(8)).abs().max()) <= 1e-5
+
+
+def test_an_inverse_that_has_no_factor_is_in_doubt() -> None:
+    """What the factor leaves behind may have orthonormal columns all the same."""
+    moment = torch.diag(torch.tensor([4.0, 3.0, -2.0, 1.0], dtype=torch.float64))
+    turned = turned_inverse(moment, torch.eye(4, dtype=torch.float64)[:, :1], rounds=1)
+    assert float(turned.doubt) == float("inf")
+    sound = turned_inverse(moment.abs(), torch.eye(4, dtype=torch.float64)[:, :1], rounds=1)
+    assert float(sound.doubt) <= 1e-12

@@ -18,3 +18,8 @@ def test_every_tensor_comes_back_in_its_shape_and_order() -> None:
         assert brought.dtype == torch.float64
         assert torch.equal(brought, tensor.double())
     assert on_host([]) == []
+
+
+def test_types_between_each_other_do_not_change_the_order() -> None:
+    given = [torch.tensor(1.5), torch.tensor([2, 3]), torch.tensor([4.25], dtype=torch.float64), torch.tensor([[5.5]])]
+    assert [part.tolist() for part in on_host(given)] == [1.5, [2.0, 3.0], [4.25], [[5.5]]]

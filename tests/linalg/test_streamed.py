@@ -121,3 +121,27 @@ def test_some_coordinates_and_one_group_are_what_they_were(
     assert (compressed is None) == (count < d)
     if compressed is not None:
         torch.testing.assert_close(compressed, rows.mT @ rows)
+
+
+@pytest.mark.parametrize("count", [3, 40])
+@pytest.mark.parametrize("whole", [False, True])
+def test_rows_in_more_coordinates_have_zeros_there(count: int, whole: bool) -> None:
+    rows, columns = rows_of(2, count, 5), torch.tensor([1, 2, 4, 5, 7])
+    wide = torch.zeros(2, count, 8, dtype=torch.float64).index_copy_(2, columns, rows)
+    found = streamed(rows, 7, whole=whole).widened(columns, 8)
+    assert found.positions == count
+    torch.testing.assert_close(found.second_moment(), wide.mT @ wide)
+    torch.testing.assert_close(found.energy(), wide.square().sum(1))
+    more = rows_of(2, 30, 8, seed=1)
+    found.add(more)
+    both = torch.cat([wide, more], dim=1)
+    torch.testing.assert_close(found.second_moment(), both.mT @ both)
+    assert found.positions == count + 30
+
+
+def test_rows_that_are_kept_do_not_change_with_what_was_given() -> None:
+    rows, stream = rows_of(1, 3, 6), StreamedRows(1, 6)
+    expected = rows.mT @ rows
+    stream.add(rows)
+    rows.zero_()
+    torch.testing.assert_close(stream.second_moment(), expected)

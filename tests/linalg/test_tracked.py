@@ -140,7 +140,7 @@ def test_slack_decides_how_much_more_may_be_missed() -> None:
         tracked = TrackedSubspace(0.8, slack=slack)
         tracked.refresh(second_moment(x))
         tracked.refresh(moment)
-        decompositions.append(tracked.decompositions)
+        decompositions.append(tracked.decompositions + tracked.growths)
     assert decompositions == [2, 1]
 
 
@@ -274,7 +274,7 @@ def test_numbers_that_speak_against_a_proposal_lead_to_a_refresh(decay: float, p
     moment = second_moment(turned(x, 0.01, 1))
     proposal = tracked.propose(moment)
     assert proposal is not None
-    spoiled = Proposal(moment, Turned(torch.full((30, 1), float("nan")), torch.zeros(())), proposal.numbers)
+    spoiled = Proposal(moment, Turned(torch.full((30, 1), float("nan")), proposal.turned.doubts), proposal.missed)
     numbers = proposal.numbers.clone()
     numbers[place] = number
     expected = other.refresh(moment)
@@ -342,3 +342,39 @@ def test_it_goes_on_in_more_or_fewer_coordinates(decay: float) -> None:
     again = tracked.refresh(second_moment(x))
     torch.testing.assert_close(kept_columns(again), kept_columns(plain.refresh(second_moment(x))))
     assert tracked.decompositions == 1
+
+
+@pytest.mark.parametrize("proposed", [False, True])
+def test_a_subspace_that_lacks_little_grows_by_the_leading_directions_outside(proposed: bool) -> None:
+    x = rows(2000, 120, 0, decay=0.97)
+    tracked = TrackedSubspace(0.9, slack=0.05)
+    first = tracked.refresh(second_moment(x))
+    later = x + 0.1 * rows(2000, 120, 5, decay=0.995)
+    moment = second_moment(later)
+    proposal = tracked.propose(moment) if proposed else None
+    found = tracked.refresh(moment) if proposal is None else tracked.settle(proposal, proposal.numbers)
+    assert (tracked.decompositions, tracked.growths) == (1, 1)
+    assert isinstance(found, Subspace)
+    exact = principal_subspace(moment, 0.9)
+    assert first.rank < exact.rank <= found.rank <= exact.rank + 4
+    assert found.captured >= 0.9
+    assert found.captured == pytest.approx(captured_energy(moment, found.basis), abs=1e-9)
+    assert departure(found.basis) <= 1e-6
+    again = tracked.refresh(moment)
+    assert again.captured >= found.captured - 1e-9
+    assert (tracked.decompositions, tracked.growths) == (1, 1)
+
+
+def test_proposals_are_judged_together_as_each_by_itself() -> None:
+    proposals = []
+    for seed, (width, decay, rounds) in enumerate([(30, 0.8, 1), (20, 0.99, 2), (25, 0.7, 3)]):
+        x = rows(300, width, seed, decay)
+        tracked = TrackedSubspace(0.95, rounds=rounds)
+        tracked.refresh(second_moment(x))
+        proposal = tracked.propose(second_moment(turned(x, 0.01, 1)))
+        assert proposal is not None
+        proposals.append(proposal)
+    doubts, missed = Proposal.judged(proposals)
+    for place, proposal in enumerate(proposals):
+        assert torch.equal(proposal.numbers[:2], torch.stack([doubts[place], missed[place]]))
+    assert tuple(Proposal.judged(proposals[:1])[0].shape) == (1,)

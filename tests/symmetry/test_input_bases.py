@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.linalg.co_subspace import CoSubspace
 from warp_unlearning.linalg.subspace import Subspace
-from warp_unlearning.symmetry.input_bases import InputBasis, exact_bases
+from warp_unlearning.symmetry.input_bases import InputBasis, exact_bases, observed_rows
 from warp_unlearning.symmetry.layer_inputs import layer_rows
 
 
@@ -293,3 +293,41 @@ def test_many_images_are_laid_out_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
     assert pieces.positions == whole.positions == 360
     a, b = (basis.blocks[0].basis for basis in (whole, pieces))
     torch.testing.assert_close(a @ a.mT, b @ b.mT)
+
+
+class TwoSizes(nn.Module):
+    """One convolution read on maps of one pixel, then on larger ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x[:, :, :1, :1]).mean((2, 3)) + self.conv(x).mean((2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, None])
+def test_taps_that_meet_padding_alone_are_not_multiplied(dtype: torch.dtype | None) -> None:
+    model = built(lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1)))
+    x = normal(60, 2, 1, 1)
+    full, narrow = (observed_rows(model, x.split(25), dtype=dtype, met=met) for met in (False, True))
+    for name, observed in narrow.items():
+        everything = full[name].rows.second_moment()
+        assert observed.rows.d == (everything.shape[1] - 1) // 9 + 1
+        assert full[name].columns is None
+        columns = observed.columns
+        assert columns is not None
+        torch.testing.assert_close(observed.rows.second_moment()[0], everything[0][columns][:, columns])
+        torch.testing.assert_close(observed.whole().rows.second_moment(), everything)
+        torch.testing.assert_close(observed.spread(observed.rows.energy()), full[name].rows.energy())
+        some = columns[::2]
+        torch.testing.assert_close(observed.within(some).second_moment()[0], everything[0][some][:, some])
+
+
+def test_a_layer_that_meets_more_of_its_taps_later_has_all_of_them() -> None:
+    model, x = built(TwoSizes), normal(20, 2, 3, 3)
+    full, narrow = (observed_rows(model, [x], dtype=torch.float64, met=met) for met in (False, True))
+    assert narrow["conv.weight"].taps is None
+    torch.testing.assert_close(narrow["conv.weight"].rows.second_moment(), full["conv.weight"].rows.second_moment())
+    for energy in (0.9, 1.0):
+        assert exact_bases(model, [x], energy=energy)["conv.weight"].d == 19

@@ -4,10 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from warp_unlearning.symmetry.layer_inputs import (
+    Taps,
+    Window,
     has_linear_inputs,
     input_second_moments,
     layer_columns,
@@ -265,3 +269,64 @@ def test_observing_leaves_no_hook_behind_and_shows_inputs_before_they_are_writte
     with pytest.raises(RuntimeError):
         observe_inputs(model, [normal(5, 2)], lambda weight, layer, a: None)
     assert all(not m._forward_pre_hooks for m in model.modules())
+
+
+sides = st.tuples(st.integers(1, 5), st.integers(1, 5))
+small = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@settings(max_examples=120, deadline=None)
+@given(size=sides, kernel=sides, stride=small, dilation=small, padding=st.tuples(st.integers(0, 4), st.integers(0, 4)))
+def test_the_taps_met_are_the_smallest_rectangle_that_data_reaches(
+    size: tuple[int, int], kernel: Any, stride: Any, dilation: Any, padding: Any
+) -> None:
+    reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+    if any(n + 2 * p < r for n, p, r in zip(size, padding, reach, strict=True)):
+        return
+    layer = nn.Conv2d(2, 1, kernel, stride=stride, dilation=dilation, padding=padding).double()
+    x = normal(3, 2, *size).abs() + 1
+    window = Window(layer)
+    every = layer_rows(layer, x)[0]
+    assert torch.equal(every, patches_by_loop(x, layer))
+    met = (every != 0).any(0).reshape(2, *kernel)[0]
+    taps = window.met_taps(x)
+    if not bool(met.any()):
+        assert taps == window.all_taps
+        return
+    down, across = met.any(1).nonzero().flatten().tolist(), met.any(0).nonzero().flatten().tolist()
+    assert taps == Taps(down[0], down[-1] + 1, across[0], across[-1] + 1)
+    columns = taps.coordinates(window.kernel, 2)
+    assert torch.equal(layer_rows(layer, x, taps=taps)[0], every[:, columns])
+    assert window.all_taps.holds(taps)
+    assert taps.holds(window.all_taps) == (taps == window.all_taps)
+
+
+def test_padding_that_is_no_zeros_is_met_in_every_tap() -> None:
+    layer = nn.Conv2d(1, 1, 3, padding=1, padding_mode="replicate")
+    assert Window(layer).met_taps(torch.ones(1, 1, 1, 1)) == Window(layer).all_taps
+    assert Window(nn.Conv1d(1, 1, 3, padding=1)).met_taps(torch.ones(2, 1, 1)) == Taps(0, 1, 1, 2)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_patches_are_the_same_however_images_lie_in_memory(groups: int) -> None:
+    layer = nn.Conv2d(4, 4, 3, padding=1, stride=2, groups=groups).double()
+    x = normal(7, 4, 6, 5)
+    expected = layer_rows(layer, x.contiguous())
+    for other in (x.contiguous(memory_format=torch.channels_last), normal(9, 4, 6, 5)[2:], x.transpose(2, 3)):
+        assert torch.equal(layer_rows(layer, other), layer_rows(layer, other.contiguous()))
+    assert torch.equal(layer_rows(layer, x.contiguous(memory_format=torch.channels_last)), expected)
+    bare, later = nn.Conv2d(4, 4, 2, groups=groups).double(), normal(9, 4, 6, 5)[2:, :, 1:]
+    assert torch.equal(layer_rows(bare, later), layer_rows(bare, later.clone()))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
+def test_patches_of_many_images_are_few_kernels_on_a_gpu() -> None:
+    layer, x = nn.Conv2d(8, 4, 3, padding=1, device="cuda"), torch.randn(200, 8, 6, 6, device="cuda")
+    expected = F.unfold(x, 3, padding=1).permute(0, 2, 1).reshape(1, -1, 72)
+    assert torch.equal(layer_rows(layer, x), expected)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        layer_rows(layer, x)
+        torch.cuda.synchronize()
+    assert sum(event.count for event in seen.key_averages() if event.device_type.name == "CUDA") <= 6

@@ -15,6 +15,7 @@ from warp_unlearning.symmetry.forget_energy import EagerEnergy, ReplayedEnergy
 from warp_unlearning.symmetry.null_scope import read_by_others
 from warp_unlearning.symmetry.null_space import NullSpace
 from warp_unlearning.symmetry.remembered import Remembered
+from warp_unlearning.symmetry.tracked_null_space import TrackedNullSpace
 
 
 class Net(nn.Module):
@@ -198,3 +199,54 @@ def test_moves_by_graphs_are_moves_without(kit: Any, monkeypatch: pytest.MonkeyP
     assert found[0][0].energies == pytest.approx(found[1][0].energies, rel=1e-6)
     for name, value in found[0][1].items():
         torch.testing.assert_close(value, found[1][1][name], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_slopes_found_meanwhile_are_the_slopes(kit: Any) -> None:
+    model = kit.built(lambda: SmallResNet(classes=3, width=4)).eval().cuda()
+    x, y, memory = kit.normal(6, 1, 8, 8).cuda(), (torch.arange(6) % 3).cuda(), Remembered()
+    eager = EagerEnergy(model, model, (x, y))
+    for _ in range(2):
+        memory.meet(model, x)
+        energy = memory.energy(eager)
+    assert isinstance(energy, ReplayedEnergy)
+    assert memory.captured
+    parameters = dict(model.named_parameters())
+    for factor in (1.05, 0.9, 1.1):
+        with torch.no_grad():
+            for p in parameters.values():
+                p.mul_(factor)
+        with energy.slopes_meanwhile():
+            busy = torch.randn(512, 512, device="cuda")
+            for _ in range(50):
+                busy = busy @ busy / 512
+        found, expected = (each.slopes(parameters, loss=True) for each in (energy, eager))
+        torch.testing.assert_close(found.energy, expected.energy, rtol=1e-9, atol=0)
+        for name in parameters:
+            torch.testing.assert_close(found.of_energy[name], expected.of_energy[name], rtol=1e-8, atol=1e-12)
+        now = memory.energy_now(model, x, y)
+        assert now is not None
+        torch.testing.assert_close(now, eager.value(), rtol=1e-9, atol=0)
+        assert memory.energy_now(model, x[:3], y[:3]) is None
+        assert memory.energy_now(kit.built(Net), x, y) is None
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("make", [NullSpace, TrackedNullSpace])
+def test_moves_on_a_gpu_are_those_on_a_cpu(kit: Any, make: type[NullSpace]) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        model = kit.built(lambda: SmallResNet(classes=3, width=4)).eval().to(device)
+        x = kit.normal(40, 1, 8, 8).to(device)
+        forget = (kit.normal(6, 1, 8, 8, seed=1).to(device), (torch.arange(6) % 3).to(device))
+        symmetry = make(energy=0.9, dispersion=0.0)
+        for seed in range(2 if make is TrackedNullSpace else 1):
+            move = symmetry.move(model, generator=kit.generator(seed), probe=kit.probe(x, forget=forget))
+        found.append(move)
+    ranks = [{name: basis.rank for name, basis in move.bases.items()} for move in found]
+    assert ranks[0] == ranks[1]
+    if make is NullSpace:
+        for name, shift in found[0].shifts.items():
+            torch.testing.assert_close(found[1].shifts[name].cpu(), shift, rtol=1e-5, atol=1e-8)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from warp_unlearning.errors import InputError
+from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.symmetry.input_bases import InputBasis, exact_bases
 from warp_unlearning.symmetry.move import apply_move
 from warp_unlearning.symmetry.null_space import NullSpace
@@ -163,3 +163,16 @@ def test_the_bases_it_moves_by_are_those_it_tracks(kit: Any, monkeypatch: pytest
         assert given is generator
         assert move.bases == found
     assert len(calls) == 2
+
+
+def test_an_example_that_is_not_finite_is_refused_where_no_sample_holds_it(kit: Any) -> None:
+    model, symmetry = kit.built(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))), TrackedNullSpace()
+    symmetry._tracked.examples = 2
+    x = kit.normal(60, 6)
+    symmetry.move(model, generator=kit.generator(), probe=kit.probe(x))
+    broken = x.clone()
+    broken[7, 2] = float("nan")
+    for seed in range(6):
+        with pytest.raises(DataError, match="an example of the probe holds a NaN"):
+            symmetry.move(model, generator=kit.generator(seed), probe=kit.probe(broken))
+    symmetry.move(model, generator=kit.generator(), probe=kit.probe(x))

@@ -23,17 +23,28 @@ def test_a_row_is_what_one_output_reads_with_its_bias_last() -> None:
     vector = rows.gathered(given)
     assert vector.shape == (rows.length,) == (6 * 7 + 15 + 4,)
     conv, fc, alone = rows.places
-    found = conv.rows(torch.stack([vector, 2 * vector]))
-    assert found.shape == (2, 6, 7)
+    found = conv.blocks(rows.parts(torch.stack([vector, 2 * vector]))[0])
+    assert found.shape == (2, 2, 3, 7)
     for group in range(2):
         for copy in range(2):
             for row in range(3):
                 own = 3 * group + row
                 expected = torch.cat([given["conv"][own].flatten(), given["conv_bias"][own : own + 1]]) * (1 + copy)
-                assert torch.equal(found[group, 3 * copy + row], expected)
-    assert torch.equal(conv.vectors(found, 2), torch.stack([vector[: 6 * 7], 2 * vector[: 6 * 7]]))
-    assert torch.equal(fc.rows(vector.unsqueeze(0))[0], given["fc"])
+                assert torch.equal(found[copy, group, row], expected)
+    assert torch.equal(fc.blocks(rows.parts(vector.unsqueeze(0))[1])[0, 0], given["fc"])
     assert torch.equal(vector[alone.begin : alone.end], given["alone"])
+
+
+def test_blocks_are_where_the_vector_is() -> None:
+    given = values()
+    rows = layout(given)
+    vector = rows.gathered(given).unsqueeze(0)
+    rows.places[1].blocks(rows.parts(vector)[1]).zero_()
+    back = rows.scattered(vector[0])
+    assert not bool(back.pop("fc").any())
+    assert all(torch.equal(value, given[name]) for name, value in back.items())
+    assert rows.exact
+    assert not layout(given | {"fc": given["fc"].double()}).exact
 
 
 def test_what_is_gathered_comes_back_in_its_own_shape_and_type() -> None:

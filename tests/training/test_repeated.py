@@ -237,8 +237,8 @@ def test_a_captured_method_agrees_with_a_plain_one(problem: Problem, name: str, 
         for _ in drive(model, task, method, defense=guard, entropy=torch.Generator().manual_seed(1)):
             pass
         models.append(model)
-    plain, captured = (nn.utils.parameters_to_vector(model.parameters()) for model in models)
-    start = nn.utils.parameters_to_vector(problem.original.parameters()).to(device)
+    plain, captured = (nn.utils.parameters_to_vector(model.parameters()).detach() for model in models)
+    start = nn.utils.parameters_to_vector(problem.original.parameters()).detach().to(device)
     # Sums in another order change which weights a mask or a basis just lets through; the rest agrees far better.
     assert float((plain - captured).norm()) < 0.1 * float((plain - start).norm())
 

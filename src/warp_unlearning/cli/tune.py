@@ -30,7 +30,9 @@ def tune(
     trials: Annotated[
         int | None, typer.Option(help="Trials of each arm, in all; a finished run may be given more.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Models side by side: processes of a core each, or lanes of a GPU.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Models side by side: processes of a core each, or lanes of a GPU.")
+    ] = None,
     audited: Annotated[
         Path | None, typer.Option(help="An .npy file of points that a study audits: not forgotten or measured here.")
     ] = None,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
+from math import isfinite
 from time import perf_counter
 from typing import NamedTuple
 
@@ -37,7 +38,9 @@ from ..symmetry.channel_graph import PinnedChannels
 from ..symmetry.compose import Compose
 from ..symmetry.move import Move, Translation, apply_move
 from ..symmetry.null_move import NullMove
+from ..symmetry.null_space import NullSpace
 from ..symmetry.symmetry import Probe, Symmetry, settings_of
+from .judging import Judging
 from .probing import JUDGES, View
 
 
@@ -59,12 +62,13 @@ class Teleporter:
     relearning: float | None = None
     halvings: int = 4
     certify: Certify = "full"
+    _judging: Judging = field(default_factory=Judging, init=False, repr=False)
 
     def teleport(self, view: View) -> tuple[Move | None, Certificate]:
         """The move that was made, or None where it was taken back, and its certificate; batch norm is in eval mode."""
         began = perf_counter()
         with norm_mode(self.model, "eval"):
-            judged = _Judged.by(self.model, view)
+            judged = _Judged.by(self.model, view, self._judging)
             others = _Others.by(self.model, view) if self.certify == "full" else None
             probe = Probe(view.batches, view.forget, self.reference)
             proposed = self.symmetry.move(self.model, generator=self.generator, probe=probe)
@@ -79,17 +83,22 @@ class Teleporter:
 
     def _settle(self, move: Move, before: Mapping[str, Tensor], view: View, seen: _Judged) -> _Made:
         """Make the move, or the part of it that stays within bounds."""
-        scale = 1.0
         bound = self.tolerance is not None or self.relearning is not None
-        for _ in range(self.halvings + 1 if isinstance(move, Translation) else 1):
-            part = move.scaled(scale) if isinstance(move, Translation) and scale != 1 else move
-            _apply(self.model, part)
-            # Without bounds nobody asks, unless it is for the certificate.
-            drifts = seen.drifts(_Judged.by(self.model, view), view) if bound or self.certify == "brief" else None
+        # Without bounds nobody asks, unless it is for the certificate.
+        asked = bound or self.certify == "brief"
+        shift = _Shift.of(self.model, move, before) if isinstance(move, Translation) else None
+        scale = 1.0
+        for _ in range(self.halvings + 1 if shift is not None else 1):
+            if shift is None:
+                apply_move(self.model, move)
+            else:
+                shift.make(scale)
+            drifts = seen.drifts(_Judged.by(self.model, view, self._judging), view) if asked else None
             if drifts is None or self._harmless(drifts):
+                part = move.scaled(scale) if isinstance(move, Translation) and scale != 1 else move
                 return _Made(part, scale, drifts)
-            _restore(self.model, before)
             scale /= 2
+        _restore(self.model, before)
         return _Made(None, 0.0, seen.drifts(seen, view) if self.certify == "brief" else None)
 
     def _harmless(self, drifts: _Drifts) -> bool:
@@ -107,6 +116,10 @@ class Teleporter:
             before, whole = (energy / len(forget[1]) for energy in move.energies)
             if scale in (0.0, 1.0):
                 return before, whole if scale else before
+            after = self.symmetry.energy_now(self.model, forget) if isinstance(self.symmetry, NullSpace) else None
+            measured = None if after is None else float(after) / len(forget[1])
+            if measured is not None and isfinite(measured):
+                return before, measured
         return before, _energy(self.model, forget)
 
     def _certify(
@@ -126,7 +139,9 @@ class Teleporter:
         moved, unreached = distance(after, before, names, reached)
         norm, _ = distance(before, {n: torch.zeros_like(before[n]) for n in names}, names, reached)
         now_others = _Others.by(self.model, view)
-        drifts = judged.drifts(_Judged.by(self.model, view), view) if made.drifts is None else made.drifts
+        drifts = (
+            judged.drifts(_Judged.by(self.model, view, self._judging), view) if made.drifts is None else made.drifts
+        )
         held_out = drifts.judges
         if others.held_out is not None and now_others.held_out is not None and view.validation is not None:
             held_out = drift(others.held_out, now_others.held_out, view.validation[1])
@@ -218,10 +233,9 @@ class _Judged:
     forget: Tensor | None
 
     @classmethod
-    def by(cls, model: nn.Module, view: View) -> _Judged:
+    def by(cls, model: nn.Module, view: View, judging: Judging) -> _Judged:
         sets = [view.judges[0]] if view.forget is None else [view.judges[0], view.forget[0]]
-        with full_precision():
-            judges, *forget = logits_of_each(model, sets)
+        judges, *forget = judging.logits(model, sets)
         return cls(judges, forget[0] if forget else None)
 
     def drifts(self, after: _Judged, view: View) -> _Drifts:
@@ -286,16 +300,27 @@ def _snapshot(model: nn.Module, move: Move | None) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in state.items()}
 
 
-@torch.no_grad()
-def _apply(model: nn.Module, move: Move) -> None:
-    """Move the model in place."""
-    if not isinstance(move, Translation):
-        apply_move(model, move)
-        return
-    state = model.state_dict(keep_vars=True)
-    names = [name for name in move.shifts if name in state]
-    if names:
-        torch._foreach_add_([state[n] for n in names], [move.shifts[n].to(state[n]) for n in names])
+@dataclass(frozen=True, eq=False)
+class _Shift:
+    """Tensors of a model, what they were, and by how much a move shifts them."""
+
+    tensors: list[Tensor]
+    before: list[Tensor]
+    shifts: list[Tensor]
+
+    @classmethod
+    def of(cls, model: nn.Module, move: Translation, before: Mapping[str, Tensor]) -> _Shift:
+        state = model.state_dict(keep_vars=True)
+        names = [name for name in move.shifts if name in state]
+        shifts = [move.shifts[name].to(state[name]) for name in names]
+        return cls([state[name] for name in names], [before[name] for name in names], shifts)
+
+    @torch.no_grad()
+    def make(self, scale: float) -> None:
+        """Shift the tensors by so much of the move from where they were."""
+        if self.tensors:
+            torch._foreach_copy_(self.tensors, self.before)
+            torch._foreach_add_(self.tensors, self.shifts, alpha=scale)
 
 
 @torch.no_grad()

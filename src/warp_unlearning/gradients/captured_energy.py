@@ -83,6 +83,11 @@ class CapturedEnergy:
             )
         return energies, {name: g.clone() for name, g in found.gradients.items()}
 
+    @property
+    def model(self) -> nn.Module:
+        """The model whose energies were captured."""
+        return self._model
+
     def suits(self, x: Tensor, y: Tensor) -> bool:
         """Whether the batch is like the one that was captured."""
         alike = (x.shape, x.dtype, x.device) == (self._x.shape, self._x.dtype, self._x.device)

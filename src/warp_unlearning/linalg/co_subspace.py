@@ -46,8 +46,12 @@ class CoSubspace:
 
     def missed_share(self, rows: Tensor) -> Tensor:
         """`missed` as a tensor, not read."""
-        outside = energy_share(rows @ self.normals, rows)
-        return outside if self.count == len(self.alive) else outside + energy_share(rows * ~self.alive, rows)
+        return energy_share(self.outside(rows), rows)
+
+    def outside(self, rows: Tensor) -> Tensor:
+        """Something that has the energy of rows (n, d) outside of the subspace."""
+        outside = rows @ self.normals
+        return outside if self.count == len(self.alive) else torch.cat([outside, rows * ~self.alive], dim=1)
 
     def without_last(self) -> CoSubspace:
         """What the subspace is in its first d − 1 coordinates: the span of its vectors with the last one left out."""

@@ -18,8 +18,15 @@ _NARROWEST_ELSEWHERE = 1024
 
 def add_gram(total: Tensor, rows: Tensor) -> None:
     """Add Xᵀ X, for rows X of shape (..., n, d), to the blocks of `total` (..., d, d) on and below the diagonal."""
+    if total.dim() == 3 and len(total) == 1:
+        # Of one alone the product is split among all of a GPU along n, which is long; of a stack it may not be.
+        total, rows = total[0], rows[0]
     for begin, end in _spans(total):
-        total[..., begin:, begin:end] += rows[..., begin:].mT @ rows[..., begin:end]
+        left, right = rows[..., begin:].mT, rows[..., begin:end]
+        if total.dim() == 2:
+            total[begin:, begin:end].addmm_(left, right)
+        else:
+            total[..., begin:, begin:end] += left @ right
 
 
 def mirrored(total: Tensor) -> Tensor:
@@ -33,7 +40,7 @@ def gram(rows: Tensor) -> Tensor:
     """Xᵀ X, shape (..., d, d), for rows X of shape (..., n, d)."""
     d = rows.shape[-1]
     if len(_spans(rows)) == 1:
-        return rows.mT @ rows
+        return (rows[0].mT @ rows[0]).unsqueeze(0) if rows.dim() == 3 and len(rows) == 1 else rows.mT @ rows
     total = torch.zeros(*rows.shape[:-2], d, d, dtype=rows.dtype, device=rows.device)
     add_gram(total, rows)
     return mirrored(total)

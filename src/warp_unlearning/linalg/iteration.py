@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
 
 import torch
 from torch import Tensor
 
-from .orthonormal import TOLERANCE, by_one_step, orthonormal
+from .orthonormal import TOLERANCE, Doubt, doubtful_step, fixed_normal, orthonormal
 
 # From this many columns on, those with an eigenvalue of less than so many times the smallest take so many turns.
 _MANY = 512
@@ -20,13 +19,18 @@ _SHIFTS = 5
 
 @dataclass(frozen=True, eq=False)
 class Turned:
-    """What rounds of iteration came to, if `doubt`, the worst departure from orthonormal columns of all rounds, proves
-    to be small; `sizes` are the eigenvalues of the columns, as shares, where they are known.
+    """What rounds of iteration came to, if the departure from orthonormal columns proves to be small after each of
+    them; `sizes` are the eigenvalues of the columns, as shares, where they are known.
     """
 
     columns: Tensor
-    doubt: Tensor
+    doubts: tuple[Doubt, ...]
     sizes: Tensor | None = None
+
+    @property
+    def doubt(self) -> Tensor:
+        """The worst departure of all rounds, not read."""
+        return Doubt.measured(self.doubts).max()
 
 
 class Span:
@@ -60,24 +64,30 @@ class Span:
 
     def turned(self, second_moment: Tensor, *, rounds: int) -> Turned:
         """What `iterate` would do, by steps that are yet to be judged; nothing is read, and the basis stays."""
-        doubts: list[Tensor] = []
+        doubts: list[Doubt] = []
 
         def unproven(columns: Tensor) -> Tensor:
-            q, doubt = by_one_step(columns)
+            q, doubt = doubtful_step(columns)
             doubts.append(doubt)
             return q
 
         turned = self._turned_by(unproven, second_moment, rounds)
-        return Turned(turned.columns, doubts[0] if len(doubts) == 1 else torch.stack(doubts).max(), turned.sizes)
+        return Turned(turned.columns, tuple(doubts), turned.sizes)
 
     def accept(self, turned: Turned, sizes: Tensor | None) -> None:
         """Go on from there; `sizes` are those of `turned`, on the host."""
         self.basis = turned.columns
         self._sizes = sizes
 
+    def grown(self, columns: Tensor, shares: Tensor) -> Span:
+        """The same with further columns, orthonormal to all, whose eigenvalues as shares are on the host."""
+        sizes = None if self._sizes is None else torch.cat([self._sizes, shares.to(self._sizes)])
+        return Span(torch.cat([self.basis, columns.to(self.basis)], dim=1), sizes)
+
     def _turned_by(self, orthonormalised: Callable[[Tensor], Tensor], second_moment: Tensor, rounds: int) -> Turned:
-        basis, total = self.basis.to(second_moment), second_moment.diagonal().sum()
-        known = None if self._sizes is None else self._sizes.to(basis, non_blocking=True)
+        basis, turns = self.basis.to(second_moment), self.takes_turns
+        total = second_moment.diagonal().sum() if turns else None
+        known = self._sizes.to(basis, non_blocking=True) if turns and self._sizes is not None else None
         for _ in range(rounds):
             chosen = self._chosen(basis)
             # Rows of B as rows in memory: the product is a quarter faster than with the columns of B as columns.
@@ -86,14 +96,15 @@ class Span:
             image = before @ second_moment
             size = image.norm(dim=1)
             image = torch.where((size > 0).unsqueeze(1), image, before)
-            shares = size / total
+            shares = None if total is None else size / total
             if chosen is None:
                 known, rows = shares, image
             else:
                 assert known is not None
+                assert shares is not None
                 known, rows = known.index_copy(0, chosen, shares), rows.index_copy(0, chosen, image)
             basis = orthonormalised(rows.mT)
-        return Turned(basis, basis.new_zeros(()), known if self.takes_turns else None)
+        return Turned(basis, (), known)
 
     def _chosen(self, basis: Tensor) -> Tensor | None:
         """The columns that this round multiplies; None for all of them."""
@@ -104,6 +115,29 @@ class Span:
         self._turn += 1
         chosen = torch.cat([every[~small], every[small][self._turn % _TURNS :: _TURNS]])
         return chosen.to(basis.device, non_blocking=True)
+
+
+def leading_outside(second_moment: Tensor, basis: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """About the leading eigenvectors of (I − P) C (I − P), P = B Bᵀ, as columns (d, count), orthonormal to those of B,
+    and their energies, descending, float64 on the host.
+
+    Two rounds of subspace iteration from fixed random columns, and the eigenvectors of C within what that spans.
+    """
+    count = min(count, len(basis) - basis.shape[1])
+    if count < 1:
+        return basis[:, :0], torch.zeros(0, dtype=torch.float64)
+
+    def outside(columns: Tensor) -> Tensor:
+        return columns - basis @ (basis.mT @ columns)
+
+    found = outside(fixed_normal(len(basis), count, basis.dtype, basis.device))
+    for _ in range(2):
+        found = orthonormal(outside(second_moment @ found))
+    # Once more: what the first time leaves along B is not small beside short columns.
+    found = orthonormal(outside(found))
+    values, vectors = torch.linalg.eigh((found.mT @ (second_moment @ found)).cpu().double())
+    turned = found @ vectors.flip(1).to(found.dtype).to(found.device)
+    return turned, values.flip(0).clamp(min=0)
 
 
 def iterate_inverse(second_moment: Tensor, normals: Tensor, *, rounds: int) -> Tensor | None:
@@ -124,16 +158,18 @@ def iterate_inverse(second_moment: Tensor, normals: Tensor, *, rounds: int) -> T
 def turned_inverse(second_moment: Tensor, normals: Tensor, *, rounds: int) -> Turned:
     """What `iterate_inverse` would do at its first μ, by steps that are yet to be judged; nothing is read."""
     factor, failed = _shifted_factor(second_moment, 0)
-    doubts = [torch.where(failed == 0, 0.0, inf).to(second_moment.dtype)]
+    doubts = []
     for _ in range(rounds):
-        normals, doubt = by_one_step(torch.cholesky_solve(normals, factor))
-        doubts.append(doubt)
-    return Turned(normals, torch.stack(doubts).max())
+        normals, doubt = doubtful_step(torch.cholesky_solve(normals, factor))
+        doubts.append(Doubt(doubt.failed + failed.abs(), doubt.first, doubt.second))
+    return Turned(normals, tuple(doubts))
 
 
 def _shifted_factor(second_moment: Tensor, power: int) -> tuple[Tensor, Tensor]:
     """The Cholesky factor of C + μI, and whether there was none."""
     diagonal = second_moment.diagonal()
     shift = diagonal.sum() * (torch.finfo(second_moment.dtype).eps * 8**power)
-    factor, failed = torch.linalg.cholesky_ex(second_moment + torch.diag(shift.expand(len(diagonal))))
+    shifted = second_moment.clone()
+    shifted.diagonal().add_(shift)
+    factor, failed = torch.linalg.cholesky_ex(shifted)
     return factor, failed

@@ -12,9 +12,13 @@ def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Each tensor in float64 on the host, in its shape, by one transfer for each device they lie on."""
     found: list[Tensor | None] = [None] * len(tensors)
     for device in dict.fromkeys(tensor.device for tensor in tensors):
-        places = [place for place, tensor in enumerate(tensors) if tensor.device == device]
-        joined = torch.cat([tensors[place].detach().reshape(-1).double() for place in places]).cpu()
-        parts = torch.split(joined, [tensors[place].numel() for place in places])
-        for place, part in zip(places, parts, strict=True):
+        kinds: dict[torch.dtype, list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            if tensor.device == device:
+                kinds.setdefault(tensor.dtype, []).append(place)
+        places = [place for own in kinds.values() for place in own]
+        parts = [torch.cat([tensors[place].detach().reshape(-1) for place in own]).double() for own in kinds.values()]
+        joined = (parts[0] if len(parts) == 1 else torch.cat(parts)).cpu()
+        for place, part in zip(places, torch.split(joined, [tensors[place].numel() for place in places]), strict=True):
             found[place] = part.reshape(tensors[place].shape)
     return [part for part in found if part is not None]

@@ -11,6 +11,8 @@ those of many matrices can be read together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 
@@ -21,7 +23,6 @@ from .gram import gram
 
 TOLERANCE = 1e-4
 _STARTS = 8
-_STEPS = 2
 
 
 def orthonormal(columns: Tensor) -> Tensor:
@@ -39,14 +40,40 @@ def orthonormal(columns: Tensor) -> Tensor:
     return exact
 
 
+@dataclass(frozen=True, eq=False)
+class Doubt:
+    """What says how far a Q is from orthonormal columns: whether it had no factor, and the lengths of the starts of
+    `measured_departure` after one and two steps, not read.
+    """
+
+    failed: Tensor
+    first: Tensor
+    second: Tensor
+
+    @staticmethod
+    def measured(doubts: Sequence[Doubt]) -> Tensor:
+        """The departure of each, infinite where there was no factor; all by a few operations."""
+        failed, first, second = (
+            torch.stack(parts) for parts in zip(*((d.failed, d.first, d.second) for d in doubts), strict=True)
+        )
+        worst = (second / first.clamp(min=torch.finfo(first.dtype).tiny)).amax(1)
+        return torch.where(failed == 0, worst, inf)
+
+
 def by_one_step(columns: Tensor) -> tuple[Tensor, Tensor]:
     """Q by one Cholesky step, and its departure as a tensor, infinite where there was no factor; nothing is read.
 
     Q is to be used only if the departure proves to be at most `TOLERANCE`.
     """
+    q, doubt = doubtful_step(columns)
+    return q, Doubt.measured([doubt])[0]
+
+
+def doubtful_step(columns: Tensor) -> tuple[Tensor, Doubt]:
+    """`by_one_step`, whose departure is measured with those of others."""
     factor, failed = torch.linalg.cholesky_ex(gram(columns))
     q: Tensor = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
-    return q, torch.where(failed == 0, measured_departure(q), inf)
+    return q, Doubt(failed, *_lengths(q))
 
 
 def departure(q: Tensor) -> float:
@@ -60,16 +87,21 @@ def measured_departure(q: Tensor) -> Tensor:
     Power iteration from a few fixed random starts: where orthogonality is lost, it is lost in few directions and by
     much, and all of the starts would have to be nearly orthogonal to those to miss them.
     """
+    first, second = _lengths(q)
+    return (second / first.clamp(min=torch.finfo(q.dtype).tiny)).max()
+
+
+def _lengths(q: Tensor) -> tuple[Tensor, Tensor]:
+    """‖E z‖ and ‖E² z‖ for the starts z, with E = QᵀQ − I."""
     k = q.shape[1]
     if k == 0:
-        return q.new_zeros(())
+        return q.new_zeros(_STARTS), q.new_zeros(_STARTS)
     z = _unit_starts(k, q.dtype, q.device)
-    z = q.mT @ (q @ z) - z
-    for _ in range(_STEPS - 1):
-        z = z / z.norm(dim=0).clamp(min=torch.finfo(q.dtype).tiny)
-        z = q.mT @ (q @ z) - z
-    worst: Tensor = z.norm(dim=0).max()
-    return worst
+    lengths = []
+    for _ in range(2):
+        z = torch.addmm(z, q.mT, q @ z, beta=-1)
+        lengths.append(torch.linalg.vector_norm(z, dim=0))
+    return lengths[0], lengths[1]
 
 
 @lru_cache(maxsize=128)

@@ -33,11 +33,12 @@ class StreamedRows:
         """Take in rows of shape (groups, n, d)."""
         self.positions += rows.shape[1]
         self._noise = max(self._noise, torch.finfo(torch.promote_types(rows.dtype, torch.float32)).eps)
-        rows = rows.to(self.dtype)
+        own = rows.to(self.dtype)
         if self._lower is not None:
-            add_gram(self._lower, rows)
+            add_gram(self._lower, own)
             return
-        self._kept.append(rows)
+        # What is kept must not change with what it was made from.
+        self._kept.append(own.clone() if own is rows else own)
         kept = sum(part.shape[1] for part in self._kept)
         if kept > (2 * self.d if self.whole else self.d):
             self._compress()
@@ -73,6 +74,17 @@ class StreamedRows:
         if not self.whole and self.positions > narrow.d:
             narrow._compress()
         return narrow
+
+    def widened(self, columns: Tensor, d: int) -> StreamedRows:
+        """The same rows where their coordinates are some, int64 indices, of d, and the others are zero."""
+        wide = StreamedRows(self.groups, d, whole=self.whole, dtype=self.dtype)
+        wide.positions, wide._noise = self.positions, self._noise
+        if self._lower is None:
+            wide._kept = [part.new_zeros(*part.shape[:2], d).index_copy_(2, columns, part) for part in self._kept]
+            return wide
+        across = self._lower.new_zeros(self.groups, self.d, d).index_copy_(2, columns, mirrored(self._lower))
+        wide._lower = across.new_zeros(self.groups, d, d).index_copy_(1, columns, across)
+        return wide
 
     def energy(self) -> Tensor:
         """Σ p² of each coordinate, shape (groups, d); not finite where a row was not."""

@@ -6,6 +6,7 @@ Projections are two thin products; a d×d projector is never formed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,7 +42,11 @@ class Subspace:
 
     def missed_share(self, rows: Tensor) -> Tensor:
         """`missed` as a tensor, not read."""
-        return energy_share(self.project_out(rows), rows)
+        return energy_share(self.outside(rows), rows)
+
+    def outside(self, rows: Tensor) -> Tensor:
+        """Something that has the energy of rows (n, d) outside of the subspace."""
+        return self.project_out(rows)
 
     def without_last(self) -> Subspace:
         """What the subspace is in its first d − 1 coordinates: the span of its vectors with the last one left out."""
@@ -144,12 +149,19 @@ def restricted(second_moment: Tensor, alive: Tensor) -> Tensor:
 
 def project_out(rows: Tensor, basis: Tensor) -> Tensor:
     """Each row of shape (..., d) less its part in the span of `basis` (d, k): rows − (rows B) Bᵀ."""
+    if rows.dim() == 2:
+        return torch.addmm(rows, rows @ basis, basis.mT, alpha=-1)
     return rows - (rows @ basis) @ basis.mT
 
 
 def energy_share(part: Tensor, whole: Tensor) -> Tensor:
     """‖part‖² / ‖whole‖², and 0 of nothing, in float64."""
-    inside, total = (torch.linalg.vector_norm(rows, dtype=torch.float64) for rows in (part, whole))
+    return energy_shares([part], [whole])[0]
+
+
+def energy_shares(parts: Sequence[Tensor], wholes: Sequence[Tensor]) -> Tensor:
+    """`energy_share` of each, float64 (n)."""
+    inside, total = (torch.stack(torch._foreach_norm(list(each), 2, dtype=torch.float64)) for each in (parts, wholes))
     return torch.where(total == 0, 0.0, inside / total).square()
 
 

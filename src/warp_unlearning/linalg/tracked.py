@@ -4,11 +4,13 @@ The first second moment is decomposed exactly. Later ones take rounds of subspac
 B ← orth(C B), which converges to the leading subspace at the rate of the eigenvalue gap, and starts next to it because
 a network's inputs change slowly. With Z an orthonormal basis of the complement of B, the complement of C B is spanned
 by C⁻¹ Z: a subspace of most dimensions is cheaper to follow by its complement, with one Cholesky factor of C and
-triangular solves of few columns. Where the subspace no longer captures the energy asked for, its rank is chosen anew.
+triangular solves of few columns. Where the subspace no longer captures the energy asked for, it grows by the leading
+directions outside of it, or its rank is chosen anew.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,24 +19,41 @@ from torch import Tensor
 from ..errors import InputError
 from .co_subspace import AnySubspace, CoSubspace
 from .held_energy import held_by, held_energy, missed_by, missed_energy
-from .iteration import Span, Turned, iterate_inverse, turned_inverse
-from .orthonormal import TOLERANCE, orthonormal
+from .iteration import Span, Turned, iterate_inverse, leading_outside, turned_inverse
+from .orthonormal import TOLERANCE, Doubt, orthonormal
 from .subspace import Rule, Subspace, rank_for, restricted
 
 # Above this share of the dimensions the complement is faster: d³/3 + 2 d² m + 2 d m² operations for its m = d − k
 # directions, against about d² k + 2 d k², which are of a kind that processors are better at.
 _COMPLEMENT_FROM = 0.62
+# Directions that a subspace may grow by, a quarter of what it has at most, before it is cheaper to decompose again.
+_MOST_GROWN = 128
 
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """A refresh that is yet to be judged by `numbers`, float64 (3 + k): the doubt about its columns, the energy missed
-    and all there is, and the eigenvalues of k columns.
-    """
+    """A refresh of the subspace of `moment` that is yet to be judged, and the energy that it misses."""
 
     moment: Tensor
     turned: Turned
-    numbers: Tensor
+    missed: Tensor
+
+    @property
+    def numbers(self) -> Tensor:
+        """What it is judged by, float64 (3 + k): the doubt about its columns, the energy missed and all there is, and
+        the eigenvalues of k columns.
+        """
+        judged = torch.stack([self.turned.doubt, self.missed, self.moment.diagonal().sum()]).double()
+        return judged if self.turned.sizes is None else torch.cat([judged, self.turned.sizes.double()])
+
+    @staticmethod
+    def judged(proposals: Sequence[Proposal]) -> tuple[Tensor, Tensor]:
+        """The doubts and the missed energies of many, (n) each, not read, by a few operations."""
+        every = Doubt.measured([doubt for proposal in proposals for doubt in proposal.turned.doubts])
+        rounds = [len(proposal.turned.doubts) for proposal in proposals]
+        if set(rounds) != {1}:
+            every = torch.stack([part.max() for part in torch.split(every, rounds)])
+        return every, torch.stack([proposal.missed for proposal in proposals])
 
 
 class TrackedSubspace:
@@ -52,6 +71,7 @@ class TrackedSubspace:
         rank_for(torch.ones(1), fraction, rule=rule)
         self.fraction, self.rule, self.rounds, self.slack = fraction, rule, rounds, slack
         self.decompositions = 0
+        self.growths = 0
         self._alive = torch.empty(0, dtype=torch.bool)
         self._living = 0
         self._span: Span | None = None
@@ -73,22 +93,23 @@ class TrackedSubspace:
             followed = self._follow(restricted(moment, self._alive))
         return self._decompose(moment, alive) if followed is None else followed
 
-    def propose(self, second_moment: Tensor) -> Proposal | None:
+    def propose(self, second_moment: Tensor, *, rounds: int | None = None) -> Proposal | None:
         """The next refresh without a read, to be given to `settle` with its numbers; None where there is nothing to go
-        on from, or coordinates that were not alive, so that it takes `refresh`.
+        on from, or coordinates that were not alive, so that it takes `refresh`. `rounds` are the tracker's unless
+        given.
         """
+        rounds = self.rounds if rounds is None else rounds
         if self.fraction == 1 or self._living == 0 or not self._living == len(self._alive) == len(second_moment):
             return None
         moment = second_moment.to(torch.promote_types(second_moment.dtype, torch.float32))
         if self._normals is not None:
-            turned = turned_inverse(moment, self._normals.to(moment), rounds=self.rounds)
+            turned = turned_inverse(moment, self._normals.to(moment), rounds=rounds)
             missed = held_energy(moment, turned.columns)
         else:
             assert self._span is not None
-            turned = self._span.turned(moment, rounds=self.rounds)
+            turned = self._span.turned(moment, rounds=rounds)
             missed = missed_energy(moment, turned.columns)
-        judged = torch.stack([turned.doubt, missed, moment.diagonal().sum()]).double()
-        return Proposal(moment, turned, judged if turned.sizes is None else torch.cat([judged, turned.sizes.double()]))
+        return Proposal(moment, turned, missed)
 
     def settle(self, proposal: Proposal, numbers: Tensor) -> AnySubspace:
         """The subspace that was proposed, or, where its `numbers`, on the host, speak against it, that of `refresh`."""
@@ -103,7 +124,8 @@ class TrackedSubspace:
         self._span.accept(proposal.turned, sizes)
         if self._enough(captured, proposal.moment):
             return self._found(captured)
-        return self._decompose(proposal.moment, proposal.moment.diagonal() > 0)
+        grown = self._grown(proposal.moment, self._span, missed, total)
+        return self._decompose(proposal.moment, proposal.moment.diagonal() > 0) if grown is None else grown
 
     def begin(self, eigenvalues: Tensor, eigenvectors: Tensor, alive: Tensor) -> AnySubspace:
         """The subspace by an eigendecomposition, values ascending, of what a second moment is in the coordinates marked
@@ -161,8 +183,22 @@ class TrackedSubspace:
             return self._follow_normals(moment, self._normals.to(moment), total)
         assert self._span is not None
         self._span.iterate(moment, rounds=self.rounds)
-        captured = 1 - missed_by(moment, self._span.basis) / total
-        return self._found(captured) if self._enough(captured, moment) else None
+        missed = missed_by(moment, self._span.basis)
+        if self._enough(1 - missed / total, moment):
+            return self._found(1 - missed / total)
+        return self._grown(moment, self._span, missed, total)
+
+    def _grown(self, moment: Tensor, span: Span, missed: float, total: float) -> AnySubspace | None:
+        """The subspace with as many directions more as hold the energy it lacks; None where a few do not."""
+        fresh, energies = leading_outside(moment, span.basis, min(_MOST_GROWN, span.basis.shape[1] // 4))
+        held = energies.cumsum(0)
+        lacking = missed - self._aim * total
+        if not len(held) or not float(held[-1]) >= lacking:
+            return None
+        count = int((held < lacking).sum()) + 1
+        self._span = span.grown(fresh[:, :count], energies[:count] / total)
+        self.growths += 1
+        return self._found(1 - (missed - float(held[count - 1])) / total)
 
     def _follow_normals(self, moment: Tensor, normals: Tensor, total: float) -> AnySubspace | None:
         turned = iterate_inverse(moment, normals, rounds=self.rounds)

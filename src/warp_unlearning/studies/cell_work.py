@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..attacks.membership.confidence import logit_confidence
-from ..attacks.membership.pair_audit import audit_pair
+from ..attacks.membership.pair_audit import PairAuditor
 from ..attacks.undoing.registry import pre_steps
 from ..data.examples import TensorExamples
 from ..data.splits import IndexArray
@@ -126,7 +126,7 @@ class CellWork:
         }
         yield None
         if is_paired(self.plan.settings, cell.shadow, cell.part):
-            about["pair"] = self._pair(original, model, task, arm, cell)
+            about["pair"] = self._pair(original, model, arm, cell)
         return {SCORES: array_bytes(found), ABOUT: _json(about)}
 
     def _unlearn(self, model: nn.Module, task: Task, arm: StudyArm, cell: Cell) -> Generator[object, None, Driven]:
@@ -154,24 +154,35 @@ class CellWork:
             self._place.repeater(),
         )
 
-    def _pair(self, original: nn.Module, model: nn.Module, task: Task, arm: StudyArm, cell: Cell) -> dict[str, Any]:
-        count = self.plan.settings.pair_examples
-        pick = np.random.default_rng(Streams(self.plan.settings.seed, "study pair").number(cell.shadow))
-
-        def some(index: IndexArray, most: int) -> TensorExamples:
-            return self._place.points(np.sort(pick.permutation(index)[:most]))
-
-        audit = audit_pair(
-            original,
-            model,
-            forget=some(self.plan.forgotten(cell.shadow, cell.part), count),
-            test=some(self.plan.never(cell.shadow), 2 * count),
-            retain=some(self.plan.retained(cell.shadow, cell.part), 2048),
-            background=count,
-            steps=("naive",) if arm.defense is None else tuple(pre_steps()),
-            seed=self.plan.settings.seed,
-        )
+    def _pair(self, original: nn.Module, model: nn.Module, arm: StudyArm, cell: Cell) -> dict[str, Any]:
+        steps = ("naive",) if arm.defense is None else tuple(pre_steps())
+        audit = self._auditor(original, cell).audit(model, steps=steps)
+        # An audit takes most of the memory there is, and other processes may wait for some.
+        self._place.release()
         return audit.as_json()
+
+    def _auditor(self, original: nn.Module, cell: Cell) -> PairAuditor:
+        """The auditor of a forget set; the last is kept, since all arms have their models of this set audited."""
+        key = ("auditor", cell.shadow, cell.part)
+        if key not in self._kept:
+            for old in [k for k in self._kept if isinstance(k, tuple) and k[0] == "auditor"]:
+                del self._kept[old]
+            count = self.plan.settings.pair_examples
+            pick = np.random.default_rng(Streams(self.plan.settings.seed, "study pair").number(cell.shadow))
+
+            def some(index: IndexArray, most: int) -> TensorExamples:
+                return self._place.points(np.sort(pick.permutation(index)[:most]))
+
+            self._kept[key] = PairAuditor(
+                original,
+                forget=some(self.plan.forgotten(cell.shadow, cell.part), count),
+                test=some(self.plan.never(cell.shadow), 2 * count),
+                retain=some(self.plan.retained(cell.shadow, cell.part), 2048),
+                background=count,
+                seed=self.plan.settings.seed,
+            )
+        found: PairAuditor = self._kept[key]
+        return found
 
     def _confidence(self, model: nn.Module) -> dict[str, NDArray[np.generic]]:
         points = self._place.points(self.plan.division.audited)

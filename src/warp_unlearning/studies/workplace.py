@@ -76,8 +76,7 @@ class Workplace:
         gc.collect()
         free, whole = torch.cuda.mem_get_info(self.device)
         if free < _LEAST_FREE * whole:
-            self.share()
-            torch.cuda.empty_cache()
+            self.release()
         if not self._frozen and "data" in self.__dict__:
             # Modules and data are here to stay, and need not be looked through each time.
             gc.freeze()
@@ -87,6 +86,12 @@ class Workplace:
         """Wait for all lanes: what one of them made, or is about to let go of, others use."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def release(self) -> None:
+        """Give memory that is kept for later back to the device."""
+        if self.device.type == "cuda":
+            self.share()
+            torch.cuda.empty_cache()
 
     def _sent(self, examples: TensorExamples) -> TensorExamples:
         there = examples.to(self.device)

@@ -6,8 +6,10 @@ moved again and again are a captured graph, which launches at once what is else 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 from typing import Protocol
 
@@ -16,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..gradients.captured_energy import CapturedEnergy
+from ..gradients.captured_energy import CapturedEnergy, Replayed
 from ..gradients.energy import gradient_energy
 from .symmetry import Probe
 
@@ -85,26 +87,54 @@ class EagerEnergy:
         return _named(parameters, found)
 
 
-@dataclass(frozen=True, eq=False)
 class ReplayedEnergy:
     """By a captured graph of the model that `eager` has."""
 
-    graph: CapturedEnergy
-    eager: EagerEnergy
+    def __init__(self, graph: CapturedEnergy, eager: EagerEnergy) -> None:
+        self.graph, self.eager = graph, eager
+        self._ahead: Replayed | None = None
+
+    @contextmanager
+    def slopes_meanwhile(self) -> Iterator[None]:
+        """Let the GPU find the slopes while the block launches other work, which must not change the weights.
+
+        The graph has the memory of its own libraries where it was captured beside the default stream, so that only
+        there it may run beside what is launched one by one.
+        """
+        device = self.eager.forget[0].device
+        current = torch.cuda.current_stream(device)
+        if current != torch.cuda.default_stream(device):
+            yield
+            return
+        side = _side_stream(device)
+        side.wait_stream(current)
+        try:
+            with torch.cuda.stream(side):
+                self._ahead = self.graph.replayed(*self.eager.forget)
+            yield
+        finally:
+            current.wait_stream(side)
 
     def slopes(self, parameters: Mapping[str, nn.Parameter], *, loss: bool) -> Slopes:
         """As the protocol says."""
-        found = self.graph.replayed(*self.eager.forget)
+        found = self.graph.replayed(*self.eager.forget) if self._ahead is None else self._ahead
+        self._ahead = None
         of_loss = {name: found.loss_gradients[name] for name in parameters} if loss else None
         return Slopes(found.energies.double().sum(), {name: found.gradients[name] for name in parameters}, of_loss)
 
     def value(self) -> Tensor:
         """As the protocol says."""
+        self._ahead = None
         return self.graph.replayed_energies(*self.eager.forget).double().sum()
 
     def refuse(self) -> None:
         """Raise what `gradient_energy` says of it."""
         self.eager.refuse()
+
+
+@lru_cache(maxsize=16)
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class NoEnergy:

@@ -5,8 +5,8 @@ A layer computes W p + b for every input p, so with P = [p; 1] an update with [�
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from ..linalg.on_host import on_host
 from ..linalg.principal_subspaces import principal_subspaces
 from ..linalg.streamed import StreamedRows
 from ..linalg.subspace import Rule, Subspace, rank_for
-from .layer_inputs import layer_rows, observe_inputs
+from .layer_inputs import Taps, Window, kernel_of, layer_rows, observe_inputs
 from .linear_weights import LinearWeight
 
 # Entries of unfolded patches laid out at a time. On a processor larger pieces fall out of its caches and into memory;
@@ -106,12 +106,10 @@ def exact_bases(
     energy of 1 keeps the whole span, to rounding.
     """
     rank_for(torch.ones(1), energy, rule=rule)
-    seen = observed_rows(model, batches, whole=energy == 1, dtype=dtype)
+    seen = observed_rows(model, batches, whole=energy == 1, dtype=dtype, met=True)
     if energy == 1:
         return {name: seen.pop(name).basis(energy, rule=rule) for name in list(seen)}
-    energies = dict(zip(seen, on_host([observed.rows.energy() for observed in seen.values()]), strict=True))
-    for name, summed in energies.items():
-        require_finite(name, summed)
+    energies = energies_of(seen)
     # Together on a GPU; elsewhere one after the other, so that what was summed up of each can go before the next.
     together = bool(seen) and next(iter(seen.values())).weight.tensor.device.type != "cpu"
     found: dict[str, InputBasis] = {}
@@ -154,8 +152,9 @@ class _Part:
         self._columns: Tensor | None = None
         rows = observed.rows if observed.rows.groups == 1 else observed.rows.one(group)
         if not bool(alive.all()):
-            self._columns = alive.nonzero().flatten().to(observed.weight.tensor.device, non_blocking=True)
-            rows = rows.within(self._columns)
+            columns = alive.nonzero().flatten()
+            self._columns = columns.to(observed.weight.tensor.device, non_blocking=True)
+            rows = replace(observed, rows=rows).within(columns)
         self._rows = rows
 
     def moment(self) -> Tensor | None:
@@ -172,46 +171,122 @@ class _Part:
 
 @dataclass(frozen=True, eq=False)
 class ObservedRows:
-    """The inputs of one weight, summed up."""
+    """The inputs of one weight, summed up: `rows` are all of their coordinates, or those that `taps` of its kernel
+    read, where the others meet nothing but padding.
+    """
 
     weight: LinearWeight
     rows: StreamedRows
+    taps: Taps | None = None
+
+    @property
+    def columns(self) -> Tensor | None:
+        """The coordinates of `rows` among all, int64 on the host; None where they are all."""
+        if self.taps is None:
+            return None
+        kernel = kernel_of(self.weight)
+        found = self.taps.coordinates(kernel, self.weight.d // (kernel[0] * kernel[1]))
+        return found if self.weight.bias is None else torch.cat([found, torch.tensor([self.weight.d])])
+
+    def spread(self, numbers: Tensor) -> Tensor:
+        """A number for each coordinate of `rows`, (groups, ...), as one for each of all, zero in the others."""
+        columns = self.columns
+        if columns is None:
+            return numbers
+        wide = numbers.new_zeros(len(numbers), self.weight.d + (self.weight.bias is not None))
+        return wide.index_copy_(1, columns.to(numbers.device), numbers)
+
+    def within(self, columns: Tensor) -> StreamedRows:
+        """The rows in some of all coordinates, int64 indices on the host in ascending order, of those they have."""
+        own = self.columns
+        if own is not None:
+            if torch.equal(own, columns):
+                return self.rows
+            columns = torch.searchsorted(own, columns.contiguous())
+        return self.rows.within(columns.to(self.weight.tensor.device, non_blocking=True))
+
+    def whole(self) -> ObservedRows:
+        """The same in all coordinates."""
+        columns = self.columns
+        if columns is None:
+            return self
+        d = self.weight.d + (self.weight.bias is not None)
+        return ObservedRows(self.weight, self.rows.widened(columns.to(self.weight.tensor.device), d))
 
     def basis(self, energy: float, *, rule: Rule = "energy") -> InputBasis:
         """The basis that holds `energy` of them."""
-        summed = self.rows.energy()
+        summed = self.spread(self.rows.energy())
         require_finite(self.weight.name, summed)
         kind = torch.promote_types(self.weight.tensor.dtype, torch.float32)
         blocks = tuple(subspace.to(kind) for subspace in self.rows.subspaces(energy, rule=rule))
+        columns = self.columns
+        if columns is not None:
+            blocks = tuple(block.within(columns.to(summed.device), summed.shape[1]) for block in blocks)
         return InputBasis(self.weight.name, self.weight.bias, blocks, summed > 0, self.rows.positions)
 
 
+def energies_of(seen: Mapping[str, ObservedRows]) -> dict[str, Tensor]:
+    """Σ p² of every coordinate, (groups, d), by weight name, on the host; an error where one is not finite."""
+    read = on_host([observed.rows.energy() for observed in seen.values()])
+    energies = {name: seen[name].spread(summed) for name, summed in zip(seen, read, strict=True)}
+    for name, summed in energies.items():
+        require_finite(name, summed)
+    return energies
+
+
 def observed_rows(
-    model: nn.Module, batches: Iterable[Tensor], *, whole: bool = False, dtype: torch.dtype | None
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    *,
+    whole: bool = False,
+    dtype: torch.dtype | None,
+    met: bool = False,
 ) -> dict[str, ObservedRows]:
     """The inputs of every linear weight over all batches, by weight name, in one forward pass.
 
-    Sums are in `dtype`; None is the type of each weight, and float32 where that is coarser.
+    Sums are in `dtype`; None is the type of each weight, and float32 where that is coarser. With `met`, taps of a
+    kernel that meet nothing but padding are left out before anything is multiplied: on maps of one pixel, eight of the
+    nine of a 3x3 kernel, and 80 of 81 parts of the second moment.
     """
     seen: dict[str, ObservedRows] = {}
 
     def record(weight: LinearWeight, layer: nn.Module, x: Tensor) -> None:
-        if weight.name not in seen:
+        taps = _met_taps(weight, layer, x) if met else None
+        known = seen.get(weight.name)
+        if known is None:
             kind = dtype or torch.promote_types(weight.tensor.dtype, torch.float32)
-            d = weight.d + (weight.bias is not None)
-            seen[weight.name] = ObservedRows(weight, StreamedRows(weight.groups, d, whole=whole, dtype=kind))
-        for part in pieces(layer, x, weight.d):
-            seen[weight.name].rows.add(input_rows(weight, layer_rows(layer, part)))
+            known = ObservedRows(weight, StreamedRows(weight.groups, 0, whole=whole, dtype=kind), taps)
+            own = known.columns
+            d = weight.d + (weight.bias is not None) if own is None else len(own)
+            known = replace(known, rows=StreamedRows(weight.groups, d, whole=whole, dtype=kind))
+        elif known.taps is not None and (taps is None or not known.taps.holds(taps)):
+            known = known.whole()
+        seen[weight.name] = known
+        # Inputs are fewer than their patches, and better converted before they are laid out; a whole span has to know
+        # how coarse they were.
+        x = x if whole else x.to(known.rows.dtype)
+        for part in pieces(layer, x, known.rows.d):
+            known.rows.add(input_rows(weight, layer_rows(layer, part, taps=known.taps)))
 
     observe_inputs(model, batches, record)
     return seen
+
+
+def _met_taps(weight: LinearWeight, layer: nn.Module, x: Tensor) -> Taps | None:
+    """The taps that meet inputs, None for all of them."""
+    if not isinstance(layer, nn.Conv1d | nn.Conv2d):
+        return None
+    window = Window(layer)
+    met = window.met_taps(x)
+    return None if met == window.all_taps or window.kernel != kernel_of(weight) else met
 
 
 def pieces(layer: nn.Module, x: Tensor, d: int) -> Iterable[Tensor]:
     """The input of a layer in parts along the batch, so small that their patches find room."""
     if not isinstance(layer, nn.Conv1d | nn.Conv2d) or x.dim() != layer.weight.dim() or x.numel() == 0:
         return (x,)
-    patches = x[0, 0].numel() * layer.groups * d
+    down, across = Window(layer).grid(x)
+    patches = max(1, down * across) * layer.groups * d
     room = _PIECE if x.device.type == "cpu" else _PIECE_ELSEWHERE
     return torch.split(x, max(1, room // patches))
 

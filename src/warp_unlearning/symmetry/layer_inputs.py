@@ -9,7 +9,7 @@ group of a grouped convolution has inputs of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -103,20 +103,45 @@ def layer_columns(module: nn.Module, x: Tensor) -> Tensor:
     return layer_rows(module, x)[0]
 
 
-def layer_rows(module: nn.Module, x: Tensor) -> Tensor:
-    """The inputs of each group of one layer as rows, shape (groups, positions, d)."""
+def layer_rows(module: nn.Module, x: Tensor, *, taps: Taps | None = None) -> Tensor:
+    """The inputs of each group of one layer as rows, shape (groups, positions, d); of a convolution, those that `taps`
+    of its kernel read, where they are given.
+    """
     if not isinstance(module, nn.Conv1d | nn.Conv2d):
         return x.reshape(1, -1, x.shape[-1])
     window = Window(module)
-    columns = F.unfold(window.padded(x), window.kernel, stride=window.stride, dilation=window.dilation)
-    # Positions stay side by side in memory, as unfolding leaves them; turning patches around costs more than their use.
-    split = columns.reshape(len(columns), module.groups, -1, columns.shape[2]).permute(1, 2, 0, 3)
-    return split.flatten(2).mT
+    # Positions stay side by side in memory: turning patches around costs more than their use.
+    patches = window.patches(x, window.all_taps if taps is None else taps)
+    return patches.reshape(module.groups, -1, patches.shape[3:].numel()).mT
 
 
 def groups_of(module: nn.Module) -> int:
     """How many groups of output rows see inputs of their own."""
     return module.groups if isinstance(module, nn.Conv1d | nn.Conv2d) else 1
+
+
+def kernel_of(weight: LinearWeight) -> tuple[int, int]:
+    """Rows and columns of the kernel of a convolution's weight; one of each for that of a Linear layer."""
+    return _pair(tuple(weight.tensor.shape[2:])) if weight.tensor.dim() > 2 else (1, 1)
+
+
+class Taps(NamedTuple):
+    """A rectangle of a kernel: rows `top` to `bottom`, columns `left` to `right`, the ends not included."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+    def holds(self, other: Taps) -> bool:
+        """Whether the other lies within this one."""
+        above, below = self.top <= other.top, other.bottom <= self.bottom
+        return above and below and self.left <= other.left and other.right <= self.right
+
+    def coordinates(self, kernel: tuple[int, int], channels: int) -> Tensor:
+        """Where its entries lie in the rows of a flattened weight, int64, in ascending order."""
+        every = torch.arange(channels * kernel[0] * kernel[1]).reshape(channels, *kernel)
+        return every[:, self.top : self.bottom, self.left : self.right].flatten().contiguous()
 
 
 class Window:
@@ -136,11 +161,61 @@ class Window:
         x = F.pad(x, sides, mode=mode) if any(sides) else x
         return x if isinstance(self.layer, nn.Conv2d) else x.unsqueeze(-2)
 
-    def grid(self, image: Tensor) -> tuple[int, int]:
-        """How many places the kernel has on a padded image, down and across."""
-        reach = [d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True)]
-        down, across = ((n - r) // s + 1 for n, r, s in zip(image.shape[2:], reach, self.stride, strict=True))
+    def grid(self, x: Tensor) -> tuple[int, int]:
+        """How many places the kernel has on the layer's input, down and across."""
+        (above, below), (left, right) = self._sides()
+        height, width = self._size(x)
+        down, across = (
+            (n - d * (k - 1) - 1) // s + 1
+            for n, d, k, s in zip(
+                (height + above + below, width + left + right), self.dilation, self.kernel, self.stride, strict=True
+            )
+        )
         return down, across
+
+    def _size(self, x: Tensor) -> tuple[int, int]:
+        return (x.shape[-2], x.shape[-1]) if isinstance(self.layer, nn.Conv2d) else (1, x.shape[-1])
+
+    def _sides(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Padding above and below, left and right."""
+        left, right, *others = _padding(self.layer)
+        return ((others[0], others[1]) if others else (0, 0)), (left, right)
+
+    @property
+    def all_taps(self) -> Taps:
+        """The whole kernel."""
+        return Taps(0, self.kernel[0], 0, self.kernel[1])
+
+    def met_taps(self, x: Tensor) -> Taps:
+        """The smallest rectangle that holds every tap which meets something other than a padding of zeros, by the shape
+        of the layer's input alone; the whole kernel where none does.
+        """
+        sides = self._sides()
+        if self.layer.padding_mode != "zeros" or sides == ((0, 0), (0, 0)):
+            return self.all_taps
+        ends: list[int] = []
+        for (before, _), n, places, s, d, k in zip(
+            sides, self._size(x), self.grid(x), self.stride, self.dilation, self.kernel, strict=True
+        ):
+            met = [i for i in range(k) if any(0 <= i * d + o * s - before < n for o in range(places))]
+            if not met:
+                return self.all_taps
+            ends += [met[0], met[-1] + 1]
+        return Taps(*ends)
+
+    def patches(self, x: Tensor, taps: Taps) -> Tensor:
+        """What the taps read at every place of the kernel on the layer's input: a view of the padded images, shape
+        (channels, rows and columns of the taps, images, places down, places across).
+
+        `F.unfold` launches a kernel for every image on a GPU; one copy of this view is one.
+        """
+        image, (down, across) = self.padded(x), self.grid(x)
+        (dy, dx), (sy, sx) = self.dilation, self.stride
+        of_image, of_channel, of_row, of_column = image.stride()
+        first = image.storage_offset() + taps.top * dy * of_row + taps.left * dx * of_column
+        shape = (image.shape[1], taps.bottom - taps.top, taps.right - taps.left, len(image), down, across)
+        strides = (of_channel, dy * of_row, dx * of_column, of_image, sy * of_row, sx * of_column)
+        return image.as_strided(shape, strides, first)
 
 
 def _batched(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..linalg.co_subspace import AnySubspace
+from ..linalg.subspace import Subspace
 from .weight_rows import WeightRows
 
 if TYPE_CHECKING:
@@ -43,36 +44,49 @@ class NullProjection:
         """The part of each vector (m, n) that the move may take; zero where what is left of a layer's rows is no more
         than rounding error, which would point anywhere.
         """
-        parts, left, given = [], [], []
-        for place, blocks, mask in zip(self.layout.places, self._blocks, self._masks, strict=True):
-            rows = place.rows(vectors)
-            each = [block.to(rows.dtype).project_out(r) for block, r in zip(blocks, rows, strict=True)]
-            moved = each[0].unsqueeze(0) if len(each) == 1 else torch.stack(each)
-            # A subspace may reach into coordinates that data reached once and no longer does.
-            part = place.vectors(moved if mask is None else moved * mask.to(moved.device), len(vectors))
-            parts.append(part)
-            left.append(torch.linalg.vector_norm(part, dim=1, dtype=torch.float64))
-            before = vectors[:, place.begin : place.end]
-            given.append(torch.linalg.vector_norm(before, dim=1, dtype=torch.float64))
+        found = torch.empty_like(vectors)
+        parts = zip(self.layout.parts(vectors), self.layout.parts(found), strict=True)
+        for place, blocks, mask, (before, after) in zip(
+            self.layout.places, self._blocks, self._masks, parts, strict=True
+        ):
+            given, left = place.blocks(before), place.blocks(after)
+            for group, block in enumerate(blocks):
+                _project_out(block.to(vectors.dtype), given[:, group], left[:, group])
+            if mask is not None:
+                # A subspace may reach into coordinates that data reached once and no longer does.
+                left.mul_(mask.to(left.device))
         smallest = _ROUNDING * torch.finfo(vectors.dtype).eps
-        beyond = torch.stack(left, dim=1) > smallest * torch.stack(given, dim=1)
-        return torch.cat(parts, dim=1) * self.layout.spread(beyond)
+        beyond = self._norms(found) > smallest * self._norms(vectors)
+        return found.mul_(self.layout.spread(beyond))
+
+    def _norms(self, vectors: Tensor) -> Tensor:
+        """The length of each vector (m, n) at each place, float64 (m, places)."""
+        parts = [part for row in vectors.unbind() for part in self.layout.parts(row)]
+        return torch.stack(torch._foreach_norm(parts, 2, dtype=torch.float64)).reshape(len(vectors), -1)
 
     @cached_property
     def reach(self) -> Tensor | None:
         """True at every entry of a vector that some input reaches, shape (n); None where that is all of them."""
-        if all(mask is None for mask in self._masks):
+        masked = [mask for mask in self._masks if mask is not None]
+        if not masked:
             return None
-        parts = []
-        for place, mask in zip(self.layout.places, self._masks, strict=True):
-            length = place.end - place.begin
-            if mask is None:
-                parts.append(torch.ones(1, dtype=torch.bool).expand(length))
-            else:
-                parts.append(mask.expand(-1, length // mask.shape[0] // mask.shape[2], -1).reshape(-1))
-        device = next(mask.device for mask in self._masks if mask is not None)
-        return torch.cat([part.to(device, non_blocking=True) for part in parts])
+        found = torch.ones(1, self.layout.length, dtype=torch.bool, device=masked[0].device)
+        for place, part, mask in zip(self.layout.places, self.layout.parts(found), self._masks, strict=True):
+            if mask is not None:
+                place.blocks(part).copy_(mask)
+        return found[0]
 
     def reached(self, vector: Tensor) -> Tensor:
         """The vector with zeros where no input reaches."""
         return vector if self.reach is None else vector * self.reach.to(vector.device)
+
+
+def _project_out(block: AnySubspace, rows: Tensor, out: Tensor) -> None:
+    """`block.project_out` of rows (m, r, d), written to `out`: two products, and no copy of what lies apart."""
+    columns = block.basis if isinstance(block, Subspace) else block.normals
+    thin = columns.expand(len(rows), -1, -1)
+    within = torch.bmm(rows, thin)
+    if isinstance(block, Subspace):
+        torch.baddbmm(rows, within, thin.mT, alpha=-1, out=out)
+    else:
+        torch.bmm(within, thin.mT, out=out)

@@ -16,7 +16,7 @@ norms are over movable weights that inputs reach.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal, get_args
@@ -24,10 +24,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..errors import DataError, InputError, nearest
+from ..errors import DataError, InputError, WarpError, nearest
 from ..gradients.parameter_slots import copy_with_same_parameters
 from ..linalg.subspace import Rule
-from .forget_energy import EagerEnergy, ForgetEnergy, eager_energy
+from .forget_energy import EagerEnergy, Examples, ForgetEnergy, ReplayedEnergy, eager_energy
 from .input_bases import InputBasis, exact_bases
 from .linear_weights import linear_weights
 from .norm_features import batch_norm_features
@@ -95,28 +95,46 @@ class NullSpace:
         """The bases of every layer's inputs, decomposed exactly; `model` is in eval mode."""
         return exact_bases(model, batches, energy=self.energy, rule=self.rule)
 
+    def energy_now(self, model: nn.Module, forget: Examples) -> Tensor | None:
+        """Σᵢ ‖∇ℓᵢ‖² of examples to forget, float64, not read, by the graph that was captured for moves of `model`; None
+        where there is none. The model is built as it was at the last move, and in eval mode.
+        """
+        return self._remembered.energy_now(model, *forget)
+
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> NullMove:
         """A move of `model` from where it stands, away from `probe.reference` (itself, if None)."""
         if probe is None or not probe.retain:
             raise InputError("a null-space move needs examples that are to be kept; give retain=...")
         forget = [] if probe.forget is None else [probe.forget[0]]
-        _check_finite([*probe.retain, *forget])
+        finite = _finite([*probe.retain, *forget])
         batches = _joined([*probe.retain, *forget]) if self.protect == "both" else list(probe.retain)
         with _evaluated(model):
             # What a forward pass may change is the copy's; parameters are the model's, so that no memory is copied.
             working = copy_with_same_parameters(model)
             _check_real(working)
             self._remembered.meet(model, batches[0])
-            bases = self.input_bases(working, batches, generator=generator)
+            energy: ForgetEnergy = eager_energy(model, working, probe)
+            if isinstance(energy, EagerEnergy):
+                if not self._remembered.captured:
+                    # A graph is captured of examples that are sound.
+                    _require_finite(finite)
+                    finite = None
+                energy = self._remembered.energy(energy)
+            descends = self.aim == "descent"
+            try:
+                with energy.slopes_meanwhile() if isinstance(energy, ReplayedEnergy) and descends else nullcontext():
+                    bases = self.input_bases(working, batches, generator=generator)
+            except WarpError:
+                _require_finite(finite)
+                raise
+            # Read late: a GPU has done it meanwhile, and was given other work.
+            _require_finite(finite)
             features = {}
             if self.batch_norm == "project":
                 features = batch_norm_features(working, batches, self.energy, self.rule)
             scope = scope_of(
                 working, bases, batches[0], features, misread=self._remembered.misread(working, batches[0])
             )
-            energy: ForgetEnergy = eager_energy(model, working, probe)
-            if isinstance(energy, EagerEnergy):
-                energy = self._remembered.energy(energy)
             walked = walk(model, scope, probe, self, energy, generator=generator)
         notes = _notes(scope, moved=walked.moved)
         return NullMove(walked.shifts, bases=bases, left=scope.left, energies=walked.energies, notes=notes)
@@ -143,9 +161,14 @@ def _joined(batches: list[Tensor]) -> list[Tensor]:
     return [*others, torch.cat([before, last])] if alike else batches
 
 
-def _check_finite(batches: Sequence[Tensor]) -> None:
+def _finite(batches: Sequence[Tensor]) -> Tensor | None:
+    """Whether all numbers are finite, not read; None where there is nothing to look at."""
     checked = [x.isfinite().all() for x in batches if x.is_floating_point()]
-    if checked and not bool(torch.stack(checked).all()):
+    return torch.stack(checked).all() if checked else None
+
+
+def _require_finite(finite: Tensor | None) -> None:
+    if finite is not None and not bool(finite):
         raise DataError("an example of the probe holds a NaN or infinite number; remove or repair it")
 
 

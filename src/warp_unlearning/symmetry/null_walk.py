@@ -54,11 +54,12 @@ class _Ground:
         """θ, (n)."""
         return self.projection.layout.gathered(self.parameters)
 
-    def put(self, weights: Tensor) -> None:
-        """θ ← weights."""
+    def put(self, weights: Tensor) -> Tensor:
+        """θ ← weights; θ as it is then, which differs where a parameter is coarser."""
         values = self.projection.layout.scattered(weights)
         with torch.no_grad():
             torch._foreach_copy_(list(self.parameters.values()), [values[name] for name in self.parameters])
+        return weights if self.projection.layout.exact else self.weights()
 
     def displacement(self, weights: Tensor) -> Tensor:
         """θ − θ_org where inputs reach."""
@@ -160,8 +161,8 @@ def _downhill(ground: _Ground, settings: Lengths, generator: torch.Generator, *,
     length = _length(ground, settings, displacement, direction).clamp(min=0)
     height = 0.5 * before - 0.5 * pull * distance**2
     for _ in range(settings.halvings + 1):
-        ground.put(start + (length * direction).to(start))
-        reached = _norm(ground.displacement(ground.weights()))
+        there = ground.put(start + (length * direction).to(start))
+        reached = _norm(ground.displacement(there))
         after, taken, away = _read(ground.energy.value(), length, reached)
         if not taken > 0:
             return _Step(unit, before, None)

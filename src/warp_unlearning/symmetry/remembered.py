@@ -68,6 +68,11 @@ class Remembered:
             self._misread = read_by_others(working, x[:1])
         return self._misread
 
+    @property
+    def captured(self) -> bool:
+        """Whether there is a graph of the network's energies."""
+        return self._graph is not None
+
     def energy(self, eager: EagerEnergy) -> ForgetEnergy:
         """The same energy, as a captured graph where that is possible and pays."""
         x, y = eager.forget
@@ -83,6 +88,14 @@ class Remembered:
                 self._refused = True
                 return eager
         return ReplayedEnergy(self._graph, eager) if self._graph.suits(x, y) else eager
+
+    def energy_now(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor | None:
+        """Σᵢ ‖∇ℓᵢ‖² of the weights as they stand since the last move, float64, not read; None where no graph of `model`
+        and such a batch was captured.
+        """
+        if self._graph is None or self._graph.model is not model or not self._graph.suits(x, y):
+            return None
+        return self._graph.replayed_energies(x, y).double().sum()
 
 
 def _facts(each: nn.Module | Tensor) -> Hashable:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layer_inputs import Window, layer_rows
+from .layer_inputs import Taps, Window, layer_rows
 
 
 def sampled_examples(batches: Iterable[Tensor], count: int, *, generator: torch.Generator) -> list[Tensor]:
@@ -35,10 +35,13 @@ def sampled_examples(batches: Iterable[Tensor], count: int, *, generator: torch.
     return [part for part, _ in kept if len(part)]
 
 
-def sampled_rows(layer: nn.Module, x: Tensor, patches: int, *, generator: torch.Generator) -> Tensor:
+def sampled_rows(
+    layer: nn.Module, x: Tensor, patches: int, *, generator: torch.Generator, taps: Taps | None = None
+) -> Tensor:
     """Inputs of each group of one layer as rows, (groups, positions, d), of at most `patches` places for each example.
 
-    The places are drawn for each example by itself, without replacement.
+    The places are drawn for each example by itself, without replacement. Of a convolution, `taps` are those of its
+    kernel to be read, where not all are.
     """
     if not isinstance(layer, nn.Conv1d | nn.Conv2d):
         flat = x.reshape(-1, x.shape[-1]) if x.dim() < 3 else x.flatten(1, -2)
@@ -47,17 +50,17 @@ def sampled_rows(layer: nn.Module, x: Tensor, patches: int, *, generator: torch.
         places = _places(len(flat), flat.shape[1], patches, generator, x.device)
         return flat.gather(1, places.unsqueeze(2).expand(-1, -1, flat.shape[2])).reshape(1, -1, flat.shape[2])
     window = Window(layer)
-    image = window.padded(x)
-    height, width = window.grid(image)
+    height, width = window.grid(x)
     if height * width <= patches:
-        return layer_rows(layer, x)
+        return layer_rows(layer, x, taps=taps)
+    image = window.padded(x)
     places = _places(len(image), height * width, patches, generator, x.device)
     # Channels last, so that what a tap reads is one run of memory.
     pixels = image.permute(0, 2, 3, 1).reshape(-1, image.shape[1])
     first = places // width * window.stride[0] * image.shape[3] + places % width * window.stride[1]
     first = first + torch.arange(len(image), device=x.device).unsqueeze(1) * (image.shape[2] * image.shape[3])
-    taps = _taps(window.kernel, window.dilation, image.shape[3], x.device)
-    read = F.embedding(first.flatten().unsqueeze(1) + taps, pixels)
+    offsets = _offsets(window.all_taps if taps is None else taps, window.dilation, image.shape[3], x.device)
+    read = F.embedding(first.flatten().unsqueeze(1) + offsets, pixels)
     return read.reshape(*read.shape[:2], layer.groups, -1).permute(2, 0, 3, 1).flatten(2)
 
 
@@ -85,10 +88,10 @@ def _places(examples: int, places: int, count: int, generator: torch.Generator, 
 
 
 @lru_cache(maxsize=128)
-def _taps(kernel: tuple[int, int], dilation: tuple[int, int], width: int, device: torch.device) -> Tensor:
-    """How far each tap of a kernel lies behind the first, in the pixels of an image `width` wide; not to be written
+def _offsets(taps: Taps, dilation: tuple[int, int], width: int, device: torch.device) -> Tensor:
+    """How far each tap lies behind the first of a kernel, in the pixels of an image `width` wide; not to be written
     to.
     """
-    down = torch.arange(kernel[0]) * dilation[0] * width
-    right = torch.arange(kernel[1]) * dilation[1]
+    down = torch.arange(taps.top, taps.bottom) * dilation[0] * width
+    right = torch.arange(taps.left, taps.right) * dilation[1]
     return (down.unsqueeze(1) + right).flatten().to(device)

@@ -13,8 +13,9 @@ is 1 − m₀/m, if that is more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from sys import maxsize
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +24,17 @@ from ..errors import InputError
 from ..linalg.co_subspace import AnySubspace
 from ..linalg.gram import add_gram, gram, mirrored
 from ..linalg.on_host import on_host
-from ..linalg.subspace import Rule
+from ..linalg.subspace import Rule, energy_shares
 from ..linalg.tracked import Proposal, TrackedSubspace
-from .input_bases import InputBasis, ObservedRows, exact_bases, input_rows, observed_rows, require_finite
-from .layer_inputs import observe_inputs
+from .input_bases import InputBasis, ObservedRows, energies_of, exact_bases, input_rows, observed_rows, require_finite
+from .layer_inputs import Taps, Window, kernel_of, observe_inputs
 from .linear_weights import LinearWeight
 from .sampled_inputs import generator_on, sampled_examples, sampled_rows
 
 _AT_A_TIME = 128
+_AT_A_TIME_ELSEWHERE = 4096
+# A look at all examples is a look at this part of the patches of each.
+_FEWER_PATCHES = 8
 # Entries of the inputs that a refreshed basis is measured on.
 _MEASURED = 2**21
 
@@ -42,8 +46,9 @@ class TrackedBases:
     several). `blend` is the least weight of what was just seen: a second moment from n refreshes ago counts at most
     (1 − blend)ⁿ. Ranks are chosen anew where a running second moment has more than 1 + `slack` times the energy outside
     that `energy` allows; one batch differs from the next by about as much. Where a basis misses more than `restart`
-    times the energy of new inputs that it missed at best, the model has moved too far to be followed, and the next
-    refresh starts with exact bases again.
+    times the energy of new inputs that it missed at best, the next refresh forgets the second moments before: it looks
+    at all examples, and at fewer patches of each, and iterates once more. Beyond `afar` times, the model has moved too
+    far to be followed, and the next refresh starts with exact bases again.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class TrackedBases:
         blend: float = 0.1,
         slack: float = 0.25,
         restart: float = 2.0,
+        afar: float = 4.0,
     ) -> None:
         for name, count in (("examples", examples), ("patches", patches)):
             if count < 1:
@@ -65,9 +71,12 @@ class TrackedBases:
             raise InputError(f"blend is {blend}; the weight of what was just seen must be above 0 and at most 1")
         if not restart > 1:
             raise InputError(f"restart is {restart}; the growth of missed energy that is too much must be above 1")
+        if not afar >= 1:
+            raise InputError(f"afar is {afar}; the growth of missed energy that is not followed must be at least 1")
         self.energy, self.rule, self.rounds, self.slack = energy, rule, rounds, slack
-        self.examples, self.patches, self.blend, self.restart = examples, patches, blend, restart
-        self.exact_builds = 0
+        self.examples, self.patches, self.blend = examples, patches, blend
+        self.restart, self.afar = restart, afar
+        self.exact_builds = self.renewals = 0
         self._tracker()
         self._layers: dict[str, _Layer] = {}
 
@@ -83,33 +92,38 @@ class TrackedBases:
         if self.energy == 1:
             self.exact_builds += 1
             return exact_bases(model, batches, energy=self.energy, rule=self.rule)
-        if not self._layers or self._lost():
-            return self.start(observed_rows(model, batches, dtype=None))
+        if not self._layers or self._lost(max(self.afar, self.restart)):
+            return self.start(observed_rows(model, batches, dtype=None, met=True))
         known = {name: layer.columns for name, layer in self._layers.items() if layer.columns is not None}
-        return self._follow(_sampled(model, batches, self.examples, self.patches, generator, known))
+        if not self._lost(self.restart):
+            return self._follow(_sampled(model, batches, self.examples, self.patches, generator, known))
+        self.renewals += 1
+        patches = -(-self.patches // _FEWER_PATCHES)
+        return self._follow(_sampled(model, batches, maxsize, patches, generator, known), anew=True)
 
     def start(self, seen: dict[str, ObservedRows]) -> dict[str, InputBasis]:
         """The exact bases of inputs already summed up, which `seen` gives up one by one; the next refresh follows."""
-        energies = dict(zip(seen, on_host([observed.rows.energy() for observed in seen.values()]), strict=True))
-        for name, energy in energies.items():
-            require_finite(name, energy)
+        energies = energies_of(seen)
         self.exact_builds += 1
         self._layers = {}
         return {name: self._start(seen.pop(name), energies[name] > 0) for name in list(seen)}
 
-    def _lost(self) -> bool:
-        return any(layer.misses(more_than=self.restart, of=1 - self.energy) for layer in self._layers.values())
+    def _lost(self, growth: float) -> bool:
+        return any(layer.misses(more_than=growth, of=1 - self.energy) for layer in self._layers.values())
 
     def _tracker(self) -> TrackedSubspace:
         return TrackedSubspace(self.energy, rule=self.rule, rounds=self.rounds, slack=self.slack)
 
     def _start(self, observed: ObservedRows, alive: Tensor) -> InputBasis:
         """`alive`, bool (groups, d) on the host, are the coordinates that inputs reach."""
-        weight, rows = observed.weight, observed.rows
+        weight = observed.weight
         device = weight.tensor.device
         columns = _Columns.of(alive, weight, device)
-        if columns is not None:
-            rows, alive = rows.within(columns.kept), alive.index_select(1, columns.kept.cpu())
+        if columns is None:
+            rows = observed.whole().rows
+        else:
+            kept = columns.kept.cpu()
+            rows, alive = observed.within(kept), alive.index_select(1, kept)
         trackers = [self._tracker() for _ in range(rows.groups)]
         moment = rows.second_moment() / rows.positions
         if rows.positions > rows.d:
@@ -121,56 +135,72 @@ class TrackedBases:
         layer.awaken()
         return layer.basis(weight, blocks, rows.positions, int(alive.sum()))
 
-    def _follow(self, samples: dict[str, _Sample]) -> dict[str, InputBasis]:
-        """One read for all layers; until it is done, nothing that is kept has changed."""
-        drafts = {name: self._draft(samples.pop(name)) for name in list(samples)}
-        read = on_host([draft.numbers for draft in drafts.values()])
-        for name, numbers in zip(drafts, read, strict=True):
-            require_finite(name, numbers[:2])
-        return {
-            name: self._settled(drafts.pop(name), numbers) for name, numbers in zip(list(drafts), read, strict=True)
-        }
+    def _follow(self, samples: dict[str, _Sample], *, anew: bool = False) -> dict[str, InputBasis]:
+        """One read for all layers; until it is done, nothing that is kept has changed. Second moments of `anew` are
+        those of the sample alone.
+        """
+        devices: dict[torch.device, list[_Sample]] = {}
+        for sample in samples.values():
+            devices.setdefault(sample.total.device, []).append(sample)
+        samples.clear()
+        together = [self._drafts(own, anew=anew) for own in devices.values()]
+        read = iter(on_host([part for drafts in together for part in _asked(drafts)]))
+        judged = [pair for drafts in together for pair in zip(drafts, _verdicts(drafts, read), strict=True)]
+        for draft, verdict in judged:
+            require_finite(draft.sample.weight.name, verdict.diagonal + verdict.stray)
+        return {draft.sample.weight.name: self._settled(draft, verdict) for draft, verdict in judged}
 
-    def _draft(self, sample: _Sample) -> _Draft:
-        latest = mirrored(sample.total).div_(sample.positions)
-        layer = self._layers.get(sample.weight.name)
-        if layer is None or layer.within.shape != latest.shape:
-            return _Draft(sample, latest, _energy(latest).reshape(1))
-        missed = layer.missed_shares(sample.some_rows())
-        moment = layer.blended(latest, missed, blend=self.blend)
-        diagonal = moment.diagonal(dim1=1, dim2=2)
-        proposals = [tracker.propose(m) for tracker, m in zip(layer.trackers, moment, strict=True)]
-        own = [_energy(latest), sample.stray.double(), (diagonal > 0).sum(dtype=torch.float64)]
-        parts = [torch.stack(own), missed, *(proposal.numbers for proposal in proposals if proposal is not None)]
-        return _Draft(sample, latest, torch.cat(parts), layer, moment, proposals)
+    def _drafts(self, samples: list[_Sample], *, anew: bool) -> list[_Draft]:
+        """Refreshes of layers on one device; what is a number for each of them is computed for all at once."""
+        latest = [mirrored(sample.total) for sample in samples]
+        torch._foreach_div_(latest, [float(sample.positions) for sample in samples])
+        drafts = [_Draft(*pair, self._layers.get(pair[0].weight.name)) for pair in zip(samples, latest, strict=True)]
+        followed = [(draft, draft.layer) for draft in drafts if draft.layer is not None]
+        if followed and not anew:
+            self._blend(followed)
+        for draft, layer in followed:
+            draft.moment = draft.latest if draft.moment is None else draft.moment
+            pairs = zip(layer.trackers, draft.moment, strict=True)
+            draft.proposals = [tracker.propose(m, rounds=self.rounds + anew) for tracker, m in pairs]
+        return drafts
 
-    def _settled(self, draft: _Draft, numbers: Tensor) -> InputBasis:
+    def _blend(self, followed: list[tuple[_Draft, _Layer]]) -> None:
+        """Take the latest second moments into those that are kept."""
+        rows = [draft.sample.some_rows() for draft, _ in followed]
+        counts = [len(some) for some in rows]
+        pairs = [(layer.spans, some) for (_, layer), some in zip(followed, rows, strict=True)]
+        shares = _missed(pairs)
+        each = torch.split(shares, counts)
+        worst = shares if set(counts) == {1} else torch.stack([share.max() for share in each])
+        weights = _blend_weights(worst, [layer.best for _, layer in followed], self.blend)
+        weights = weights.to(followed[0][0].latest.dtype)
+        for (draft, layer), missed, weight in zip(followed, each, weights.unbind(), strict=True):
+            draft.missed = missed
+            draft.moment = torch.lerp(layer.within.to(draft.latest), draft.latest, weight.to(draft.latest))
+
+    def _settled(self, draft: _Draft, verdict: _Verdict) -> InputBasis:
         sample, layer = draft.sample, draft.layer
         weight = sample.weight
         if layer is None or draft.moment is None:
             layer = self._layers[weight.name] = _Layer(draft.latest, [self._tracker() for _ in draft.latest])
             return self._refreshed(layer, weight, sample.positions)
-        if numbers[1] > 0:
+        if verdict.stray > 0:
             layer.widen()
             rows = sample.all_rows()
             missed = layer.missed_shares(_some(rows, share=1.0))
             layer.within = layer.blended(gram(rows).div_(sample.positions), missed, blend=self.blend)
             layer.note(missed.tolist())
             return self._refreshed(layer, weight, sample.positions)
-        groups = len(draft.moment)
         layer.within = draft.moment
-        layer.note(numbers[3 : 3 + groups].tolist())
-        place, blocks = 3 + groups, []
-        for tracker, moment, proposal in zip(layer.trackers, draft.moment, draft.proposals, strict=True):
-            if proposal is None:
-                blocks.append(tracker.refresh(moment))
-                continue
-            end = place + len(proposal.numbers)
-            blocks.append(tracker.settle(proposal, numbers[place:end]))
-            place = end
-        layer.spans = blocks
+        layer.note(verdict.missed)
+        layer.spans = [
+            tracker.refresh(moment) if proposal is None or numbers is None else tracker.settle(proposal, numbers)
+            for tracker, moment, proposal, numbers in zip(
+                layer.trackers, draft.moment, draft.proposals, verdict.numbers, strict=True
+            )
+        ]
         layer.awaken()
-        return layer.basis(weight, layer.measured_blocks(), sample.positions, int(numbers[2]))
+        return layer.basis(weight, layer.measured_blocks(), sample.positions, int((verdict.diagonal > 0).sum()))
 
     def _refreshed(self, layer: _Layer, weight: LinearWeight, positions: int) -> InputBasis:
         """The basis after a refresh that reads what it needs, layer by layer."""
@@ -192,6 +222,8 @@ class _Columns:
     d: int
     kept: Tensor
     others: Tensor
+    # The taps that are kept, where they are a rectangle.
+    taps: Taps | None
 
     @classmethod
     def of(cls, alive: Tensor, weight: LinearWeight, device: torch.device) -> _Columns | None:
@@ -203,7 +235,15 @@ class _Columns:
         if bool(met.all()) or not bool(met.any()):
             return None
         some = torch.cat([met.repeat(weight.d // taps), met.new_ones(alive.shape[1] - weight.d)])
-        return cls(len(some), some.nonzero().flatten().to(device), (~some).nonzero().flatten().to(device))
+        kept, others = ((mask.nonzero().flatten()).to(device) for mask in (some, ~some))
+        return cls(len(some), kept, others, _rectangle(met.reshape(kernel_of(weight))))
+
+
+def _rectangle(met: Tensor) -> Taps | None:
+    """The rectangle that bool (rows, columns) marks, None where it marks something else."""
+    down, across = met.any(1).nonzero().flatten().tolist(), met.any(0).nonzero().flatten().tolist()
+    taps = Taps(down[0], down[-1] + 1, across[0], across[-1] + 1)
+    return taps if bool(met[taps.top : taps.bottom, taps.left : taps.right].all()) else None
 
 
 @dataclass
@@ -241,17 +281,17 @@ class _Layer:
 
     def missed_shares(self, rows: Tensor) -> Tensor:
         """The share of the energy of new inputs that each subspace misses, (groups)."""
-        return torch.stack([block.missed_share(some) for block, some in zip(self.spans, rows, strict=True)])
+        return _missed([(self.spans, rows)])
 
     def blended(self, latest: Tensor, missed: Tensor, *, blend: float) -> Tensor:
         """The running second moment with the latest taken in."""
-        worst = missed.max()
-        grown = torch.where(worst > 0, 1 - worst.clamp(max=self.best) / worst, 0.0)
-        return torch.lerp(self.within.to(latest), latest, grown.clamp(min=blend).to(latest))
+        weight = _blend_weights(missed.max().reshape(1), [self.best], blend)[0]
+        return torch.lerp(self.within.to(latest), latest, weight.to(latest))
 
     def note(self, missed: list[float]) -> None:
+        """What was missed of new inputs; nothing where all was forgotten that they could be new to."""
         self.missed = missed
-        self.best = min(self.best, max(missed))
+        self.best = min(self.best, max(missed)) if missed else 1.0
 
     def measured_blocks(self) -> list[AnySubspace]:
         if not self.missed:
@@ -296,60 +336,127 @@ class _Layer:
         return InputBasis(weight.name, weight.bias, tuple(wide), reached, positions, count)
 
 
-@dataclass
+def _missed(pairs: Sequence[tuple[Sequence[AnySubspace], Tensor]]) -> Tensor:
+    """The share of the energy of rows (groups, n, d) that the subspace of each group misses, for all groups of all."""
+    each = [pair for spans, rows in pairs for pair in zip(spans, rows, strict=True)]
+    return energy_shares([span.outside(rows) for span, rows in each], [rows for _, rows in each])
+
+
+def _blend_weights(worst: Tensor, best: Sequence[float], blend: float) -> Tensor:
+    """The weight of what was just seen for each of several layers, by the share it missed of that and its best."""
+    least = torch.tensor(best, dtype=worst.dtype).to(worst.device, non_blocking=True)
+    return torch.where(worst > 0, 1 - torch.minimum(worst, least) / worst, 0.0).clamp(min=blend)
+
+
 class _Draft:
-    """A refresh of one layer that is yet to be judged: by the energy of the sample, that of coordinates never reached
-    before, how many are reached, the shares missed, and the numbers of each group's proposal.
+    """A refresh of one layer that is yet to be judged; `layer` is None where there is nothing to go on from."""
+
+    def __init__(self, sample: _Sample, latest: Tensor, layer: _Layer | None) -> None:
+        self.sample, self.latest = sample, latest
+        self.layer = layer if layer is not None and layer.within.shape == latest.shape else None
+        self.moment: Tensor | None = None
+        self.missed: Tensor | None = None
+        self.proposals: list[Proposal | None] = []
+
+    @property
+    def asked(self) -> list[Tensor]:
+        """What has to be read of it alone: the diagonal of the second moment, the energy of coordinates never reached
+        before, the shares missed, and the eigenvalues of columns that take turns.
+        """
+        diagonal = (self.latest if self.moment is None else self.moment).diagonal(dim1=1, dim2=2)
+        sizes = [p.turned.sizes for p in self.proposals if p is not None]
+        return [part for part in (diagonal, self.sample.stray, self.missed, *sizes) if part is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Verdict:
+    """What was read of a draft: the diagonal (groups, d), the energy of coordinates never reached before, the share
+    that each group missed, and the numbers of its proposal.
     """
 
-    sample: _Sample
-    latest: Tensor
-    numbers: Tensor
-    layer: _Layer | None = None
-    moment: Tensor | None = None
-    proposals: list[Proposal | None] = field(default_factory=list)
+    diagonal: Tensor
+    stray: float
+    missed: list[float]
+    numbers: list[Tensor | None]
 
 
-@dataclass
+def _asked(drafts: Sequence[_Draft]) -> list[Tensor]:
+    proposals = [proposal for draft in drafts for proposal in draft.proposals if proposal is not None]
+    return [part for draft in drafts for part in draft.asked] + (list(Proposal.judged(proposals)) if proposals else [])
+
+
+def _verdicts(drafts: Sequence[_Draft], read: Iterator[Tensor]) -> list[_Verdict]:
+    """What `_asked` asked for, in its order."""
+    own = [[next(read) for _ in draft.asked] for draft in drafts]
+    judged = any(proposal is not None for draft in drafts for proposal in draft.proposals)
+    pairs = zip(next(read).unbind(), next(read).unbind(), strict=True) if judged else iter(())
+    verdicts = []
+    for draft, (diagonal, *parts) in zip(drafts, own, strict=True):
+        rest = iter(parts)
+        stray = 0.0 if draft.sample.stray is None else float(next(rest))
+        missed = [] if draft.missed is None else next(rest).tolist()
+        numbers: list[Tensor | None] = []
+        for proposal, energies in zip(draft.proposals, diagonal, strict=False):
+            if proposal is None:
+                numbers.append(None)
+                continue
+            first = torch.stack([*next(pairs), energies.sum()])
+            numbers.append(first if proposal.turned.sizes is None else torch.cat([first, next(rest)]))
+        verdicts.append(_Verdict(diagonal, stray, missed, numbers))
+    return verdicts
+
+
 class _Sample:
     """Inputs of one weight: the sum of p pᵀ on and below the diagonal, how many, and some of them as they were.
 
-    Where the layer keeps some `columns` alone, `total` is within those, `stray` is the largest number in any other, and
-    all inputs are kept until that is known to be zero.
+    Where the layer keeps some `columns` alone, all is within those. `stray` is the largest number that was met in any
+    of the others, None where the shapes of inputs say that there is none; all inputs are kept until it is known to be
+    zero.
     """
 
-    weight: LinearWeight
-    total: Tensor
-    stray: Tensor
-    columns: _Columns | None = None
-    positions: int = 0
-    some: list[Tensor] = field(default_factory=list)
-    whole: list[Tensor] = field(default_factory=list)
+    def __init__(self, weight: LinearWeight, columns: _Columns | None) -> None:
+        self.weight, self.columns = weight, columns
+        self.positions = 0
+        self.stray: Tensor | None = None
+        self._total: Tensor | None = None
+        self._some: list[Tensor] = []
+        self._every: list[tuple[Tensor, bool]] = []
 
-    @classmethod
-    def like(cls, weight: LinearWeight, rows: Tensor, columns: _Columns | None) -> _Sample:
-        kind = torch.promote_types(weight.tensor.dtype, torch.float32)
-        if columns is not None and (columns.d != rows.shape[2] or columns.kept.device != rows.device):
-            columns = None
-        d = rows.shape[2] if columns is None else len(columns.kept)
-        empty = torch.zeros(rows.shape[0], d, d, dtype=kind, device=rows.device)
-        return cls(weight, empty, empty.new_zeros(()), columns)
+    @property
+    def total(self) -> Tensor:
+        """The sum, (groups, d, d)."""
+        assert self._total is not None
+        return self._total
 
-    def add(self, rows: Tensor, *, share: float) -> None:
-        rows = rows.to(self.total.dtype)
+    def add(self, rows: Tensor, *, share: float, narrow: bool) -> None:
+        """Take in rows (groups, n, d) of their own memory, which are not written to; `narrow` ones are within the
+        columns.
+        """
+        rows = rows.to(torch.promote_types(self.weight.tensor.dtype, torch.float32))
         if self.columns is not None:
-            self.whole.append(rows.clone())
-            self.stray = torch.maximum(self.stray, rows.index_select(2, self.columns.others).abs().max())
-            rows = rows.index_select(2, self.columns.kept)
-        add_gram(self.total, rows)
+            self._every.append((rows, narrow))
+            if not narrow:
+                stray = rows.index_select(2, self.columns.others).abs().max()
+                self.stray = stray if self.stray is None else torch.maximum(self.stray, stray)
+                rows = rows.index_select(2, self.columns.kept)
+        if self._total is None:
+            self._total = gram(rows)
+        else:
+            add_gram(self._total, rows)
         self.positions += rows.shape[1]
-        self.some.append(_some(rows, share=share).clone())
+        self._some.append(_some(rows, share=share))
 
     def some_rows(self) -> Tensor:
-        return self.some[0] if len(self.some) == 1 else torch.cat(self.some, dim=1)
+        return self._some[0] if len(self._some) == 1 else torch.cat(self._some, dim=1)
 
     def all_rows(self) -> Tensor:
-        return torch.cat(self.whole, dim=1)
+        """All inputs in all coordinates."""
+        return torch.cat([self._widened(rows) if narrow else rows for rows, narrow in self._every], dim=1)
+
+    def _widened(self, rows: Tensor) -> Tensor:
+        assert self.columns is not None
+        wide = rows.new_zeros(*rows.shape[:2], self.columns.d)
+        return wide.index_copy_(2, self.columns.kept, rows)
 
 
 def _sampled(
@@ -365,17 +472,29 @@ def _sampled(
     draw = generator_on(parts[0].device, generator) if parts else generator
 
     def record(weight: LinearWeight, layer: nn.Module, x: Tensor) -> None:
-        rows = input_rows(weight, sampled_rows(layer, x, patches, generator=draw))
-        if weight.name not in samples:
-            samples[weight.name] = _Sample.like(weight, rows, known.get(weight.name))
-        samples[weight.name].add(rows, share=1 / len(parts))
+        sample = samples.get(weight.name)
+        if sample is None:
+            columns = known.get(weight.name)
+            fits = columns is not None and columns.kept.device == x.device and columns.d == _width(weight)
+            sample = samples[weight.name] = _Sample(weight, columns if fits else None)
+        taps = _unreachable_beyond(sample.columns, layer, x)
+        rows = input_rows(weight, sampled_rows(layer, x, patches, generator=draw, taps=taps))
+        aliased = rows.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        sample.add(rows.clone() if aliased else rows, share=1 / len(parts), narrow=taps is not None)
 
     observe_inputs(model, parts, record)
     return samples
 
 
-def _energy(moment: Tensor) -> Tensor:
-    return moment.diagonal(dim1=1, dim2=2).sum(dtype=torch.float64)
+def _unreachable_beyond(columns: _Columns | None, layer: nn.Module, x: Tensor) -> Taps | None:
+    """The taps that are kept, where the shape of the layer's input says that the others meet nothing but padding."""
+    if columns is None or columns.taps is None or not isinstance(layer, nn.Conv1d | nn.Conv2d):
+        return None
+    return columns.taps if Window(layer).met_taps(x) == columns.taps else None
+
+
+def _width(weight: LinearWeight) -> int:
+    return weight.d + (weight.bias is not None)
 
 
 def _some(rows: Tensor, *, share: float) -> Tensor:
@@ -388,4 +507,5 @@ def _joined(parts: list[Tensor]) -> list[Tensor]:
     """The same examples in batches of a good size, where they have one shape."""
     if len({part.shape[1:] for part in parts}) != 1:
         return parts
-    return list(torch.split(torch.cat(parts), _AT_A_TIME))
+    size = _AT_A_TIME if parts[0].device.type == "cpu" else _AT_A_TIME_ELSEWHERE
+    return list(torch.split(torch.cat(parts), size))

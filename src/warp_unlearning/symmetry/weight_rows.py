@@ -29,15 +29,10 @@ class Place:
     begin: int
     end: int
 
-    def rows(self, vectors: Tensor) -> Tensor:
-        """The rows of each of several vectors (m, n), shape (groups, m · rows, d)."""
-        part = vectors[:, self.begin : self.end].reshape(len(vectors), self.groups, -1, self.d)
-        return part.transpose(0, 1).reshape(self.groups, -1, self.d)
-
-    def vectors(self, rows: Tensor, count: int) -> Tensor:
-        """The part of each of `count` vectors from their rows, (count, end − begin)."""
-        split = rows.reshape(self.groups, count, -1, self.d).transpose(0, 1)
-        return split.reshape(count, self.end - self.begin)
+    def blocks(self, parts: Tensor) -> Tensor:
+        """The rows in its part, (m, end − begin), of each of several vectors: a view of shape (m, groups, rows, d)."""
+        rows = (self.end - self.begin) // (self.groups * self.d)
+        return parts.view(len(parts), self.groups, rows, self.d)
 
 
 class WeightRows:
@@ -56,6 +51,8 @@ class WeightRows:
             self._add(weight, bias, like[weight], groups, like[weight][0].numel() + (bias is not None))
         for name in alone:
             self._add(name, None, like[name], 1, like[name].numel())
+        self._lengths = [place.end - place.begin for place in self.places]
+        self._counts = torch.tensor(self._lengths, dtype=torch.int64)
         self.names = [name for place in self.places for name in (place.weight, place.bias) if name is not None]
         self._types = {name: like[name].dtype for name in self.names}
         self.dtype = reduce(torch.promote_types, self._types.values(), torch.float32)
@@ -64,6 +61,15 @@ class WeightRows:
         begin = self.length
         self.length += value.numel() + (len(value) if bias is not None else 0)
         self.places.append(Place(name, bias, value.shape, groups, d, begin, self.length))
+
+    def parts(self, vectors: Tensor) -> tuple[Tensor, ...]:
+        """What lies at each place of vectors (..., n), views of shape (..., end − begin)."""
+        return torch.split(vectors, self._lengths, dim=-1)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every named value has the type of the vector, so that none is rounded on its way back."""
+        return all(kind == self.dtype for kind in self._types.values())
 
     def gathered(self, values: Mapping[str, Tensor]) -> Tensor:
         """The vector (n) of the named values."""
@@ -78,8 +84,7 @@ class WeightRows:
     def scattered(self, vector: Tensor) -> dict[str, Tensor]:
         """The named values of a vector (n), each in its own shape and type; views of it where types agree."""
         found: dict[str, Tensor] = {}
-        for place in self.places:
-            part = vector[place.begin : place.end]
+        for place, part in zip(self.places, self.parts(vector), strict=True):
             if place.bias is None:
                 found[place.weight] = part.view(place.shape).to(self._types[place.weight])
                 continue
@@ -90,5 +95,6 @@ class WeightRows:
 
     def spread(self, numbers: Tensor) -> Tensor:
         """One number for each place, (..., places), at every entry of the place, (..., n)."""
-        counts = torch.tensor([place.end - place.begin for place in self.places]).to(numbers.device, non_blocking=True)
-        return torch.repeat_interleave(numbers, counts, dim=-1, output_size=self.length)
+        if self._counts.device != numbers.device:
+            self._counts = self._counts.to(numbers.device, non_blocking=True)
+        return torch.repeat_interleave(numbers, self._counts, dim=-1, output_size=self.length)

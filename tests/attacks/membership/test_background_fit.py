@@ -121,3 +121,22 @@ def test_products_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = (torch.from_numpy(rng.normal(size=(n, 23)).astype(np.float32)) for n in (4, 3))
     np.testing.assert_allclose(exact_products(a, b), a.double() @ b.double().T, rtol=1e-14)
     np.testing.assert_allclose(exact_squares(a), a.double().square().sum(1), rtol=1e-14)
+
+
+@pytest.mark.parametrize("size", [5, 30])
+def test_factors_and_eigenvalues_agree(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    rng = np.random.default_rng(28)
+    background, rows = rng.normal(size=(size, 20)), torch.from_numpy(rng.normal(size=(4, 20)))
+    factored = fitted(background, ridge=1e-3, relative=True)
+    monkeypatch.setattr("warp_unlearning.attacks.membership.background_fit._RESOLVED", float("inf"))
+    by_eigenvalues = fitted(background, ridge=1e-3, relative=True)
+    assert factored.ridge == by_eigenvalues.ridge
+    np.testing.assert_allclose(factored.statistic(rows), by_eigenvalues.statistic(rows), rtol=1e-9)
+
+
+def test_a_ridge_within_rounding_still_has_finite_scores() -> None:
+    rng = np.random.default_rng(29)
+    background = rng.normal(size=(12, 4)) @ rng.normal(size=(4, 30))
+    found = fitted(background, ridge=1e-18).statistic(torch.from_numpy(rng.normal(size=(3, 30))))
+    assert bool(found.isfinite().all())
+    assert bool((found > 0).all())

@@ -4,7 +4,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warp_unlearning.attacks.membership.coordinate_spread import CoordinateSpread, most_variant
+from warp_unlearning.attacks.membership.coordinate_spread import (
+    CoordinateSpread,
+    _by_running_means,
+    _by_two_means,
+    most_variant,
+)
 from warp_unlearning.errors import InputError
 
 
@@ -70,3 +75,15 @@ def test_too_few_rows() -> None:
     spread = spread_of(torch.ones(1, 2), 1)
     with pytest.raises(InputError, match="1 rows have no variance"):
         _ = spread.variance
+
+
+@pytest.mark.parametrize("reduced", [_by_two_means, _by_running_means])
+def test_both_reductions_are_those_of_float64(reduced) -> None:
+    rng = np.random.default_rng(20)
+    rows = (rng.normal(size=(200, 4)) * [1e-3, 1, 30, 0] + [1, 0, 5, 2]).astype(np.float32)
+    exact = rows.astype(np.float64)
+    mean, deviation = reduced(torch.from_numpy(rows.copy()))
+    assert mean.dtype == deviation.dtype == torch.float64
+    np.testing.assert_allclose(mean, exact.mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(deviation[:3], 200 * exact.var(0)[:3], rtol=1e-4)
+    assert float(deviation[3]) == 0

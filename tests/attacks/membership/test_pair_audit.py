@@ -14,9 +14,13 @@ from torch import nn
 
 from warp_unlearning import ChangeOfBasis, teleport
 from warp_unlearning.attacks.membership.confidence import logit_confidence
-from warp_unlearning.attacks.membership.pair_attacks import Attack
-from warp_unlearning.attacks.membership.pair_audit import audit_pair
+from warp_unlearning.attacks.membership.gradient_difference import gradient_difference
+from warp_unlearning.attacks.membership.pair_attacks import Attack, PairAttacker
+from warp_unlearning.attacks.membership.pair_audit import PairAuditor, audit_pair
 from warp_unlearning.attacks.membership.pair_report import PairAudit, overall, rows_of, strongest_of
+from warp_unlearning.attacks.membership.update_alignment import update_alignment
+from warp_unlearning.attacks.undoing import Held, difference, make_pre_step, span
+from warp_unlearning.attacks.undoing.input_spectra import input_spectra
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.training.scoring import logits
@@ -225,3 +229,82 @@ def test_bad_input(problem: PlantedProblem) -> None:
     wrong.x[2] = float("nan")
     with pytest.raises(DataError, match="row 2"):
         audited(problem, problem.original, problem.original, forget=wrong)
+
+
+def test_steps_together_score_as_each_alone(problem: PlantedProblem) -> None:
+    start = problem.retrained[0]
+    moved, _ = teleport(stepped_up(start, problem.forget), ChangeOfBasis(), retain=problem.retain, seed=20)
+    steps = ("naive", "canonical", "scale-free", "canonical+span")
+    for other in (moved, problem.retrained[1]):
+        together = audited(problem, start, other, steps=steps)
+        for step in steps:
+            alone = audited(problem, start, other, steps=step)
+            for attack, scores in alone.scores.items():
+                np.testing.assert_allclose(together.scores[attack], scores, rtol=1e-5, atol=1e-7, err_msg=str(attack))
+        assert [str(attack) for attack in together.scores][-4:] == [
+            "update alignment",
+            *(f"update alignment after {step}" for step in steps[1:]),
+        ]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_scores_are_those_of_the_attacks_by_themselves(problem: PlantedProblem, frozen: bool) -> None:
+    one, other = deepcopy(problem.retrained[0]), problem.retrained[1]
+    # What is frozen has no part in the gradient difference, and has one in the alignment.
+    next(one.parameters()).requires_grad_(not frozen)
+    test = problem.test
+    candidates, background = TensorExamples(test.x[:40], test.y[:40]), TensorExamples(test.x[40:140], test.y[40:140])
+    attacker = PairAttacker(
+        one,
+        candidates=candidates,
+        background=background,
+        probes=problem.retain,
+        steps=("naive", "span", "scale-free"),
+        ridge=0.01,
+        relative_ridge=True,
+    )
+    found = {str(attack): scores for attack, scores in attacker.attack(other).scores.items()}
+    given: dict[str, Any] = {"candidates": candidates, "background": background}
+    expected = gradient_difference(one, other, **given, ridge=0.01, relative_ridge=True)
+    np.testing.assert_allclose(found["gradient difference"], expected.statistic, rtol=1e-4)
+    held = Held(one, (problem.retain.x, problem.retain.y))
+    steps = {name: make_pre_step(name).prepared(held) for name in ("naive", "span", "scale-free")}
+    differences = {name: difference(one, undo(other.state_dict())) for name, undo in steps.items()}
+    pair = candidates.x, candidates.y
+    aligned = update_alignment(one, differences, candidates=pair, by_kernel=["scale-free"])
+    assert list(found)[-3:] == ["update alignment", "update alignment after span", "update alignment after scale-free"]
+    for name, scores in zip(steps, list(found.values())[-3:], strict=True):
+        np.testing.assert_allclose(scores, aligned[name], atol=1e-6, err_msg=name)
+    alone = attacker.attack(other, steps=("span",)).scores
+    assert [attack.step for attack in alone] == ["naive"] * 3 + ["span"] * 2
+
+
+def test_one_auditor_finds_of_each_model_what_an_audit_of_it_finds(
+    problem: PlantedProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets: dict[str, Any] = {"forget": problem.forget, "test": problem.test, "retain": problem.retain, "seed": 3}
+    expected = [
+        audit_pair(problem.original, problem.retrained[0], **sets, retrained=problem.retrained, steps="span"),
+        audit_pair(problem.original, problem.retrained[1], **sets, retrained=problem.retrained, steps="span"),
+        audit_pair(problem.original, problem.retrained[1], **sets, retrained=problem.retrained, defense="none"),
+    ]
+    made: list[int] = []
+    monkeypatch.setattr(span, "input_spectra", lambda held: made.append(1) or input_spectra(held))
+    auditor = PairAuditor(problem.original, **sets, retrained=problem.retrained)
+    found = [
+        auditor.audit(problem.retrained[0], steps="span"),
+        auditor.audit(problem.retrained[1], steps="span"),
+        auditor.audit(problem.retrained[1], defense="none"),
+    ]
+    for one, other in zip(found, expected, strict=True):
+        assert one.as_json() == other.as_json()
+    # One original and one retrained model that stands for one, whatever is compared with them.
+    assert len(made) <= 3
+
+
+def test_an_auditor_checks_every_model(problem: PlantedProblem) -> None:
+    auditor = PairAuditor(problem.original, forget=problem.forget, test=problem.test)
+    with pytest.raises(InputError, match="one architecture"):
+        auditor.audit(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval(), steps="naive")
+    with pytest.raises(InputError, match="ridge is -1"):
+        PairAuditor(problem.original, forget=problem.forget, test=problem.test, ridge=-1).audit(problem.retrained[0])

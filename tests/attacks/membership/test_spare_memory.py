@@ -2,7 +2,15 @@ import pytest
 import torch
 
 from warp_unlearning.attacks.membership import spare_memory
-from warp_unlearning.attacks.membership.spare_memory import CPU_BATCH, CPU_HELD, LARGEST_BATCH, can_hold, rows_at_once
+from warp_unlearning.attacks.membership.spare_memory import (
+    CPU_BATCH,
+    CPU_HELD,
+    GPU_LARGEST_BATCH,
+    LARGEST_BATCH,
+    can_hold,
+    held_at_once,
+    rows_at_once,
+)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -33,3 +41,17 @@ def test_free_memory_falls_by_what_is_taken() -> None:
     before = spare_memory.free(GPU)
     taken = torch.empty(2**28, dtype=torch.uint8, device=GPU)
     assert before - spare_memory.free(GPU) == pytest.approx(len(taken), rel=0.1)
+
+
+def test_things_that_are_held_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert held_at_once(CPU_HELD // 3, CPU) == 3
+    assert held_at_once(2 * CPU_HELD, CPU) == 1
+    monkeypatch.setattr(spare_memory, "free", lambda device: 1000)
+    assert held_at_once(100, GPU) == 6
+
+
+def test_batches_of_a_gpu_take_the_share_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare_memory, "free", lambda device: 10**6)
+    assert rows_at_once(1000, GPU, share=0.1) == 100
+    assert rows_at_once(1, GPU, share=0.1) == GPU_LARGEST_BATCH
+    assert rows_at_once(CPU_BATCH // 5, CPU, share=1e-9) == 5

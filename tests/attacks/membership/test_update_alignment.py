@@ -185,3 +185,16 @@ def ascended(model: nn.Module, x: Tensor, y: Tensor) -> nn.Module:
         for name, p in found.named_parameters():
             p.add_(0.02 * step[name])
     return found
+
+
+def test_rows_are_gradients_side_by_side() -> None:
+    model, x, y = network(), normal(5, 1, 8, 8, seed=3), torch.arange(5) % 4
+    named = dict(model.named_parameters())
+    delta = {key: {n: normal(*p.shape, seed=seed) for n, p in named.items()} for key, seed in (("a", 9), ("b", 10))}
+    expected = update_alignment(model, delta, candidates=(x, y), by_kernel=["b"])
+    alignment = module.Alignment(named, delta, by_kernel=["b"])
+    rows = [torch.cat([g.flatten() for g in gradient(model, x[i : i + 1], y[i : i + 1]).values()]) for i in range(5)]
+    alignment.add_rows(torch.stack(rows[:2]))
+    alignment.add_rows(torch.stack(rows[2:]))
+    for key, scores in alignment.scores().items():
+        np.testing.assert_allclose(scores, expected[key], atol=1e-12)

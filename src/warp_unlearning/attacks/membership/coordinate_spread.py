@@ -35,11 +35,8 @@ class CoordinateSpread:
             return
         # About the first row, a coordinate that does not vary is 0 without rounding.
         apart = rows - rows[0]
-        centre = apart.mean(0)
-        apart -= centre
-        left = apart.mean(0).double()
-        mean = rows[0].double() + centre.double() + left
-        deviation = apart.square_().sum(0).double() - k * left.square()
+        centre, deviation = _by_running_means(apart) if rows.is_cuda else _by_two_means(apart)
+        mean = rows[0].double() + centre
         if self._mean is None or self._deviation is None:
             self.count, self._mean, self._deviation = k, mean, deviation
             return
@@ -65,6 +62,20 @@ class CoordinateSpread:
         if value is None:
             raise InputError("no rows have been added; give at least 2")
         return value
+
+
+def _by_two_means(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and sums of squared deviations of the columns, float64; writes over the rows."""
+    centre = rows.mean(0)
+    rows -= centre
+    left = rows.mean(0).double()
+    return centre.double() + left, rows.square_().sum(0).double() - len(rows) * left.square()
+
+
+def _by_running_means(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by Welford's recurrence, which reads the rows once: what counts on a GPU, and is slow on a processor."""
+    variance, centre = torch.var_mean(rows, 0, correction=0)
+    return centre.double(), variance.double() * len(rows)
 
 
 def most_variant(variance: Tensor, keep: float) -> Tensor:

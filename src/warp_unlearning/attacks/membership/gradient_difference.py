@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.stats import chi2
-from torch import nn
+from torch import Tensor, nn
 
 from ...errors import InputError, WarpWarning
 from ...models.full_precision import full_precision
 from ...stats.calibration import conformal_p
 from .background_fits import ChosenFit, fit_backgrounds, parts_of
-from .gradient_rows import ComputedRows, DifferenceRows, HeldRows, Rows, held, spans
+from .gradient_rows import ComputedRows, DifferenceRows, FiniteCheck, HeldRows, Rows, held, spans
 from .model_pair import are_identical, check_pair, gradient_copy
 from .original_gradients import OriginalGradients, original_side
 from .spare_memory import can_hold
@@ -87,7 +87,8 @@ def gradient_difference(
     Where Δ does not vary over the background in any coordinate, as for identical models, every statistic is 0, every
     p-value 1, and a `WarpWarning` says so.
     """
-    _check_options(keep, ridge, repetitions, batch_size)
+    check_fit(keep, ridge)
+    _check_options(repetitions, batch_size)
     given = {"candidates": candidates, "background": background, "calibration": calibration, "batch_size": batch_size}
     if isinstance(original, OriginalGradients):
         twice = [name for name, value in given.items() if value is not None]
@@ -102,42 +103,68 @@ def gradient_difference(
         )
     check_pair(side.model, unlearned)
     parts = parts_of(len(side.sets["background"]), repetitions=repetitions, generator=generator)
-    differences = _differences(side, unlearned)
-    if are_identical(side.model, unlearned):
+    model = gradient_copy(unlearned, side.names, what="unlearned")
+    if are_identical(side.model, model):
         return _no_difference(side, parts, ridge)
     with full_precision():
-        rows = _held_if_room(differences["background"], side)
-        fits = fit_backgrounds(
+        fitted = FittedDifference(side, model, parts, keep=keep, ridge=ridge, relative_ridge=relative_ridge)
+        found = {what: _statistics(side, fitted, what) for what in side.sets if what != "background"}
+    if not any(chosen.fit.coordinates for chosen in fitted.fits):
+        return _no_difference(side, parts, ridge)
+    return _scores(found, fitted.fits)
+
+
+class FittedDifference:
+    """Δ of one unlearned model, fitted to the background, to score rows of other sets with.
+
+    `model` is a copy that gradients can be taken at (`gradient_copy`) and differs from the original; `parts` are the
+    parts of the background, one for each repetition.
+    """
+
+    def __init__(
+        self,
+        side: OriginalGradients,
+        model: nn.Module,
+        parts: Sequence[Tensor],
+        *,
+        keep: float,
+        ridge: float,
+        relative_ridge: bool,
+    ) -> None:
+        self._finite = FiniteCheck()
+        self._rows = {what: ComputedRows(model, x, what, "unlearned", self._finite) for what, x in side.sets.items()}
+        rows = _held_if_room(DifferenceRows(self._rows["background"], side.rows["background"]), side)
+        self._finite.require()
+        self.fits = fit_backgrounds(
             rows, parts, keep=keep, ridge=ridge, relative=relative_ridge, batch_size=side.rows_at_once()
         )
-        del rows
-        found = {
-            what: _statistics(differences[what], fits, batch_size=side.rows_at_once())
-            for what in differences
-            if what != "background"
-        }
-    if not any(chosen.fit.coordinates for chosen in fits):
-        return _no_difference(side, parts, ridge)
-    return _scores(found, fits)
+        self._finite.require()
+
+    def statistic(self, what: str, begin: int, end: int, original: Tensor) -> Tensor:
+        """The s of rows `begin` to `end` − 1 of a set under every fit, (repetitions, end − begin), on their device,
+        given their gradients at the original.
+        """
+        rows = self._rows[what].part_less(begin, end, original)
+        return torch.stack([chosen.statistic(rows) for chosen in self.fits])
+
+    def require_finite(self) -> None:
+        """Refuse what was scored so far where a gradient was not finite."""
+        self._finite.require()
 
 
-def _check_options(keep: float, ridge: float, repetitions: int, batch_size: int | None) -> None:
+def check_fit(keep: float, ridge: float) -> None:
+    """Refuse a share of coordinates or a λ that is none."""
     if not 0 < keep <= 1:
         raise InputError(f"keep is {keep}; it is a share of the coordinates, above 0 and at most 1")
     if not 0 < ridge < float("inf"):
         raise InputError(f"ridge is {ridge}; it must be above 0 and finite, such as 1e-3")
+
+
+def _check_options(repetitions: int, batch_size: int | None) -> None:
     if repetitions < 1:
         raise InputError(f"repetitions is {repetitions}; it must be at least 1")
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size is {batch_size}; it must be at least 1")
-
-
-def _differences(side: OriginalGradients, unlearned: nn.Module) -> dict[str, DifferenceRows]:
-    model = gradient_copy(unlearned, side.names, what="unlearned")
-    return {
-        what: DifferenceRows(ComputedRows(model, examples, what, "unlearned"), side.rows[what])
-        for what, examples in side.sets.items()
-    }
 
 
 def _held_if_room(rows: DifferenceRows, side: OriginalGradients) -> Rows:
@@ -148,13 +175,14 @@ def _held_if_room(rows: DifferenceRows, side: OriginalGradients) -> Rows:
     return rows
 
 
-def _statistics(rows: Rows, fits: Sequence[ChosenFit], *, batch_size: int) -> Floats:
-    """The s of every row under every fit, shape (repetitions, n)."""
-    parts = []
-    for begin, end in spans(len(rows), batch_size):
-        some = rows.part(begin, end)
-        parts.append(torch.stack([chosen.statistic(some) for chosen in fits]).cpu())
-    return np.asarray(torch.cat(parts, 1).numpy(), dtype=np.float64)
+def _statistics(side: OriginalGradients, fitted: FittedDifference, what: str) -> Floats:
+    """The s of every row of a set under every fit, shape (repetitions, n)."""
+    parts = [
+        fitted.statistic(what, begin, end, side.rows[what].part(begin, end))
+        for begin, end in spans(len(side.sets[what]), side.rows_at_once())
+    ]
+    fitted.require_finite()
+    return np.asarray(torch.cat(parts, 1).cpu().numpy(), dtype=np.float64)
 
 
 def _scores(found: dict[str, Floats], fits: Sequence[ChosenFit]) -> Scores:
@@ -176,7 +204,7 @@ def _scores(found: dict[str, Floats], fits: Sequence[ChosenFit]) -> Scores:
     )
 
 
-def _no_difference(side: OriginalGradients, parts: Sequence[torch.Tensor], ridge: float) -> Scores:
+def _no_difference(side: OriginalGradients, parts: Sequence[Tensor], ridge: float) -> Scores:
     warnings.warn(
         "the gradients of the background differ between the two models in no coordinate, or by the same in all "
         "examples; every statistic is 0 and no candidate can be told from another",

@@ -27,37 +27,71 @@ class Rows(Protocol):
         """Rows `begin` to `end` − 1, shape (end − begin, d); to be read, not written to."""
 
 
+class FiniteCheck:
+    """Which rows were finite, to be looked at when all is under way: a look waits for all that a GPU was given."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[str, str, int, Tensor]] = []
+
+    def note(self, of: str, at: str, begin: int, finite: Tensor) -> None:
+        """Rows from `begin` on of a set at a model, bool (k,)."""
+        self._seen.append((of, at, begin, finite))
+
+    def require(self) -> None:
+        """Refuse the first row noted that is not finite, and forget them all."""
+        seen, self._seen = self._seen, []
+        if not seen or bool(torch.cat([finite for *_, finite in seen]).all()):
+            return
+        of, at, begin, finite = next(each for each in seen if not bool(each[3].all()))
+        row = begin + int((~finite).nonzero()[0])
+        raise DataError(
+            f"the gradient of row {row} of the {of} set at the {at} model is not finite; "
+            "the weights are damaged or the loss overflows: use finite weights, or remove the row"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class ComputedRows:
     """The gradients of `examples` at `model`, computed whenever they are asked for.
 
-    `of` and `at` name the examples and the model in errors.
+    `of` and `at` name the examples and the model in errors. Rows that are not finite are refused at once or, where
+    there is a check for `later`, noted there.
     """
 
     model: nn.Module
     examples: TensorExamples
     of: str
     at: str
+    later: FiniteCheck | None = None
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def part(self, begin: int, end: int) -> Tensor:
         """Rows `begin` to `end` − 1, a tensor of its own."""
+        return self._part(begin, end, None)
+
+    def part_less(self, begin: int, end: int, others: Tensor) -> Tensor:
+        """Rows `begin` to `end` − 1 less as many others, a tensor of its own."""
+        return self._part(begin, end, others)
+
+    def _part(self, begin: int, end: int, others: Tensor | None) -> Tensor:
         x, y = self.examples.x[begin:end], self.examples.y[begin:end]
         rows = torch.empty(end - begin, width(self.model), dtype=_dtype(self.model), device=x.device)
         filled = 0
         for _, gradient in each_gradient(self.model, x, y):
-            flat = gradient.flatten(1)
-            rows[:, filled : filled + flat.shape[1]] = flat
-            filled += flat.shape[1]
-        finite = rows.sum(1).isfinite()
-        if not bool(finite.all()):
-            row = begin + int((~finite).nonzero()[0])
-            raise DataError(
-                f"the gradient of row {row} of the {self.of} set at the {self.at} model is not finite; "
-                "the weights are damaged or the loss overflows: use finite weights, or remove the row"
-            )
+            span = slice(filled, filled + gradient[0].numel())
+            # Each number is read and written once, in whatever order a gradient lies in memory.
+            place = rows[:, span].view(gradient.shape)
+            if others is None:
+                place.copy_(gradient)
+            else:
+                torch.sub(gradient, others[:, span].view(gradient.shape), out=place)
+            filled = span.stop
+        check = self.later or FiniteCheck()
+        check.note(self.of, self.at, begin, rows.sum(1).isfinite())
+        if self.later is None:
+            check.require()
         return rows
 
 
@@ -87,7 +121,7 @@ class DifferenceRows:
 
     def part(self, begin: int, end: int) -> Tensor:
         """Rows `begin` to `end` − 1, a tensor of its own."""
-        return self.unlearned.part(begin, end).sub_(self.original.part(begin, end))
+        return self.unlearned.part_less(begin, end, self.original.part(begin, end))
 
 
 def held(rows: Rows, *, batch_size: int) -> HeldRows:

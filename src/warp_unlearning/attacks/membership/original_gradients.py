@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,7 @@ from ...models.full_precision import full_precision
 from ...unlearning.checks import copies_of
 from .gradient_rows import ComputedRows, HeldRows, Rows, held, width
 from .model_pair import compared_parameters, device_of, gradient_copy
-from .spare_memory import can_hold, rows_at_once
+from .spare_memory import GPU_BATCH, can_hold, rows_at_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +47,9 @@ class OriginalGradients:
         """The size of one gradient."""
         return row_bytes(self.model)
 
-    def rows_at_once(self) -> int:
-        """How many gradients make a batch, as much memory is free."""
-        return self.batch_size or rows_at_once(self.row_bytes, self.device)
+    def rows_at_once(self, *, share: float = GPU_BATCH) -> int:
+        """How many gradients make a batch, as much memory is free; on a GPU they may take `share` of it."""
+        return self.batch_size or rows_at_once(self.row_bytes, self.device, share=share)
 
 
 def prepare_original(
@@ -70,10 +70,16 @@ def prepare_original(
     side = original_side(
         original, candidates=candidates, background=background, calibration=calibration, batch_size=batch_size
     )
-    rows, total = dict(side.rows), 0
-    for what in ("background", "candidates", "calibration"):
+    return with_held(side, ("background", "candidates", "calibration"))
+
+
+def with_held(side: OriginalGradients, sets: Sequence[str]) -> OriginalGradients:
+    """The same with the gradients of these sets, as far as there is room for them, in memory."""
+    rows = dict(side.rows)
+    total = sum(len(side.sets[what]) for what in side.held) * side.row_bytes
+    for what in sets:
         size = len(side.sets[what]) * side.row_bytes if what in side.sets else 0
-        if what in side.sets and can_hold(size, side.device, already=total):
+        if what in side.sets and what not in side.held and can_hold(size, side.device, already=total):
             with full_precision():
                 rows[what] = held(side.rows[what], batch_size=side.rows_at_once())
             total += size

@@ -13,11 +13,10 @@ The last two are repeated after every pre-step that may undo a defence.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -25,21 +24,23 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...data.examples import TensorExamples
-from ...errors import InputError, WarpWarning
+from ...errors import InputError
 from ...gradients.energy import gradient_energy
 from ...training.scoring import logits
-from ..undoing.protocol import Held, NotApplicable, Undo, Weights
+from ..undoing.asked import Asked
+from ..undoing.protocol import Held, NotApplicable, Undo
 from ..undoing.registry import make_pre_step
-from ..undoing.states import difference, undone_model
+from ..undoing.single_gradients import single_gradients
+from ..undoing.states import checked_difference
 from .confidence import logit_confidence
-from .gradient_difference import gradient_difference
 from .model_pair import check_pair
-from .original_gradients import OriginalGradients, prepare_original
-from .update_alignment import update_alignment
+from .original_gradients import OriginalGradients, original_side
+from .state_scores import state_scores
+from .update_alignment import Alignment, update_alignment
 
 Floats = NDArray[np.float64]
 NAIVE = "naive"
-_AT_ONCE = 256
+_AT_ONCE, _AT_ONCE_ELSEWHERE = 256, 1024
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class PairScores:
 
 class PairAttacker:
     """An attacker who holds `original`, and examples: `background`, which no model has seen, and `probes`, drawn as the
-    training data were. What depends on the original alone is computed once for all models it is compared with.
+    training data were. What depends on the original alone is computed once for all models it is compared with, but for
+    gradients of candidates and background, which take more memory than time.
     """
 
     def __init__(
@@ -82,24 +84,26 @@ class PairAttacker:
         self._candidates, self._background = candidates, background
         self._ridge, self._relative = ridge, relative_ridge
         self._held = Held(self._original, (probes.x, probes.y))
-        self._undo, self._not_applicable = self._prepare(steps)
+        self._steps = tuple(steps)
+        for name in self._steps:
+            make_pre_step(name)
 
-    def attack(self, model: nn.Module) -> PairScores:
-        """The scores of every attack on the original and `model`."""
+    def attack(self, model: nn.Module, *, steps: Sequence[str] | None = None) -> PairScores:
+        """The scores of every attack on the original and `model`, after other `steps` where they are given."""
         other = deepcopy(model).eval()
         check_pair(self._original, other)
+        undo, not_tried = self._prepared(self._steps if steps is None else steps)
         confidence = _confidence(other, self._candidates)
         scores = {
             Attack("confidence", NAIVE, "outputs of the unlearned model"): confidence,
             Attack("confidence drop", NAIVE, "outputs of both models"): self._before - confidence,
         }
-        not_tried = dict(self._not_applicable)
         try:
             energies = _energies(other, self._candidates)
             scores[Attack("gradient norm", NAIVE, "weights of the unlearned model")] = energies
         except InputError as error:
             not_tried["gradient norm"] = str(error)
-        return PairScores(scores | self._by_weights(other, not_tried), not_tried)
+        return PairScores(scores | self._by_weights(Asked(other.state_dict()), undo, not_tried), not_tried)
 
     @cached_property
     def _before(self) -> Floats:
@@ -107,56 +111,76 @@ class PairAttacker:
 
     @cached_property
     def _gradients(self) -> OriginalGradients:
-        return prepare_original(self._original, candidates=self._candidates, background=self._background)
+        return original_side(
+            self._original,
+            candidates=self._candidates,
+            background=self._background,
+            calibration=None,
+            batch_size=None,
+        )
 
-    def _prepare(self, steps: Sequence[str]) -> tuple[dict[str, Undo], dict[str, str]]:
+    @cached_property
+    def _unmapped(self) -> str | None:
+        """Why gradients of single examples cannot be taken, where they cannot."""
+        try:
+            single_gradients(self._held.model, self._held.x[:1], self._held.y[:1])
+        except NotApplicable as error:
+            return str(error)
+        return None
+
+    def _prepared(self, steps: Sequence[str]) -> tuple[dict[str, Undo], dict[str, str]]:
         undo: dict[str, Undo] = {}
         left: dict[str, str] = {}
         for name in steps:
             try:
-                undo[name] = make_pre_step(name).prepared(self._held)
+                undo[name] = self._held.prepared(make_pre_step(name))
             except NotApplicable as error:
                 left[f"after {name}"] = str(error)
         return undo, left
 
-    def _by_weights(self, other: nn.Module, not_tried: dict[str, str]) -> dict[Attack, Floats]:
-        state = other.state_dict()
-        undone = {}
-        for name, undo in self._undo.items():
+    def _by_weights(self, state: Asked, undo: Mapping[str, Undo], not_tried: dict[str, str]) -> dict[Attack, Floats]:
+        undone: dict[str, Asked] = {}
+        for name, step in undo.items():
             try:
-                undone[name] = undo(state)
+                undone[name] = state.after(step)
             except NotApplicable as error:
                 not_tried[f"after {name}"] = str(error)
-        differences = {name: difference(self._original, found) for name, found in undone.items()}
-        weights = "weights of both models"
-        scores: dict[Attack, Floats] = {}
-        try:
-            for name, found in undone.items():
-                scores[Attack("gradient difference", name, weights)] = self._statistic(found)
-        except NotApplicable as error:
-            not_tried["gradient difference"] = str(error)
-        try:
-            aligned = update_alignment(
-                self._original,
-                differences,
-                candidates=(self._candidates.x, self._candidates.y),
-                by_kernel=[name for name in undone if name == "scale-free"],
-            )
-        except NotApplicable as error:
-            not_tried["update alignment"] = str(error)
-            return scores
-        return scores | {Attack("update alignment", name, weights): found for name, found in aligned.items()}
+        same = _same_states(undone)
+        distinct = {name: found for name, found in undone.items() if same[name] == name}
+        statistic, aligned = self._scored(distinct, not_tried)
+        weights, scores = "weights of both models", dict[Attack, Floats]()
+        for what, found in (("gradient difference", statistic), ("update alignment", aligned)):
+            scores |= {Attack(what, name, weights): found[same[name]] for name in undone if same[name] in found}
+        return scores
 
-    def _statistic(self, state: Weights) -> Floats:
-        with warnings.catch_warnings():
-            # Identical models have equal scores, which the reading of the area reports.
-            warnings.simplefilter("ignore", WarpWarning)
-            return gradient_difference(
-                self._gradients,
-                undone_model(self._original, state),
-                ridge=self._ridge,
-                relative_ridge=self._relative,
-            ).statistic
+    def _scored(
+        self, states: Mapping[str, Asked], not_tried: dict[str, str]
+    ) -> tuple[dict[str, Floats], dict[str, Floats]]:
+        """The gradient difference and the update alignment of every state."""
+        differences = {name: checked_difference(self._held, found) for name, found in states.items()}
+        by_kernel = [name for name in states if name == "scale-free"]
+        original = self._gradients
+        statistics = partial(state_scores, original, states, ridge=self._ridge, relative_ridge=self._relative)
+        if self._unmapped is not None:
+            not_tried["update alignment"] = self._unmapped
+            return statistics(), {}
+        if not states:
+            return {}, {}
+        if original.names != self._held.parameters:
+            # Frozen parameters have no part in the one, and in the other they have.
+            candidates = self._candidates.x, self._candidates.y
+            aligned = update_alignment(self._original, differences, candidates=candidates, by_kernel=by_kernel)
+            return statistics(), aligned
+        alignment = Alignment(dict(original.model.named_parameters()), differences, by_kernel=by_kernel)
+        return statistics(watch=alignment.add_rows), alignment.scores()
+
+
+def _same_states(states: Mapping[str, Asked]) -> dict[str, str]:
+    """For every state the first one that it is the same as, which may be itself."""
+    found: dict[str, str] = {}
+    for name, state in states.items():
+        found[name] = next((first for first in dict.fromkeys(found.values()) if state.is_same(states[first])), name)
+    return found
 
 
 def _confidence(model: nn.Module, examples: TensorExamples) -> Floats:
@@ -168,10 +192,9 @@ def _energies(model: nn.Module, examples: TensorExamples) -> Floats:
     """Logarithms of ‖∇ℓᵢ‖² over all floating-point parameters."""
     for p in model.parameters():
         p.requires_grad_(p.is_floating_point())
+    size = _AT_ONCE if examples.x.device.type == "cpu" else _AT_ONCE_ELSEWHERE
     with torch.no_grad():
-        parts = [
-            gradient_energy(model, x, y)
-            for x, y in zip(torch.split(examples.x, _AT_ONCE), torch.split(examples.y, _AT_ONCE), strict=True)
-        ]
+        batches = zip(torch.split(examples.x, size), torch.split(examples.y, size), strict=True)
+        parts = [gradient_energy(model, x, y) for x, y in batches]
     found = torch.cat(parts).double().clamp(min=torch.finfo(torch.float64).tiny).log()
     return np.asarray(found.cpu().numpy(), dtype=np.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,8 +20,11 @@ from ...unlearning.record import examples_digest
 from ..undoing.registry import default_steps
 from .held_out import HeldOut, divide
 from .model_pair import check_pair, device_of
-from .pair_attacks import PairAttacker, PairScores
+from .pair_attacks import Attack, Floats, PairAttacker, PairScores
 from .pair_report import PairAudit, overall, overall_beyond, rows_of, strongest_of
+
+_Scores = dict[Attack, Floats] | None
+_Others = tuple[_Scores, _Scores]
 
 
 def audit_pair(
@@ -52,50 +55,140 @@ def audit_pair(
     show what even retraining reveals. With two of them, the attacks on this pair show what they find where nothing was
     forgotten. `seed` decides the draws of the auditor.
     """
-    if background < 2:
-        raise InputError(f"background is {background}; attacks need at least 2 examples to fit")
-    references = [retrained] if isinstance(retrained, nn.Module) else list(retrained)
-    models = {"original": original, "unlearned": unlearned}
-    models |= {f"retrained {i + 1}": model for i, model in enumerate(references)}
-    device = device_of(original, what="original")
-    sets = _sets(original, {"forget": forget, "test": test, "retain": retain}, device)
-    for model in models.values():
-        check_pair(original, model)
-    streams = Streams(seed, "pair audit")
-    parts = divide(sets["forget"].y, sets["test"].y, background=background, generator=streams.generator("held out"))
-    candidates, positives = _candidates(sets, parts), len(parts.forget)
-    fitted = sets["test"].select(parts.background)
-    held = _probes(sets.get("retain", fitted), probes, streams.generator("probes"))
-    tried = tuple(default_steps(defense) if steps is None else [steps] if isinstance(steps, str) else steps)
-    if not tried:
-        raise InputError('no pre-step was given; give at least "naive"')
-    known: dict[str, Any] = {"candidates": candidates, "background": fitted, "probes": held, "steps": tried}
-    known |= {"ridge": ridge, "relative_ridge": relative_ridge}
-    attacker = PairAttacker(original, **known)
-    found = attacker.attack(unlearned)
-    reference = attacker.attack(references[0]).scores if references else None
-    apart = PairAttacker(references[0], **known).attack(references[1]).scores if len(references) > 1 else None
-    rows = rows_of(found.scores, positives, retrained=reference, null=apart, level=level, margin=margin)
-    return PairAudit(
-        rows=rows,
-        strongest=max(rows, key=lambda row: row.strength.value).name,
-        strongest_strength=strongest_of(rows, found.scores, positives, level=level),
-        verdict=overall(rows),
-        beyond_retrained=overall_beyond(rows, margin=margin),
-        not_tried=found.not_tried,
-        counts={"forgotten": positives, "never seen": len(parts.non_members)}
-        | {"background": len(fitted), "probes": len(held)},
-        digests=_digests(models, sets),
-        settings={"defense": defense, "steps": list(tried), "ridge": ridge, "relative_ridge": relative_ridge}
-        | {"seed": seed},
-        threat=threat_of(len(held), len(fitted), from_retain="retain" in sets),
-        notes=(*parts.notes, *_notes(models, found, references)),
+    auditor = PairAuditor(
+        original,
+        forget=forget,
+        test=test,
+        retain=retain,
+        retrained=retrained,
+        background=background,
+        probes=probes,
+        ridge=ridge,
+        relative_ridge=relative_ridge,
         level=level,
         margin=margin,
-        scores=found.scores,
-        forget_index=parts.forget.numpy(),
-        test_index=parts.non_members.numpy(),
+        seed=seed,
     )
+    return auditor.audit(unlearned, defense=defense, steps=steps)
+
+
+class PairAuditor:
+    """`audit_pair` for several unlearned models of one original, of which the same examples were forgotten.
+
+    What depends on the original and the sets alone is computed once: checks, draws and digests, the original's traced
+    channels, the spectra of its layers' inputs, and probe gradients. As long as an auditor lives it holds those on the
+    original's device, some 200 bytes for each parameter of a ResNet-18. Arguments are those of `audit_pair`. The models
+    given here must not be changed while it is used.
+    """
+
+    def __init__(
+        self,
+        original: nn.Module,
+        *,
+        forget: object,
+        test: object,
+        retain: object | None = None,
+        retrained: nn.Module | Sequence[nn.Module] = (),
+        background: int = 1000,
+        probes: int = 512,
+        ridge: float = 1e-3,
+        relative_ridge: bool = True,
+        level: float = 0.95,
+        margin: float = MARGIN,
+        seed: int = 0,
+    ) -> None:
+        if background < 2:
+            raise InputError(f"background is {background}; attacks need at least 2 examples to fit")
+        self._references = [retrained] if isinstance(retrained, nn.Module) else list(retrained)
+        self._models = {"original": original}
+        self._models |= {f"retrained {i + 1}": model for i, model in enumerate(self._references)}
+        device = device_of(original, what="original")
+        self._sets = _sets(original, {"forget": forget, "test": test, "retain": retain}, device)
+        for model in self._models.values():
+            check_pair(original, model)
+        streams, sets = Streams(seed, "pair audit"), self._sets
+        held_out = streams.generator("held out")
+        self._parts = divide(sets["forget"].y, sets["test"].y, background=background, generator=held_out)
+        self._fitted = sets["test"].select(self._parts.background)
+        self._probes = _probes(sets.get("retain", self._fitted), probes, streams.generator("probes"))
+        self._ridge, self._relative = ridge, relative_ridge
+        self._level, self._margin, self._seed = level, margin, seed
+        self._others: dict[tuple[str, ...], _Others] = {}
+
+    def audit(
+        self, unlearned: nn.Module, *, defense: str | None = None, steps: Sequence[str] | str | None = None
+    ) -> PairAudit:
+        """Attack the original and this model."""
+        check_pair(self._models["original"], unlearned)
+        tried = tuple(default_steps(defense) if steps is None else [steps] if isinstance(steps, str) else steps)
+        if not tried:
+            raise InputError('no pre-step was given; give at least "naive"')
+        first, *others = self._models.items()
+        models = dict([first, ("unlearned", unlearned), *others])
+        found, positives = self._attacker.attack(unlearned, steps=tried), len(self._parts.forget)
+        reference, apart = self._on_references(tried)
+        level, margin = self._level, self._margin
+        rows = rows_of(found.scores, positives, retrained=reference, null=apart, level=level, margin=margin)
+        return PairAudit(
+            rows=rows,
+            strongest=max(rows, key=lambda row: row.strength.value).name,
+            strongest_strength=strongest_of(rows, found.scores, positives, level=level),
+            verdict=overall(rows),
+            beyond_retrained=overall_beyond(rows, margin=margin),
+            not_tried=found.not_tried,
+            counts={"forgotten": positives, "never seen": len(self._parts.non_members)}
+            | {"background": len(self._fitted), "probes": len(self._probes)},
+            digests={name: self._digest(name, model) for name, model in models.items()} | self._set_digests,
+            settings={"defense": defense, "steps": list(tried), "ridge": self._ridge}
+            | {"relative_ridge": self._relative, "seed": self._seed},
+            threat=threat_of(len(self._probes), len(self._fitted), from_retain="retain" in self._sets),
+            notes=(*self._parts.notes, *_notes(models, found, self._references)),
+            level=level,
+            margin=margin,
+            scores=found.scores,
+            forget_index=self._parts.forget.numpy(),
+            test_index=self._parts.non_members.numpy(),
+        )
+
+    @cached_property
+    def _attacker(self) -> PairAttacker:
+        return self._attacking(self._models["original"])
+
+    @cached_property
+    def _apart(self) -> PairAttacker:
+        return self._attacking(self._references[0])
+
+    @cached_property
+    def _set_digests(self) -> dict[str, str]:
+        return {f"{what} set": examples_digest(self._sets[what]) for what in ("forget", "test")}
+
+    @cached_property
+    def _known_digests(self) -> dict[str, str]:
+        return {name: model_digest(model) for name, model in self._models.items()}
+
+    def _digest(self, name: str, model: nn.Module) -> str:
+        return self._known_digests[name] if name in self._models else model_digest(model)
+
+    def _attacking(self, original: nn.Module) -> PairAttacker:
+        candidates = _candidates(self._sets, self._parts)
+        return PairAttacker(
+            original,
+            candidates=candidates,
+            background=self._fitted,
+            probes=self._probes,
+            steps=(),
+            ridge=self._ridge,
+            relative_ridge=self._relative,
+        )
+
+    def _on_references(self, tried: tuple[str, ...]) -> _Others:
+        """The scores of the first retrained model, and of the first two apart, where there are so many."""
+        if tried not in self._others:
+            count = len(self._references)
+            reference = self._attacker.attack(self._references[0], steps=tried).scores if count else None
+            apart = self._apart.attack(self._references[1], steps=tried).scores if count > 1 else None
+            self._others[tried] = (reference, apart)
+        return self._others[tried]
 
 
 def threat_of(probes: int, background: int, *, from_retain: bool) -> tuple[str, ...]:
@@ -133,11 +226,6 @@ def _probes(source: TensorExamples, count: int, generator: torch.Generator) -> T
     if count < 1:
         raise InputError(f"probes is {count}; give the attacker at least one example")
     return source.select(torch.randperm(len(source), generator=generator)[:count].sort().values)
-
-
-def _digests(models: Mapping[str, nn.Module], sets: Mapping[str, TensorExamples]) -> dict[str, str]:
-    found = {name: model_digest(model) for name, model in models.items()}
-    return found | {f"{what} set": examples_digest(sets[what]) for what in ("forget", "test")}
 
 
 def _notes(models: Mapping[str, nn.Module], found: PairScores, references: Sequence[nn.Module]) -> list[str]:

@@ -7,8 +7,9 @@ import torch
 # On a CPU memory is everybody's, and too much of it ends the process; a GPU's is asked how much is left.
 CPU_HELD = 2 * 2**30
 CPU_BATCH = 256 * 2**20
-# More examples at once are no faster.
+# More examples at once are no faster; on a GPU each batch costs the host as much as any other.
 LARGEST_BATCH = 128
+GPU_LARGEST_BATCH = 512
 # Of what is free on a GPU; the rest is for batches, the chosen columns, and activations.
 GPU_HELD = 0.6
 # A batch of rows exists up to five times at once, beside the activations of its examples.
@@ -20,10 +21,17 @@ def can_hold(size: int, device: torch.device, *, already: int = 0) -> bool:
     return size <= GPU_HELD * free(device) if device.type == "cuda" else already + size <= CPU_HELD
 
 
-def rows_at_once(row_bytes: int, device: torch.device) -> int:
-    """How many rows of `row_bytes` make a batch."""
-    room = GPU_BATCH * free(device) if device.type == "cuda" else CPU_BATCH
-    return max(1, min(LARGEST_BATCH, int(room) // max(1, row_bytes)))
+def held_at_once(size: int, device: torch.device) -> int:
+    """How many things of `size` bytes each may be held, at least one."""
+    room = GPU_HELD * free(device) if device.type == "cuda" else CPU_HELD
+    return max(1, int(room) // max(1, size))
+
+
+def rows_at_once(row_bytes: int, device: torch.device, *, share: float = GPU_BATCH) -> int:
+    """How many rows of `row_bytes` make a batch, which may take `share` of what is free on a GPU."""
+    on_gpu = device.type == "cuda"
+    room = share * free(device) if on_gpu else CPU_BATCH
+    return max(1, min(GPU_LARGEST_BATCH if on_gpu else LARGEST_BATCH, int(room) // max(1, row_bytes)))
 
 
 def free(device: torch.device) -> int:

@@ -20,8 +20,9 @@ from ..undoing.kernels import directions
 from ..undoing.protocol import Weights
 from ..undoing.single_gradients import single_gradients
 
-# Numbers in a chunk of gradients.
+# Numbers in a chunk of gradients; a GPU needs large ones to be busy.
 _CHUNK = 2**27
+_CHUNK_ELSEWHERE = 2**30
 _MOST = 128
 
 
@@ -49,16 +50,46 @@ def update_alignment(
         p.requires_grad_(p.is_floating_point())
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     first = next(iter(named.values()))
-    whole = _Stack({n: d for n, d in differences.items() if n not in by_kernel}, named, by_kernel=False)
-    apart = _Stack({n: d for n, d in differences.items() if n in by_kernel}, named, by_kernel=True)
+    alignment = Alignment(named, differences, by_kernel=by_kernel)
     x, y = (t.to(first.device) for t in candidates)
     x = x.to(first.dtype) if x.is_floating_point() else x
-    size = max(1, min(_MOST, _CHUNK // sum(p.numel() for p in named.values())))
-    parts: list[dict[str, Tensor]] = []
+    chunk = _CHUNK if x.device.type == "cpu" else _CHUNK_ELSEWHERE
+    size = max(1, min(_MOST, chunk // sum(p.numel() for p in named.values())))
     for some_x, some_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
-        gradients = single_gradients(model, some_x, some_y)
-        parts.append(whole.scores(gradients) | apart.scores(gradients))
-    return {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in differences}
+        alignment.add(single_gradients(model, some_x, some_y))
+    return alignment.scores()
+
+
+class Alignment:
+    """Scores of candidates whose gradients are shown a few at a time.
+
+    `named` are the parameters that gradients are taken of; differences and `by_kernel` are those of `update_alignment`.
+    """
+
+    def __init__(
+        self, named: Mapping[str, Tensor], differences: Mapping[str, Weights], *, by_kernel: Collection[str] = ()
+    ) -> None:
+        self._shapes = {name: p.shape for name, p in named.items()}
+        self._names = list(differences)
+        whole = _Stack({n: d for n, d in differences.items() if n not in by_kernel}, named, by_kernel=False)
+        apart = _Stack({n: d for n, d in differences.items() if n in by_kernel}, named, by_kernel=True)
+        self._stacks = (whole, apart)
+        self._parts: list[dict[str, Tensor]] = []
+
+    def add(self, gradients: Mapping[str, Tensor]) -> None:
+        """The next candidates, (points, *parameter) by name."""
+        whole, apart = self._stacks
+        self._parts.append(whole.scores(gradients) | apart.scores(gradients))
+
+    def add_rows(self, rows: Tensor) -> None:
+        """The next candidates as rows (points, d) of all parameters, flattened one after the other."""
+        sizes = [shape.numel() for shape in self._shapes.values()]
+        parts = zip(self._shapes.items(), torch.split(rows, sizes, 1), strict=True)
+        self.add({name: part.view(len(part), *shape) for (name, shape), part in parts})
+
+    def scores(self) -> dict[str, NDArray[np.float64]]:
+        """The scores of all candidates so far, by the name of the difference."""
+        return {name: torch.cat([part[name] for part in self._parts]).cpu().numpy() for name in self._names}
 
 
 class _Stack:
@@ -94,7 +125,9 @@ class _Stack:
             g = directions(gradients[name], gradients[name].dim() - 1) if self._by_kernel else gradients[name]
             flat = g.flatten(1)
             dots.append((flat @ columns).double())
-            energies.append(flat.square().sum(1, keepdim=True).double() * self._compared[name])
+            energies.append(
+                torch.linalg.vector_norm(flat, dim=1, keepdim=True).double().square() * self._compared[name]
+            )
         found = torch.stack(dots).sum(0)
         if not self._by_kernel:
             found = found / torch.stack(energies).sum(0).sqrt().clamp(min=1e-300)

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from .asked import asked
 from .channel_factors import Channels, all_pinned, channels_of
 from .channel_order import ChannelOrder
-from .channel_scales import undo_scales
+from .channel_scales import ChannelScales
 from .protocol import Held, NamedStep, Weights
 from .states import checked_state, with_shared_names
 
@@ -46,10 +47,12 @@ class UndoChannels:
 
     def __call__(self, unlearned: Weights) -> dict[str, Tensor]:
         """The unlearned weights in the original's order and scales."""
-        ordered = self.order.undone(checked_state(self.held, unlearned))
+        given = asked(unlearned)
+        ordered = given.once(("ordered", self.held), lambda: self.order.undone(checked_state(self.held, given)))
         if self.channels.free == 0:
-            return with_shared_names(self.held, ordered)
-        found = undo_scales(
-            self.channels, self.held.weights, ordered, self.held.parameters, reweightings=self.reweightings
-        )
-        return with_shared_names(self.held, found)
+            return with_shared_names(self.held, dict(ordered))
+        scales = given.once(("scales", self.held), lambda: self._scales(ordered))
+        return with_shared_names(self.held, scales.undone(reweightings=self.reweightings))
+
+    def _scales(self, ordered: Weights) -> ChannelScales:
+        return ChannelScales(self.channels, self.held.weights, ordered, self.held.parameters)

@@ -1,15 +1,13 @@
-"""Weights in which every channel has a factor, and derivatives of their sums in the logarithms of the factors.
+"""Weights in which every channel has a factor.
 
 A weight v that stands in the channels c with powers p_c = ±1 is rescaled to v exp(Σ_c p_c x_c), x being the logarithms.
-Of Φ(x) = Σ_v v exp(Σ_c p_c x_c), over all weights of a network, the derivatives are Σ_v p_c v exp(…) and
-Σ_v p_c p_d v exp(…). Running variances appear as deviations √(v + ε), which have power 1.
+Running variances appear as deviations √(v + ε), which have power 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import permutations
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,6 +15,7 @@ from torch import Tensor
 from ...errors import InputError
 from ...symmetry.channel_graph import ChannelGraph
 from ...symmetry.channel_walk import Kind, Use
+from .pair_sums import along, pair_sums
 from .protocol import Held, NotApplicable, Weights
 
 
@@ -42,6 +41,13 @@ class Channels:
     places: Mapping[str, tuple[Place, ...]]
     free: int
     offsets: Mapping[str, float]
+    _found: dict[Hashable, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` finds out about these channels; it is asked the first time alone."""
+        if key not in self._found:
+            self._found[key] = make()
+        return self._found[key]
 
     def embedded(self, values: Tensor) -> Tensor:
         """One number for each free class as one for each class, 0 for the channels that stay."""
@@ -86,41 +92,23 @@ def rescaled(channels: Channels, values: Weights, logs: Tensor) -> dict[str, Ten
     for name in values:
         for place in channels.places.get(name, ()):
             factors = (place.sign * logs[place.classes]).exp()
-            found[name] = found[name] * _along(factors, place.axes, found[name].dim())
+            found[name] = found[name] * along(factors, place.axes, found[name].dim())
     return found
 
 
 def first_derivatives(channels: Channels, values: Weights) -> Tensor:
-    """∂Φ/∂x_c for every free class c, given the rescaled weights."""
-    return _sums(channels, values, signed=True)
+    """∂Φ/∂x_c for every free class c, Φ being the sum of the rescaled weights, given those."""
+    return pair_sums(channels, values).first()
 
 
 def channel_sums(channels: Channels, values: Weights) -> Tensor:
     """Σ v over the weights that stand in each free class."""
-    return _sums(channels, values, signed=False)
+    return pair_sums(channels, values).totals()
 
 
 def second_derivatives(channels: Channels, values: Weights) -> Tensor:
     """∂²Φ/∂x_c∂x_d for all free classes, given the rescaled weights."""
-    n = channels.free
-    found = _sums(channels, values, signed=False, padded=True).diag()
-    for name, value in values.items():
-        for one, other in permutations(channels.places.get(name, ()), 2):
-            axes = tuple(sorted({*one.axes, *other.axes}))
-            sums = one.sign * other.sign * _sum_to(value, axes)
-            where = _among(one, axes) * (n + 1) + _among(other, axes)
-            found.view(-1).index_add_(0, where.flatten(), sums.flatten())
-    return found[:n, :n]
-
-
-def _sums(channels: Channels, values: Weights, *, signed: bool, padded: bool = False) -> Tensor:
-    device = next(iter(values.values())).device
-    found = torch.zeros(channels.free + 1, dtype=torch.float64, device=device)
-    for name, value in values.items():
-        for place in channels.places.get(name, ()):
-            sums = _sum_to(value, place.axes).flatten()
-            found.index_add_(0, place.classes.flatten(), place.sign * sums if signed else sums)
-    return found if padded else found[:-1]
+    return pair_sums(channels, values).second()
 
 
 def _place(use: Use, classes: Tensor, value: Tensor, device: torch.device) -> Place:
@@ -129,26 +117,6 @@ def _place(use: Use, classes: Tensor, value: Tensor, device: torch.device) -> Pl
         return Place((use.axis,), classes, sign)
     rows = classes.reshape(use.blocks, -1).repeat_interleave(len(value) // use.blocks, 0)
     return Place((0, use.axis), rows, sign)
-
-
-def _along(factors: Tensor, axes: tuple[int, ...], dims: int) -> Tensor:
-    """Factors with the shape of `axes` as a tensor that is 1 long along all others."""
-    shape = [1] * dims
-    for axis, size in zip(axes, factors.shape, strict=True):
-        shape[axis] = size
-    return factors.reshape(shape)
-
-
-def _among(place: Place, axes: tuple[int, ...]) -> Tensor:
-    """Classes of a place with the other `axes` beside its own."""
-    own = tuple(axes.index(axis) for axis in place.axes)
-    return _along(place.classes, own, len(axes))
-
-
-def _sum_to(value: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """The sum over all axes but those, which are in order."""
-    rest = [axis for axis in range(value.dim()) if axis not in axes]
-    return value.sum(rest) if rest else value
 
 
 def all_pinned(held: Held, kind: Kind) -> NotApplicable:

@@ -8,7 +8,6 @@ the first, and so on; later rounds use all slices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -57,7 +56,8 @@ class ChannelOrder:
         graph = traced(held, "order")
         self._blocks = {use.name: use.blocks for use in graph.uses if use.axis == 1}
         self._original = self._balanced(held.weights, {use.name for use in graph.uses})
-        self._sets = [(members, list(_slices(graph, members, held))) for members in graph.exchangeable()]
+        sets = graph.exchangeable()
+        self._sets = list(zip(sets, _slices(graph, sets, held), strict=True))
 
     @property
     def sets(self) -> int:
@@ -102,23 +102,31 @@ def _cosines(one: Tensor, other: Tensor) -> Tensor:
     return normalize(one, dim=1, eps=1e-300) @ normalize(other, dim=1, eps=1e-300).mT
 
 
-def _slices(graph: ChannelGraph, members: list[int], held: Held) -> Iterator[_Slice]:
-    numbers = {channel: i for i, channel in enumerate(members)}
+def _slices(graph: ChannelGraph, sets: list[list[int]], held: Held) -> list[list[_Slice]]:
+    """Where the channels of each set stand."""
+    owner = {channel: (which, i) for which, members in enumerate(sets) for i, channel in enumerate(members)}
+    roots = {id(use): graph.roots[list(use.ids)].tolist() for use in graph.uses}
+    found: list[list[_Slice]] = [[] for _ in sets]
     for use in graph.uses:
-        places: list[list[int]] = [[] for _ in members]
-        for place, channel in enumerate(graph.roots[list(use.ids)].tolist()):
-            if channel in numbers:
-                places[numbers[channel]].append(place)
-        if places[0]:
-            beside = [u for u in graph.uses if u.name == use.name and u.axis != use.axis]
-            others = frozenset(int(graph.roots[i]) for u in beside for i in u.ids)
-            yield _slice(use, torch.tensor(places, device=held.device), len(held.weights[use.name]), others)
+        places: dict[int, list[list[int]]] = {}
+        for place, channel in enumerate(roots[id(use)]):
+            if channel in owner:
+                which, i = owner[channel]
+                if which not in places:
+                    places[which] = [[] for _ in sets[which]]
+                places[which][i].append(place)
+        beside = [u for u in graph.uses if u.name == use.name and u.axis != use.axis]
+        others = frozenset(channel for u in beside for channel in roots[id(u)])
+        rows = len(held.weights[use.name])
+        for which, where in places.items():
+            found[which].append(_slice(use, torch.tensor(where), rows, others, held.device))
+    return found
 
 
-def _slice(use: Use, places: Tensor, rows: int, others: frozenset[int]) -> _Slice:
+def _slice(use: Use, places: Tensor, rows: int, others: frozenset[int], device: torch.device) -> _Slice:
     if use.blocks == 1:
-        return _Slice(use.name, slice(None), use.axis, places, others)
+        return _Slice(use.name, slice(None), use.axis, places.to(device), others)
     # Channels that may change places all belong to one block.
     width, height = len(use.ids) // use.blocks, rows // use.blocks
     block = int(places[0, 0]) // width
-    return _Slice(use.name, slice(block * height, (block + 1) * height), use.axis, places % width, others)
+    return _Slice(use.name, slice(block * height, (block + 1) * height), use.axis, (places % width).to(device), others)

@@ -8,18 +8,20 @@ gradients, held near them by a pull that is let go.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ...linalg.gram import gram
-from .channel_factors import Channels, all_pinned, first_derivatives, rescaled, second_derivatives
+from .channel_factors import Channels, all_pinned, first_derivatives, rescaled
 from .conservation_law import ConservationLaw, Flows
 from .kernels import kernel_lengths
+from .pair_sums import pair_sums
 from .probe_gradients import ProbeGradients
 from .protocol import Held, NamedStep, Undo, Weights
-from .solving import solved
+from .solving import solved_positive
 from .states import CleanedDifference, at_length_of
 
 _PULLS = (1.0, 0.1, 0.01, 0.001, 0.0)
@@ -33,7 +35,7 @@ class Conservation(NamedStep):
 
     For updates with batch norm in eval mode: in train mode the loss does not depend on the scale of what enters a batch
     norm, and the law says less. Works on networks that torch.fx can trace. Costs some thirty dense solves with as many
-    unknowns as there are free channels (7,680 in ResNet-18: seconds on a GPU, many minutes on a processor).
+    unknowns as there are free channels (7,680 in ResNet-18: a second on a GPU, many minutes on a processor).
     """
 
     step_name: ClassVar[str] = "conservation"
@@ -54,35 +56,54 @@ class Conservation(NamedStep):
 def _without_factors(law: ConservationLaw, delta: Weights, probes: ProbeGradients) -> dict[str, Tensor]:
     """Factors that fit the probe gradients' lengths, then factors that obey the law."""
     start = _fitted_factors(law.channels, delta, probes.lengths_near(delta))
-    logs, flows = start, law.flows(delta)
+    flows = law.flows(delta)
+    reached = _Point(law, flows, start)
     for pull in _PULLS:
-        logs = _approach(law, flows, start, logs, pull)
-    return rescaled(law.channels, delta, logs)
+        reached = _approach(reached, start, pull)
+    return rescaled(law.channels, delta, reached.logs)
 
 
-def _approach(law: ConservationLaw, flows: Flows, start: Tensor, logs: Tensor, pull: float) -> Tensor:
-    """Levenberg-Marquardt on Σ_c (violation / flow)² + pull · ‖logs − start‖²."""
-    damping = 1e-3
+class _Point:
+    """Errors (violation / flow) at some logarithms, and their derivatives."""
 
-    def state(at: Tensor) -> tuple[float, Tensor, Tensor]:
-        total, slope, size = law.violations(flows, at)
-        off = (at - start)[:-1]
-        matrix, error = slope / size[:, None], total / size
-        height = float(error.square().sum() + pull * off.square().sum())
-        curvature = gram(matrix)
+    def __init__(self, law: ConservationLaw, flows: Flows, logs: Tensor) -> None:
+        self._law, self._flows, self.logs = law, flows, logs
+        total, slope, size = law.violations(flows, logs)
+        self._error, self._slope = total / size, slope / size[:, None]
+
+    def height(self, start: Tensor, pull: float) -> float:
+        """Σ_c error² + pull · ‖logs − start‖²."""
+        return float(self._error.square().sum() + pull * (self.logs - start)[:-1].square().sum())
+
+    def descent(self, start: Tensor, pull: float, damping: float) -> Tensor:
+        """The damped step of Gauss and Newton down this height, for every class."""
+        curvature = self._curvature.clone()
         curvature.diagonal().add_(pull)
-        return height, curvature, matrix.mT @ error + pull * off
+        curvature.diagonal().add_(damping * (curvature.diagonal() + 1e-9))
+        slope = self._slope.mT @ self._error + pull * (self.logs - start)[:-1]
+        return self._law.channels.embedded(solved_positive(curvature, -slope).clamp(-1, 1))
 
-    height, curvature, slope = state(logs)
+    def moved(self, step: Tensor) -> _Point:
+        """The point a step away."""
+        return _Point(self._law, self._flows, self.logs + step)
+
+    @cached_property
+    def _curvature(self) -> Tensor:
+        # Most of the work of a step: not done at points that are not kept, and once for all pulls.
+        return gram(self._slope)
+
+
+def _approach(at: _Point, start: Tensor, pull: float) -> _Point:
+    """Levenberg-Marquardt on the height."""
+    damping, height = 1e-3, at.height(start, pull)
     for _ in range(_STEPS):
-        ridge = damping * (curvature.diagonal() + 1e-9).diag()
-        step = law.channels.embedded(solved(curvature + ridge, -slope).clamp(-1, 1))
-        reached = state(logs + step)
-        if reached[0] < height:
-            (height, curvature, slope), logs, damping = reached, logs + step, damping / 5
+        tried = at.moved(at.descent(start, pull, damping))
+        reached = tried.height(start, pull)
+        if reached < height:
+            at, height, damping = tried, reached, damping / 5
         else:
             damping *= 5
-    return logs
+    return at
 
 
 def _fitted_factors(channels: Channels, delta: Weights, expected: Weights) -> Tensor:
@@ -94,11 +115,12 @@ def _fitted_factors(channels: Channels, delta: Weights, expected: Weights) -> Te
     weights = {name: expected[name] * (lengths[name] > 0) for name in delta}
     whole = {n: w * ((expected[n] + _TINY).log() - (lengths[n] + _TINY).log()) for n, w in weights.items()}
     n = channels.free
-    rows, constant = first_derivatives(channels, weights), sum(w.sum() for w in weights.values())
+    sums = pair_sums(channels, weights)
+    rows, constant = sums.first(), torch.stack([w.sum() for w in weights.values()]).sum()
     matrix = torch.zeros(n + 1, n + 1, dtype=torch.float64, device=rows.device)
-    matrix[:n, :n] = second_derivatives(channels, weights)
+    matrix[:n, :n] = sums.second()
     matrix[:n, :n].diagonal().add_(1e-3 * matrix.diagonal().mean())
     matrix[n, :n] = matrix[:n, n] = rows
     matrix[n, n] = constant
     right = torch.cat([first_derivatives(channels, whole), torch.stack([w.sum() for w in whole.values()]).sum()[None]])
-    return channels.embedded(solved(matrix, right)[:n])
+    return channels.embedded(solved_positive(matrix, right)[:n])

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .channel_factors import Channels, channel_sums, channels_of, first_derivatives, rescaled, second_derivatives
+from .channel_factors import Channels, channels_of
+from .pair_sums import PairSums, pair_sums
 from .protocol import Held, Weights
 
 _TINY = 1e-28
@@ -33,11 +33,11 @@ class _Norm:
 
 @dataclass(frozen=True, eq=False)
 class Flows:
-    """θ·g and |θ·g|, summed over each kernel, by parameter, and what flows into each batch norm by its own affine."""
+    """θ·g and |θ·g|, summed by the channels they flow between, and what flows into batch norms by their own affine."""
 
-    products: dict[str, Tensor]
-    sizes: dict[str, Tensor]
-    norms: tuple[Tensor, ...]
+    products: PairSums
+    sizes: PairSums
+    norms: Tensor
 
 
 class ConservationLaw:
@@ -60,28 +60,33 @@ class ConservationLaw:
         for classes in mute:
             known[classes] = False
         self._known = known[:-1]
+        none = torch.zeros(0, dtype=torch.long, device=held.device)
+        self._entering = torch.cat([none, *(norm.entering for norm in self._norms)])
+        self._leaving = torch.cat([none, *(norm.leaving for norm in self._norms)])
+        n = self.channels.free
+        self._moving = ((self._entering < n) & (self._leaving < n)).nonzero()[:, 0]
+        self._between = self._entering[self._moving] * n + self._leaving[self._moving]
 
     def flows(self, gradient: Weights) -> Flows:
         """What a gradient makes flow."""
-        products = {name: _by_kernel(self.weights[name] * gradient[name]) for name in self.weights}
-        sizes = {name: _by_kernel((self.weights[name] * gradient[name]).abs()) for name in self.weights}
-        return Flows(products, sizes, tuple(self._into(norm, gradient) for norm in self._norms))
+        products = {name: weight * gradient[name] for name, weight in self.weights.items()}
+        sizes = {name: value.abs() for name, value in products.items()}
+        none = next(iter(products.values())).new_zeros(0)
+        norms = torch.cat([none, *(self._into(norm, gradient) for norm in self._norms)])
+        return Flows(pair_sums(self.channels, products), pair_sums(self.channels, sizes), norms)
 
     def violations(self, flows: Flows, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """For each free class what flows in less what flows out, the derivatives in the logarithms of the factors that
         the gradient is multiplied by, and the sum of absolute flows; at the logarithms given.
         """
         n = self.channels.free
-        products = rescaled(self.channels, flows.products, logs)
-        total = pad(first_derivatives(self.channels, products), (0, 1))
-        slope = pad(second_derivatives(self.channels, products), (0, 1, 0, 1))
-        size = pad(channel_sums(self.channels, rescaled(self.channels, flows.sizes, logs)), (0, 1))
-        for norm, into in zip(self._norms, flows.norms, strict=True):
-            flow = into * logs[norm.leaving].exp()
-            total = total.index_add(0, norm.entering, -flow)
-            slope.index_put_((norm.entering, norm.leaving), -flow, accumulate=True)
-            size = size.index_add(0, norm.entering, flow.abs())
-        return total[:n] * self._known, slope[:n, :n] * self._known[:, None], size[:n] + _TINY
+        through = flows.norms * logs[self._leaving].exp()
+        # The class of the channels that stay has no equation and no factor.
+        into, sizes = (through.new_zeros(n + 1).index_add(0, self._entering, t)[:n] for t in (through, through.abs()))
+        slope = flows.products.second(logs)
+        slope.view(-1).index_add_(0, self._between, -through[self._moving])
+        total, size = flows.products.first(logs) - into, flows.sizes.totals(logs) + sizes
+        return total * self._known, slope.mul_(self._known[:, None]), size + _TINY
 
     def _into(self, norm: _Norm, gradient: Weights) -> Tensor:
         """γ (g_γ + g_β m / s), which has the factors of γ and β."""
@@ -89,11 +94,6 @@ class ConservationLaw:
         if norm.bias is not None:
             flow = flow + gradient[norm.bias] * norm.offset
         return self.weights[norm.weight] * flow
-
-
-def _by_kernel(value: Tensor) -> Tensor:
-    """Sums over the taps of kernels, whose factors are one."""
-    return value.flatten(2).sum(2) if value.dim() > 2 else value
 
 
 def _norm(name: str, entering: Tensor, channels: Channels, state: Weights, eps: float) -> _Norm | None:

@@ -18,9 +18,9 @@ from .single_gradients import single_gradients
 _POINTS, _FEWEST = 128, 32
 _NUMBERS = 2**28
 _NEIGHBOURS = 8
-# Numbers in a chunk, and numbers kept from one use to the next.
-_CHUNK = 2**27
-_KEPT = 2**28
+# Numbers in a chunk, and numbers kept from one use to the next, on a processor and elsewhere.
+_CHUNK, _CHUNK_ELSEWHERE = 2**27, 2**29
+_KEPT, _KEPT_ELSEWHERE = 2**28, 2**30
 
 
 class ProbeGradients:
@@ -34,9 +34,10 @@ class ProbeGradients:
         size = sum(p.numel() for p in held.model.parameters())
         points = min(_POINTS, max(_FEWEST, _NUMBERS // size))
         self.x, self.y = held.x[:points], held.y[:points]
-        self._chunk = max(1, min(32, _CHUNK // size))
+        chunk, kept = (_CHUNK, _KEPT) if held.device.type == "cpu" else (_CHUNK_ELSEWHERE, _KEPT_ELSEWHERE)
+        self._chunk = max(1, min(32, chunk // size))
         self._kept: list[dict[str, Tensor]] | None = None
-        if size * len(self.y) <= _KEPT:
+        if size * len(self.y) <= kept:
             self._kept = list(self._chunks(torch.arange(len(self.y))))
 
     def __len__(self) -> int:

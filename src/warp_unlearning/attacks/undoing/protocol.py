@@ -7,7 +7,7 @@ Whatever attack takes an original and an unlearned model takes the original and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -87,6 +87,15 @@ class Held:
         if make not in self._found:
             self._found[make] = make(self)
         found: T = self._found[make]
+        return found
+
+    def prepared(self, step: PreStep) -> Undo:
+        """The step prepared for this original; equal steps are one."""
+        if not isinstance(step, Hashable):
+            return step.prepared(self)
+        if step not in self._found:
+            self._found[step] = step.prepared(self)
+        found: Undo = self._found[step]
         return found
 
 

@@ -17,3 +17,13 @@ def solved(matrix: Tensor, right: Tensor) -> Tensor:
     if not bool(found.isfinite().all()):
         raise NotApplicable("the difference of the two models gives channels no finite scales")
     return found
+
+
+def solved_positive(matrix: Tensor, right: Tensor) -> Tensor:
+    """`solved` for a symmetric positive definite matrix, a third of the work; one that rounding has left indefinite is
+    solved as any other.
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    found = torch.cholesky_solve(right[:, None], factor)[:, 0]
+    # One read for both.
+    return found if bool(found.isfinite().all() & (failed == 0)) else solved(matrix, right)

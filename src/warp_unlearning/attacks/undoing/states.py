@@ -10,16 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError
+from .asked import Asked, asked
 from .protocol import Held, Weights
 
 
 def difference(original: nn.Module, state: Weights) -> dict[str, Tensor]:
     """θ − θ_org of every floating-point parameter, in float64 on the original's device; `state` may hold more."""
-    found = {}
-    for name, p in original.named_parameters():
-        if p.is_floating_point():
-            found[name] = _fitting(name, p, state) - p.detach().double()
-    return found
+    own = {name: p for name, p in original.named_parameters() if p.is_floating_point()}
+    return {name: value - own[name].detach().double() for name, value in _fitting(own, state).items()}
 
 
 def undone_model(original: nn.Module, state: Weights) -> nn.Module:
@@ -37,7 +35,20 @@ def undone_model(original: nn.Module, state: Weights) -> nn.Module:
 
 def checked_state(held: Held, state: Weights) -> dict[str, Tensor]:
     """Every floating-point entry of the original's state dict, taken from `state`, in float64 on its device."""
-    return {name: _fitting(name, value, state) for name, value in held.weights.items()}
+    if not isinstance(state, Asked):
+        return _fitting(held.weights, state)
+    return dict(state.once(("checked", held), lambda: _fitting(held.weights, state)))
+
+
+def checked_difference(held: Held, state: Weights) -> dict[str, Tensor]:
+    """`difference` from the original of `held`, of a state that is whole."""
+    given = asked(state)
+
+    def less_original() -> dict[str, Tensor]:
+        found = checked_state(held, given)
+        return {name: found[name] - held.weights[name] for name in held.parameters}
+
+    return dict(given.once(("difference", held), less_original))
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +63,9 @@ class CleanedDifference:
 
     def __call__(self, unlearned: Weights) -> dict[str, Tensor]:
         """The original plus the cleaned difference."""
-        found, origin = checked_state(self.held, unlearned), self.held.weights
-        delta = {name: found[name] - origin[name] for name in self.held.parameters}
-        for name, value in self.clean(delta).items():
+        given = asked(unlearned)
+        found, origin = checked_state(self.held, given), self.held.weights
+        for name, value in self.clean(checked_difference(self.held, given)).items():
             found[name] = origin[name] + value
         return with_shared_names(self.held, found)
 
@@ -80,7 +91,18 @@ def at_length_of(cleaned: dict[str, Tensor], given: Weights) -> dict[str, Tensor
     return {name: factor * value for name, value in cleaned.items()}
 
 
-def _fitting(name: str, own: Tensor, state: Weights) -> Tensor:
+def _fitting(own: Weights, state: Weights) -> dict[str, Tensor]:
+    """The entries of `state` that `own` names, in float64 on its device, checked to fit and to be finite."""
+    found = {name: _fitted(name, value, state) for name, value in own.items()}
+    # One read for all of them. Sums of finite numbers may overflow, so a look at each has the last word.
+    if found and not bool(torch.stack([value.sum() for value in found.values()]).isfinite().all()):
+        for name, value in found.items():
+            if not bool(value.isfinite().all()):
+                raise InputError(f"{name!r} of the unlearned state holds NaN or infinity; the unlearning diverged")
+    return found
+
+
+def _fitted(name: str, own: Tensor, state: Weights) -> Tensor:
     if name not in state:
         raise InputError(f"the unlearned state lacks {name!r}; give the whole state dict of the same network")
     value = state[name]
@@ -89,7 +111,4 @@ def _fitting(name: str, own: Tensor, state: Weights) -> Tensor:
             f"{name!r} has shape {tuple(value.shape)} in the unlearned state and {tuple(own.shape)} in the original; "
             "give two states of one network"
         )
-    value = value.detach().to(device=own.device, dtype=torch.float64)
-    if not bool(value.isfinite().all()):
-        raise InputError(f"{name!r} of the unlearned state holds NaN or infinity; the unlearning diverged")
-    return value
+    return value.detach().to(device=own.device, dtype=torch.float64)
