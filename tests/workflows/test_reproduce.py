@@ -127,6 +127,14 @@ def test_the_size_of_the_paper() -> None:
     assert settings.network_options == {"stem": "imagenet"}
 
 
+def test_only_pgu_at_the_size_of_the_paper_teleports_other_than_each_epoch() -> None:
+    for size, expected in (("paper", {"pgu + warp", "pgu + kick"}), ("small", set())):
+        arms = study_settings("table1", size, Asked()).arms
+        assert {arm.name for arm in arms if "every" in arm.defense_settings} == expected
+    asked = Asked(("pgu",), defense_options={"warp": {"every": 19}})
+    assert study_settings("table1", "paper", asked).arms[1].defense_settings["every"] == 19
+
+
 def test_tuned_settings_are_those_of_each_arm(blobs: Path, tmp_path: Path) -> None:
     arms = [
         {

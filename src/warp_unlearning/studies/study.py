@@ -16,6 +16,9 @@ EPSILONS = (1.0, 4.0, 8.0, 16.0)
 ENERGIES = (0.95, 0.97, 0.99, 0.995, 0.999)
 BATCHES = (256, 512, 1024, 2048, 4096)
 STRENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
+TELEPORTS_EVERY = {"pgu": 190}
+"""Updates between teleports at the size of the paper, where a method's epochs are short: those of pgu pass over the
+forgotten examples alone, in 19 updates, and there are 100 of them."""
 
 SizeName = Literal["small", "paper"]
 Settings = Mapping[str, Mapping[str, Any]]
@@ -148,16 +151,20 @@ def _arm(
         method,
         {**start, **chosen, **(method_settings or {})},
         "warp" if kick else defense,
-        {**({"aim": "random"} if kick else {}), **_brief(defense), **own, **(defense_settings or {})},
+        {**_teleporting(method, defense, small), **own, **(defense_settings or {})},
         called="kick" if kick else None,
         sets=size.more_sets.get(method, size.sets),
         swept=swept or {},
     )
 
 
-def _brief(defense: str | None) -> dict[str, Any]:
-    """A study keeps no certificates, so they need not say all."""
-    return {"certify": "brief"} if defense in ("warp", "fastwarp", "kick") else {}
+def _teleporting(method: str, defense: str | None, small: bool) -> dict[str, Any]:
+    """How a study teleports unless it is asked otherwise. It keeps no certificates, so they need not say all."""
+    if defense not in ("warp", "fastwarp", "kick"):
+        return {}
+    aim = {"aim": "random"} if defense == "kick" else {}
+    rare = {} if small or method not in TELEPORTS_EVERY else {"every": TELEPORTS_EVERY[method]}
+    return {**aim, **rare, "certify": "brief"}
 
 
 def _defended(*defenses: str | None) -> Callable[[Asked, Size, bool], Iterator[StudyArm]]:
