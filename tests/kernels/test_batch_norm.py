@@ -20,8 +20,11 @@ def images(*shape: int, mean: float = 0.0, dtype: torch.dtype = torch.float32) -
     return x.to(DEVICE, dtype).contiguous(memory_format=LAST)
 
 
-def both(x: Tensor, dy: Tensor, *, momentum: float = 0.1, eps: float = 1e-5) -> list[list[Tensor]]:
+def both(
+    x: Tensor, dy: Tensor, *, residual: Tensor | None = None, relu: bool = False, momentum: float = 0.1
+) -> list[list[Tensor]]:
     """Output, running statistics and gradients, by torch in float64 and by hand."""
+    eps = 1e-5
     channels = x.shape[1]
     generator = torch.Generator().manual_seed(1)
     start = [torch.rand(channels, generator=generator).to(DEVICE) + 0.5 for _ in range(4)]
@@ -29,10 +32,15 @@ def both(x: Tensor, dy: Tensor, *, momentum: float = 0.1, eps: float = 1e-5) -> 
     for double in (True, False):
         mean, variance, weight, bias = (t.double() if double else t.clone() for t in start)
         given = [t.detach().clone().requires_grad_() for t in (x.double() if double else x, weight, bias)]
+        if residual is not None:
+            given.append(residual.to(given[0].dtype).detach().clone().requires_grad_())
         if double:
             y = F.batch_norm(given[0], mean, variance, given[1], given[2], True, momentum, eps)
+            y = y if residual is None else y + given[3]
+            y = F.relu(y) if relu else y
         else:
-            y = batch_norm(*given, mean, variance, momentum=momentum, eps=eps)
+            added = given[3] if residual is not None else None
+            y = batch_norm(*given[:3], mean, variance, momentum=momentum, eps=eps, residual=added, relu=relu)
         found.append([y, mean, variance, *torch.autograd.grad(y, given, dy.to(y.dtype))])
     return found
 
@@ -42,6 +50,16 @@ def both(x: Tensor, dy: Tensor, *, momentum: float = 0.1, eps: float = 1e-5) -> 
 def test_it_is_torchs_batch_norm(shape: tuple[int, ...]) -> None:
     x = images(*shape)
     for a, b in zip(*both(x, images(*shape, mean=0.3)), strict=True):
+        torch.testing.assert_close(b.double(), a, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("adds", "relu"), [(False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("shape", [(6, 70, 3, 3), (300, 7, 1, 1)])
+def test_a_sum_and_a_relu_may_follow(shape: tuple[int, ...], adds: bool, relu: bool) -> None:
+    residual = images(*shape, mean=-0.5) if adds else None
+    expected, found = both(images(*shape, mean=0.2), images(*shape, mean=0.3), residual=residual, relu=relu)
+    assert len(found) == 6 + adds
+    for a, b in zip(expected, found, strict=True):
         torch.testing.assert_close(b.double(), a, rtol=1e-4, atol=1e-4)
 
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from warp_unlearning.kernels.fusing import fusing
+from warp_unlearning.models import normalisation
 from warp_unlearning.models.resnet18 import ResNet18
 from warp_unlearning.training import swift_layers
 from warp_unlearning.training.swift_layers import SwiftLayers, triton_is_there
@@ -74,17 +76,35 @@ def test_in_double_precision_all_agrees() -> None:
 
 def test_every_layer_of_a_resnet_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     replaced: Counter[str] = Counter()
-    for name in ("_convolution", "_batch_norm", "_max_pool"):
-        plain = getattr(swift_layers, name)
+    places = {"_convolution": swift_layers, "_batch_norm": swift_layers, "_max_pool": swift_layers}
+    for name, module in (places | {"_fused": normalisation}).items():
+        plain = getattr(module, name)
 
         def noted(*args: Any, name: str = name, plain: Any = plain, **kwargs: Any) -> Any:
             found = plain(*args, **kwargs)
             replaced[name] += found is not None
             return found
 
-        monkeypatch.setattr(swift_layers, name, noted)
+        monkeypatch.setattr(module, name, noted)
     slopes(resnet(), SwiftLayers(triton=True), torch.bfloat16)
-    assert replaced == {"_convolution": 20, "_batch_norm": 20, "_max_pool": 1}
+    # Batch norms of shortcuts have no ReLU after them.
+    assert replaced == {"_convolution": 20, "_batch_norm": 3, "_fused": 17, "_max_pool": 1}
+
+
+def test_a_watched_batch_norm_is_called() -> None:
+    model, seen = resnet(), []
+    model.bn1.register_forward_hook(lambda *_: seen.append(1))  # type: ignore[union-attr, arg-type]
+    slopes(model, SwiftLayers(triton=True), torch.bfloat16)
+    assert seen
+
+
+def test_layers_are_fused_only_within_the_block() -> None:
+    with SwiftLayers(triton=True):
+        assert fusing.get()
+        with SwiftLayers(triton=False):
+            assert not fusing.get()
+        assert fusing.get()
+    assert not fusing.get()
 
 
 @pytest.mark.parametrize(

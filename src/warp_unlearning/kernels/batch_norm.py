@@ -1,4 +1,4 @@
-"""Batch norm in train mode of images whose channels are last in memory.
+"""Batch norm in train mode of images whose channels are last in memory, with what often follows: a sum and a ReLU.
 
 An image batch (n, c, h, w) is a matrix of M = n·h·w rows and c columns. Forward and backward are two kernels each: sums
 over stretches of rows, then a pass over all entries in which every program adds up the sums of its own columns. No sum
@@ -30,11 +30,14 @@ def batch_norm(
     *,
     momentum: float,
     eps: float,
+    residual: Tensor | None = None,
+    relu: bool = False,
 ) -> Tensor:
     """(x − μ) / √(σ² + eps) · weight + bias with the batch's own mean and (biased) variance of each channel; running
-    statistics move by `momentum` towards the mean and the unbiased variance.
+    statistics move by `momentum` towards the mean and the unbiased variance. A `residual` laid out as x is added, and
+    with `relu` what is negative becomes zero.
     """
-    found: Tensor = _BatchNorm.apply(x, weight, bias, running_mean, running_var, momentum, eps)
+    found: Tensor = _BatchNorm.apply(x, weight, bias, running_mean, running_var, residual, momentum, eps, relu)
     return found
 
 
@@ -52,33 +55,40 @@ def suits(x: Tensor, *others: Tensor | None) -> bool:
 
 class _BatchNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x, weight, bias, running_mean, running_var, momentum, eps):
+    def forward(ctx: Any, x, weight, bias, running_mean, running_var, residual, momentum, eps, relu):
         plan = _Plan(x)
         y, saved = torch.empty_like(x), plan.empty(2)
         sums = plan.empty(plan.stretches, 2)
         _column_sums[plan.by_stretch](x, sums, plan.rows, plan.columns, plan.stretch, **plan.block)
         _normalise[plan.by_rows](
-            x, y, sums, weight, bias, running_mean, running_var, saved, plan.rows, plan.columns, plan.stretches,
-            eps, momentum, **plan.block, SUMS=plan.block_of_sums,
+            x, y, x if residual is None else residual, sums, weight, bias, running_mean, running_var, saved,
+            plan.rows, plan.columns, plan.stretches, eps, momentum, **plan.block, SUMS=plan.block_of_sums,
+            ADDS=residual is not None, RELU=relu,
         )  # fmt: skip
-        ctx.save_for_backward(x, weight, saved)
+        # Where a ReLU follows, its output says which slopes pass.
+        ctx.save_for_backward(x, y if relu else x, weight, saved)
+        ctx.adds, ctx.relu = residual is not None, relu
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy):
-        x, weight, saved = ctx.saved_tensors
+        x, y, weight, saved = ctx.saved_tensors
         if dy.stride() != x.stride():
             dy = torch.empty_like(x).copy_(dy)
         plan = _Plan(x)
         dx, found = torch.empty_like(x), plan.empty(2)
+        # Without a ReLU the slopes of what was added are those of the sum.
+        for_residual = torch.empty_like(x) if ctx.adds and ctx.relu else dy
         sums = plan.empty(plan.stretches, 2)
-        _backward_sums[plan.by_stretch](x, dy, saved, sums, plan.rows, plan.columns, plan.stretch, **plan.block)
+        _backward_sums[plan.by_stretch](
+            x, y, dy, saved, sums, plan.rows, plan.columns, plan.stretch, **plan.block, RELU=ctx.relu
+        )
         _backward[plan.by_rows](
-            x, dy, dx, sums, weight, saved, found, plan.rows, plan.columns, plan.stretches, **plan.block,
-            SUMS=plan.block_of_sums,
+            x, y, dy, dx, for_residual, sums, weight, saved, found, plan.rows, plan.columns, plan.stretches,
+            **plan.block, SUMS=plan.block_of_sums, ADDS=ctx.adds and ctx.relu, RELU=ctx.relu,
         )  # fmt: skip
-        return dx, found[1], found[0], None, None, None, None
+        return dx, found[1], found[0], None, None, for_residual if ctx.adds else None, None, None, None
 
 
 class _Plan:
@@ -135,8 +145,8 @@ def _added(sums, c, is_column, n, stretches, SUMS: tl.constexpr):
 
 @triton.jit
 def _normalise(
-    x, y, sums, weight, bias, running_mean, running_var, saved, m, n, stretches, eps, momentum,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SUMS: tl.constexpr,
+    x, y, residual, sums, weight, bias, running_mean, running_var, saved, m, n, stretches, eps, momentum,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SUMS: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = c < n
@@ -161,11 +171,15 @@ def _normalise(
     inside = (r < m)[:, None] & is_column[None, :]
     at = r[:, None] * n + c[None, :]
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * factor[None, :] + offset[None, :]
+    if ADDS:
+        value += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    if RELU:
+        value = tl.where(value < 0, 0.0, value)
     tl.store(y + at, value.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _backward_sums(x, dy, saved, sums, m, n, stretch, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _backward_sums(x, y, dy, saved, sums, m, n, stretch, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RELU: tl.constexpr):
     """Σ dy and Σ dy·x̂ over a stretch of rows, with x̂ the normalised entries."""
     c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     s = tl.program_id(1)
@@ -179,6 +193,8 @@ def _backward_sums(x, dy, saved, sums, m, n, stretch, ROWS: tl.constexpr, COLUMN
         inside = (r < last)[:, None] & is_column[None, :]
         at = r[:, None] * n + c[None, :]
         slope = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            slope = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, slope, 0.0)
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         first += tl.sum(slope, 0)
         second += tl.sum(slope * (value - mean[None, :]) * scale[None, :], 0)
@@ -188,8 +204,8 @@ def _backward_sums(x, dy, saved, sums, m, n, stretch, ROWS: tl.constexpr, COLUMN
 
 @triton.jit
 def _backward(
-    x, dy, dx, sums, weight, saved, found, m, n, stretches,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SUMS: tl.constexpr,
+    x, y, dy, dx, for_residual, sums, weight, saved, found, m, n, stretches,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SUMS: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """The gradients of bias and weight, the sums, and dx = weight / √(σ² + eps) · (dy − mean(dy) − x̂ · mean(dy·x̂))."""
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -205,6 +221,10 @@ def _backward(
     inside = (r < m)[:, None] & is_column[None, :]
     at = r[:, None] * n + c[None, :]
     slope = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+    if RELU:
+        slope = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, slope, 0.0)
+    if ADDS:
+        tl.store(for_residual + at, slope.to(for_residual.dtype.element_ty), mask=inside)
     value = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
     value = factor[None, :] * (slope - (first / m)[None, :] - value * (second / m)[None, :])
     tl.store(dx + at, value.to(dx.dtype.element_ty), mask=inside)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from .normalisation import norm_relu
 
 
 class BasicBlock(nn.Module):
@@ -28,10 +27,9 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features (batch, out, h / stride, w / stride), rounded up, of features (batch, in, h, w)."""
         # No operation is in place: hooks keep what a layer returned.
-        residual = F.relu(self.bn1(self.conv1(x)))
-        residual = self.bn2(self.conv2(residual))
+        features = self.conv2(norm_relu(self.bn1, self.conv1(x)))
         shortcut = x if self.downsample is None else self.downsample(x)
-        return F.relu(cast(Tensor, residual + shortcut))
+        return norm_relu(self.bn2, features, shortcut)
 
 
 def initialise_convolutions(model: nn.Module) -> None:

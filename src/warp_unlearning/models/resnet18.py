@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from ..errors import InputError, nearest
 from .basic_block import BasicBlock, initialise_convolutions
+from .normalisation import norm_relu
 from .option_checks import require_positive
 
 Stem = Literal["imagenet", "cifar"]
@@ -43,7 +44,7 @@ class ResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (batch, classes) of images (batch, in_channels, h, w)."""
-        features = F.relu(self.bn1(self.conv1(x)))
+        features = norm_relu(self.bn1, self.conv1(x))
         if self.stem == "imagenet":
             features = F.max_pool2d(features, 3, stride=2, padding=1)
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import cast
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .basic_block import BasicBlock, initialise_convolutions
+from .normalisation import norm_relu
 from .option_checks import require_positive
 
 
@@ -31,6 +31,6 @@ class SmallResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (batch, classes) of images (batch, in_channels, h, w)."""
-        features = F.relu(self.bn1(self.conv1(x)))
+        features = norm_relu(self.bn1, self.conv1(x))
         features = self.layer3(self.layer2(self.layer1(features)))
         return cast(Tensor, self.fc(features.mean(dim=(2, 3))))

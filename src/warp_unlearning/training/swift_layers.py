@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ..kernels.convolution import Pair, convolve
+from ..kernels.fusing import fusing
 
 
 class SwiftLayers(TorchFunctionMode):
@@ -30,6 +31,13 @@ class SwiftLayers(TorchFunctionMode):
         if triton:
             self._instead |= {F.batch_norm: _batch_norm, F.max_pool2d: _max_pool}
         self._counters: list[Tensor] = []
+        self._fuses = triton
+
+    def __enter__(self) -> SwiftLayers:
+        """Begin."""
+        self._before = fusing.set(self._fuses)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
@@ -43,6 +51,7 @@ class SwiftLayers(TorchFunctionMode):
     def __exit__(self, *ended: Any) -> None:
         """Count the batches."""
         super().__exit__(*ended)  # type: ignore[no-untyped-call]
+        fusing.reset(self._before)
         if self._counters:
             torch._foreach_add_(self._counters, 1)
             self._counters.clear()
