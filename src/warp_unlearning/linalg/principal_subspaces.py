@@ -1,7 +1,7 @@
 """Principal subspaces of many second moments: those of one size decomposed together, and one read for all.
 
 On a GPU the eigendecomposition of a matrix of some hundred rows keeps little of it busy, and a stack of them takes
-hardly longer than one.
+hardly longer than one; stacks of different sizes are decomposed side by side.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from .eigh_of_each import eigh_of_each
 from .on_host import on_host
 from .subspace import Rule, Subspace
 
@@ -28,8 +29,8 @@ def principal_subspaces(moments: Sequence[Tensor], fraction: float, *, rule: Rul
         stacks.setdefault((len(moment), moment.dtype, moment.device), []).append(place)
     vectors: dict[int, Tensor] = {}
     numbers = []
-    for places in stacks.values():
-        values, found = torch.linalg.eigh(torch.stack([moments[place] for place in places]))
+    decomposed = eigh_of_each([torch.stack([moments[place] for place in places]) for places in stacks.values()])
+    for places, (values, found) in zip(stacks.values(), decomposed, strict=True):
         numbers.append(ranks_for(values.flip(1), fraction, rule=rule))
         vectors |= dict(zip(places, found, strict=True))
     subspaces: dict[int, Subspace] = {}
