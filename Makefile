@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 # One torch thread in each test process: the processes share the cores among themselves.
 TEST_WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(len(os.sched_getaffinity(0)), 8))" 2>/dev/null || echo 2)
 
-.PHONY: setup demo test test-browser test-slow lint types imports unit wheel bench clean
+.PHONY: setup demo test test-browser test-documents test-slow lint types imports unit wheel bench clean
 
 setup: $(STAMP)
 
@@ -32,7 +32,7 @@ imports: setup
 	$(BIN)/lint-imports --no-logo
 
 unit: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist=worksteal -m "not browser and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist=worksteal -m "not browser and not slow and not documents"
 
 # Debian's Chromium is installed where none is.
 CHROMIUM = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
@@ -43,6 +43,10 @@ test-browser: setup
 		sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); $$sudo apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; fi
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/browser
+
+# Every command of docs/; those of the README are in `test`.
+test-documents: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) -m documents tests/test_documents.py
 
 # Kills and clusters: minutes. The last outcome is in tests/slow-outcome.txt.
 test-slow: setup
