@@ -16,6 +16,7 @@ from warp_unlearning.errors import InputError
 from warp_unlearning.report.paper.registry import STUDIES as SHOWN
 from warp_unlearning.runs.events import Event
 from warp_unlearning.runs.fleet_engine import FleetEngine
+from warp_unlearning.runs.idle_engine import IdleEngine
 from warp_unlearning.runs.store import Store
 from warp_unlearning.studies import study
 from warp_unlearning.studies.study import STUDIES, Asked, Size, study_settings
@@ -184,6 +185,27 @@ def test_without_a_gpu_the_cost_is_said(blobs: Path, tmp_path: Path, monkeypatch
     with pytest.raises(InputError, match=r"no GPU, and training the 6 originals alone would take about [\d,]+ hours"):
         prepare_study(request)
     assert prepare_study(ReproduceRequest(request.config, request.out, anyway=True))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is the device that is to be missing")
+def test_results_of_a_device_that_is_not_here_can_be_read(blobs: Path, tmp_path: Path) -> None:
+    asked = config(blobs, device="cuda")
+    with pytest.raises(InputError, match="cuda"):
+        prepare_study(ReproduceRequest(asked, tmp_path / "out"))
+    prepared = prepare_study(ReproduceRequest(asked, tmp_path / "out", only_results=True))
+    first = prepared.planned.to_do(prepared.store)[1]
+    prepared.store.write(first.key, {"scores.npz": b"", "about.json": b"{}"}, seconds=1.0)
+    outcome = IdleEngine().run(
+        prepared.planned.to_do(prepared.store), work=lambda *_: {}, store=prepared.store, watch=lambda _: None
+    )
+    assert outcome.skipped == (first.key,)
+    assert not outcome.complete
+    results = carry_out_study(
+        prepare_study(ReproduceRequest(asked, tmp_path / "other", only_results=True)), IdleEngine()
+    )
+    assert results["left"] == 6 * (1 + 1 + 2 * 4)
+    assert "other machines" in results["hardware"]["device"]
+    assert (tmp_path / "other" / TABLE).is_file()
 
 
 def test_a_folder_of_something_else_is_left_alone(blobs: Path, tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ def reproduce(
         int | None, typer.Option(min=1, help="Models side by side: lanes of a GPU, or processes; as many as are good.")
     ] = None,
     anyway: Annotated[bool, typer.Option("--anyway", help="Do without a GPU what is meant for one.")] = False,
+    only_results: Annotated[
+        bool, typer.Option("--only-results", help="Do no job: write tables from what the store holds.")
+    ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be done.")] = False,
     progress: Annotated[Style, typer.Option(help="auto, bars, lines, json (one object a line) or none.")] = "auto",
     as_json: Json = False,
@@ -57,6 +60,8 @@ def reproduce(
     from ..config.reproduce import ReproduceConfig
     from ..config.resolve import resolve_as
     from ..runs.cores import use_threads
+    from ..runs.engine import Engine
+    from ..runs.idle_engine import IdleEngine
     from ..runs.tally import Tally
     from ..workflows.engines import choose_study_engine
     from ..workflows.reproduce import TABLE, ReproduceRequest, carry_out_study, prepare_study
@@ -77,7 +82,8 @@ def reproduce(
     for name, chosen in (("methods", methods), ("defenses", defenses)):
         if chosen is not None:
             settings.append(f"{name}={json.dumps([one.strip() for one in chosen.split(',')])}")
-    request = ReproduceRequest(resolve_as(ReproduceConfig, file=config, overrides=settings), out, store, anyway)
+    resolved = resolve_as(ReproduceConfig, file=config, overrides=settings)
+    request = ReproduceRequest(resolved, out, store, anyway, only_results)
     prepared = prepare_study(request)
     jobs = prepared.planned.to_do(prepared.store)
     there = sum(prepared.store.has(job.key) for job in jobs)
@@ -87,9 +93,11 @@ def reproduce(
         typer.echo(f"planned: {stages}; {there} are there already", err=True)
     if plan:
         return
-    engine = choose_study_engine(prepared.config.device, at_once=at_once, alone=prepared.planned.alone)
+    engine: Engine = IdleEngine()
+    if not only_results:
+        engine = choose_study_engine(prepared.config.device, at_once=at_once, alone=prepared.planned.alone).engine
     with RunProgress(tally, progress) as shown:
-        results = carry_out_study(prepared, engine.engine, budget=budget, watch=shown, command=_command())
+        results = carry_out_study(prepared, engine, budget=budget, watch=shown, command=_command())
     if as_json:
         typer.echo(json.dumps(results, indent=2))
     else:
@@ -97,7 +105,7 @@ def reproduce(
         typer.echo(f"written to {out}")
     if results["failures"]:
         raise typer.Exit(1)
-    if results["left"]:
+    if results["left"] and not only_results:
         typer.echo(f"the time was up with {results['left']} jobs left; run the command again to go on", err=True)
         raise typer.Exit(3)
 

@@ -16,7 +16,7 @@ EPSILONS = (1.0, 4.0, 8.0, 16.0)
 ENERGIES = (0.95, 0.97, 0.99, 0.995, 0.999)
 BATCHES = (256, 512, 1024, 2048, 4096)
 STRENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
-TELEPORTS_EVERY = {"pgu": 190}
+TELEPORTS_EVERY = {"pgu": 95}
 """Updates between teleports at the size of the paper, where a method's epochs are short: those of pgu pass over the
 forgotten examples alone, in 19 updates, and there are 100 of them."""
 

@@ -53,13 +53,15 @@ _TIMED_UPDATES = 3
 @dataclass(frozen=True)
 class ReproduceRequest:
     """Which study, where its results go, and the store, which several studies may share: they have jobs in common.
-    `anyway` does at the size of the paper without a GPU what takes days. `command` is noted in the results.
+    `anyway` does at the size of the paper without a GPU what takes days. `only_results` does nothing but read what the
+    store holds, which a device may have made that is not here. `command` is noted in the results.
     """
 
     config: ReproduceConfig
     out: Path
     store: Path | None = None
     anyway: bool = False
+    only_results: bool = False
     command: str = ""
 
 
@@ -75,8 +77,8 @@ class PreparedStudy:
 
 def prepare_study(request: ReproduceRequest) -> PreparedStudy:
     """Read the data, check what is asked for and plan the jobs; nothing is trained."""
-    config = _settled(request.config)
-    if not request.anyway:
+    config = _settled(request.config, uses_device=not request.only_results)
+    if not request.anyway and not request.only_results:
         _require_gpu(config)
     planned = _plan_rows(config) if config.study in _ROWS else _plan_cells(config)
     run = _open(request.out, config)
@@ -136,16 +138,23 @@ def _about(prepared: PreparedStudy, outcome: Outcome, tally: Tally, command: str
         "hardware": {
             "processor": platform.processor() or platform.machine(),
             "cores": os.cpu_count() or 0,
-            "device": torch.cuda.get_device_name() if gpu else "CPU",
+            "device": _device_name(gpu),
         },
     }
 
 
-def _settled(config: ReproduceConfig) -> ReproduceConfig:
+def _device_name(gpu: bool) -> str:
+    if not gpu:
+        return "CPU"
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CUDA, on other machines than this"
+
+
+def _settled(config: ReproduceConfig, *, uses_device: bool) -> ReproduceConfig:
     """With the device and the size that "auto" stands for."""
     if config.study not in study_names():
         raise InputError(f"there is no study {config.study!r}; {nearest(config.study, study_names())}")
-    device = str(choose_device(config.device))
+    named = config.device != "auto" and not uses_device
+    device = config.device if named else str(choose_device(config.device))
     size = config.size
     if size == "auto":
         size = "paper" if device.startswith("cuda") else "small"
