@@ -15,6 +15,7 @@ import torch
 Output = TypeVar("Output")
 
 _SIDE: dict[int, Any] = {}
+_LEAST_FREE = 0.1
 
 
 class CudaGraph(Generic[Output]):
@@ -25,6 +26,7 @@ class CudaGraph(Generic[Output]):
 
     def __init__(self, make: Callable[[], Output], *, pool: Any = None) -> None:
         self._graph = torch.cuda.CUDAGraph()
+        _make_room()
         self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             self.output = make()
@@ -44,6 +46,14 @@ class CudaGraph(Generic[Output]):
         """Do the operations on the current stream; what they fill, each time the same tensors."""
         self._graph.replay()
         return self.output
+
+
+def _make_room() -> None:
+    """Give cached memory back where little is free: a capture can neither use it nor ask for it."""
+    free, whole = torch.cuda.mem_get_info()
+    if free < _LEAST_FREE * whole:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 @contextmanager

@@ -130,6 +130,14 @@ def test_other_layers_are_left_as_they_are(layer: nn.Module) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+def test_a_network_used_twice_counts_two_batches() -> None:
+    norms = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+    with SwiftLayers(triton=False):
+        for norm in (*norms, norms[0]):
+            norm(torch.randn(2, 3, 4, 4))
+    assert [int(norm.num_batches_tracked) for norm in norms] == [2, 1]  # type: ignore[arg-type]
+
+
 def test_other_additions_happen_at_once() -> None:
     steps, values = torch.zeros(2, dtype=torch.int64), torch.zeros(())
     with SwiftLayers(triton=False):

@@ -23,6 +23,7 @@ def eigh_of_each(stacks: Sequence[Tensor]) -> list[Decomposed]:
     """Eigenvalues, ascending, and eigenvectors of each stack of symmetric matrices (b, d, d)."""
     if len(stacks) < 2 or not all(stack.is_cuda for stack in stacks):
         return [_eigh(stack) for stack in stacks]
+    _load_library(stacks[0].device)
     # The largest first, so that none is left over for the end.
     order = sorted(range(len(stacks)), key=lambda i: -len(stacks[i]) * stacks[i].shape[1] ** 3)
     found = {i: _threads().submit(_beside, stacks[i], torch.cuda.current_stream(stacks[i].device)) for i in order}
@@ -55,6 +56,12 @@ def _own_stream(device: torch.device) -> torch.cuda.Stream:
 def _eigh(stack: Tensor) -> Decomposed:
     values, vectors = torch.linalg.eigh(stack)
     return values, vectors
+
+
+@lru_cache(maxsize=16)
+def _load_library(device: torch.device) -> None:
+    """Torch loads what decomposes on a GPU at the first call, and several threads that make it at once would fail."""
+    torch.linalg.eigh(torch.eye(2, device=device))
 
 
 @lru_cache(maxsize=1)

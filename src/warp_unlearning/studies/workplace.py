@@ -74,13 +74,13 @@ class Workplace:
         if self.device.type != "cuda":
             return
         gc.collect()
+        if not self._frozen and len(self.train):
+            # Modules and data are here to stay, and need not be looked through each time. No job has begun yet.
+            gc.freeze()
+            self._frozen = True
         free, whole = torch.cuda.mem_get_info(self.device)
         if free < _LEAST_FREE * whole:
             self.release()
-        if not self._frozen and "data" in self.__dict__:
-            # Modules and data are here to stay, and need not be looked through each time.
-            gc.freeze()
-            self._frozen = True
 
     def share(self) -> None:
         """Wait for all lanes: what one of them made, or is about to let go of, others use."""

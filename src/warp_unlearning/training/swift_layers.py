@@ -30,7 +30,7 @@ class SwiftLayers(TorchFunctionMode):
         }
         if triton:
             self._instead |= {F.batch_norm: _batch_norm, F.max_pool2d: _max_pool}
-        self._counters: list[Tensor] = []
+        self._counters: dict[int, tuple[Tensor, int]] = {}
         self._fuses = triton
 
     def __enter__(self) -> SwiftLayers:
@@ -53,14 +53,16 @@ class SwiftLayers(TorchFunctionMode):
         super().__exit__(*ended)  # type: ignore[no-untyped-call]
         fusing.reset(self._before)
         if self._counters:
-            torch._foreach_add_(self._counters, 1)
+            counters, batches = zip(*self._counters.values(), strict=True)
+            torch._foreach_add_(list(counters), list(batches))
             self._counters.clear()
 
     def _count(self, counter: Tensor, by: Any, **options: Any) -> Tensor | None:
         # What a batch norm does with its number of batches, in a kernel for each of them.
         if counter.dtype != torch.int64 or counter.dim() or by != 1 or options:
             return None
-        self._counters.append(counter)
+        # A network that is used several times counts as often, but a tensor may stand in the list only once.
+        self._counters[id(counter)] = counter, self._counters.get(id(counter), (counter, 0))[1] + 1
         return counter
 
 

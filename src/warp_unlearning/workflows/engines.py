@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import cycle
 
 from ..errors import InputError
 from ..runs.cores import available_cores
@@ -36,7 +37,9 @@ def choose_study_engine(device: str, *, at_once: int | None, alone: bool = False
         from ..training.lane import DeviceLane
 
         count = 1 if alone else at_once or LANES
-        return ChosenEngine(FleetEngine(count, lambda: DeviceLane(torch.device(device))), count)
+        # The same lanes whenever the engine is used: memory is kept for each.
+        lanes = cycle([DeviceLane(torch.device(device)) for _ in range(count)])
+        return ChosenEngine(FleetEngine(count, lambda: next(lanes)), count)
     count = 1 if alone else at_once or available_cores()
     return ChosenEngine(LocalEngine(workers=count), count)
 

@@ -11,6 +11,7 @@ from warp_unlearning.attacks.membership.spare_memory import (
     held_at_once,
     rows_at_once,
 )
+from warp_unlearning.cuda_graphs import CudaGraph, capturable_stream
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -32,6 +33,22 @@ def test_batches_fit_and_are_never_empty() -> None:
     assert rows_at_once(CPU_BATCH // 5, CPU) == 5
     assert rows_at_once(10 * CPU_BATCH, CPU) == 1
     assert rows_at_once(1, CPU) == LARGEST_BATCH
+
+
+@pytest.mark.gpu
+def test_what_graphs_keep_is_not_free() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    torch.cuda.empty_cache()
+    before = spare_memory.free(GPU)
+
+    def work() -> torch.Tensor:
+        return torch.ones(2**28, dtype=torch.uint8, device=GPU).sum()
+
+    with capturable_stream(GPU):
+        graph = CudaGraph(work)
+    assert before - spare_memory.free(GPU) == pytest.approx(2**28, rel=0.2)
+    assert graph.pool
 
 
 @pytest.mark.gpu

@@ -35,6 +35,17 @@ def rows_at_once(row_bytes: int, device: torch.device, *, share: float = GPU_BAT
 
 
 def free(device: torch.device) -> int:
-    """Bytes that torch could still allocate on a GPU, what its allocator keeps in reserve included."""
+    """Bytes that torch could still allocate on a GPU, what its allocator keeps in reserve included, but not what it
+    keeps for captured graphs.
+    """
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0]) + unused
+    return int(torch.cuda.mem_get_info(device)[0]) + unused - _kept_for_graphs(device)
+
+
+def _kept_for_graphs(device: torch.device) -> int:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        if segment["device"] == index and tuple(segment["segment_pool_id"]) != (0, 0)
+    )
