@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from warp_unlearning.attacks.membership.confidence import logit_confidence
+from warp_unlearning.attacks.membership.pair_audit import PairAuditor
 from warp_unlearning.data.dataset import ImageData
 from warp_unlearning.data.load import load_data
 from warp_unlearning.errors import InputError
@@ -240,3 +241,22 @@ def test_a_gpu_without_room_is_no_failure_of_the_job(plan: CellPlan, store: Stor
     job = next(job for job in plan.jobs if job.key.kind == "scores")
     with pytest.raises(NoRoom, match="no room for scores, shadow 0"):
         Full(plan, 7)(job, store)
+
+
+def test_an_audit_that_finds_memory_taken_is_tried_once_more(
+    plan: CellPlan, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = next(job for job in plan.jobs if plan.cells[job.key.digest] == Cell("cell", 0, 0, "ngp + warp"))
+    plain, failures = PairAuditor.audit, [1]
+
+    def crowded(self: PairAuditor, *args: object, **options: object) -> object:
+        if failures:
+            failures.pop()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(self, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PairAuditor, "audit", crowded)
+    found = json.loads(CellWork(plan, 7)(job, store)[ABOUT])
+    expected = json.loads(store.read(job.key).read(ABOUT))
+    assert not failures
+    assert found["pair"]["rows"] == expected["pair"]["rows"]

@@ -156,7 +156,12 @@ class CellWork:
 
     def _pair(self, original: nn.Module, model: nn.Module, arm: StudyArm, cell: Cell) -> dict[str, Any]:
         steps = ("naive",) if arm.defense is None else tuple(pre_steps())
-        audit = self._auditor(original, cell).audit(model, steps=steps)
+        try:
+            audit = self._auditor(original, cell).audit(model, steps=steps)
+        except torch.OutOfMemoryError:
+            # Another process took what had been free; what is free this time may be less, and is enough.
+            self._place.release()
+            audit = self._auditor(original, cell).audit(model, steps=steps)
         # An audit takes most of the memory there is, and other processes may wait for some.
         self._place.release()
         return audit.as_json()
