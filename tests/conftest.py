@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -15,3 +16,8 @@ if not torch.cuda.is_available():
 # A deadline measures the machine; and in CI the same examples are drawn each time.
 settings.register_profile("project", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("project")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that no process waits for another at the end."""
+    items.sort(key=lambda item: item.path.name not in ("test_documents.py", "test_package.py"))
