@@ -34,6 +34,7 @@ class CudaGraph(Generic[Output]):
             # What went wrong first is what is told.
             with suppress(RuntimeError):
                 self._graph.capture_end()
+            _free_generator()
             raise
         self._graph.capture_end()
 
@@ -46,6 +47,12 @@ class CudaGraph(Generic[Output]):
         """Do the operations on the current stream; what they fill, each time the same tensors."""
         self._graph.replay()
         return self.output
+
+
+def _free_generator() -> None:
+    """Let the device's own generator draw again: a capture that failed leaves it as if it were still captured."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def _make_room() -> None:

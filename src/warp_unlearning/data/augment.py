@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..kernels.fusing import fusing
 
 
 def random_crop_flip(
@@ -45,6 +46,12 @@ def draw_crop_flip(count: int, *, padding: int, flip: bool, generator: torch.Gen
 
 def crop_flip(x: Tensor, drawn: Tensor, fill: Tensor) -> Tensor:
     """Images (n, c, h, w) shifted and mirrored as `drawn` says, all on one device, and no value read."""
+    if fusing.get():
+        # In Triton, which not every machine has.
+        from ..kernels import crop_flip as kernel
+
+        if kernel.suits(x, drawn, fill):
+            return kernel.crop_flip(x, drawn, fill)
     height, width = x.shape[2:]
     down, right, mirrored = drawn.unsqueeze(2).unbind(1)
     rows = torch.arange(height, device=x.device) + down

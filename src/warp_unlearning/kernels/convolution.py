@@ -89,7 +89,8 @@ def _folded(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Te
     # As many pixels as the windows of the even kernel reach, which may be fewer than there are.
     reach = [2 * (count - 1) + k for count, k in zip(outputs, kernel, strict=True)]
     (down, right), (high, wide) = padding, x.shape[2:]
-    x = F.pad(x, (right, reach[1] - wide - right, down, reach[0] - high - down))
+    # In the precision of the kernels: half of it is less to fold.
+    x = F.pad(x.to(weight.dtype), (right, reach[1] - wide - right, down, reach[0] - high - down))
     weight = F.pad(weight, (0, kernel[1] - weight.shape[3], 0, kernel[0] - weight.shape[2]))
     return torch.conv2d(_fold(x), _fold(weight), bias)
 

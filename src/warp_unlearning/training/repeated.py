@@ -57,6 +57,8 @@ class Repeated:
     def __init__(self, function: Function, by: Repeater, *, precision: Precision) -> None:
         self._function, self._by, self._precision = function, by, precision
         self._captures = by.capture and by.device.type == "cuda"
+        swift = self._captures and by.swift
+        self._layers: AbstractContextManager[object] = SwiftLayers(triton=triton_is_there()) if swift else nullcontext()
         self._primed = False
         self._graph: CudaGraph[Tensor] | None = None
         self._inputs: list[Tensor] = []
@@ -79,11 +81,8 @@ class Repeated:
         self._graph = None
 
     def _run(self, *arguments: Number) -> dict[str, Tensor]:
-        with autocast(self._by.device, self._precision), self._layers():
+        with autocast(self._by.device, self._precision), self._layers:
             return {name: value.detach() for name, value in self._function(*arguments).items()}
-
-    def _layers(self) -> AbstractContextManager[object]:
-        return SwiftLayers(triton=triton_is_there()) if self._captures and self._by.swift else nullcontext()
 
     def _as_tensor(self, argument: Number) -> Tensor:
         if isinstance(argument, Tensor):

@@ -13,28 +13,31 @@ from torch.overrides import TorchFunctionMode
 
 from ..kernels.convolution import Pair, convolve
 from ..kernels.fusing import fusing
+from .half_weights import HalfWeights
 
 
 class SwiftLayers(TorchFunctionMode):
     """Within the block, convolutions, and with `triton` batch norms and max-pools, are computed in forms that suit a
     GPU and small images; what these do not cover is left as it is. Results are the same to rounding.
 
-    Batch norms count their batches together, when the block ends.
+    Batch norms count their batches together, when the block ends. Used again, it casts weights that layers read in
+    half precision together, when the block begins.
     """
 
     def __init__(self, *, triton: bool) -> None:
         super().__init__()
-        self._instead: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
-            F.conv2d: _convolution,
-            torch.Tensor.add_: self._count,
-        }
+        # By name: a method that it held would hold it, and the weights it knows, until the cycle is noticed.
+        self._own = {F.conv2d: "_convolution", F.linear: "_linear", torch.Tensor.add_: "_count"}
+        self._instead: dict[Callable[..., Any], Callable[..., Tensor | None]] = {}
         if triton:
-            self._instead |= {F.batch_norm: _batch_norm, F.max_pool2d: _max_pool}
+            self._instead = {F.batch_norm: _batch_norm, F.max_pool2d: _max_pool}
         self._counters: dict[int, tuple[Tensor, int]] = {}
         self._fuses = triton
+        self._halves = HalfWeights()
 
     def __enter__(self) -> SwiftLayers:
         """Begin."""
+        self._halves.cast()
         self._before = fusing.set(self._fuses)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -44,18 +47,28 @@ class SwiftLayers(TorchFunctionMode):
     ) -> Any:
         """The result of the other form, or that of `func` where there is none."""
         kwargs = kwargs or {}
-        instead = self._instead.get(func)
+        instead = getattr(self, self._own[func]) if func in self._own else self._instead.get(func)
         found = None if instead is None else instead(*args, **kwargs)
         return func(*args, **kwargs) if found is None else found
 
     def __exit__(self, *ended: Any) -> None:
         """Count the batches."""
         super().__exit__(*ended)  # type: ignore[no-untyped-call]
+        self._halves.let_go()
         fusing.reset(self._before)
         if self._counters:
             counters, batches = zip(*self._counters.values(), strict=True)
             torch._foreach_add_(list(counters), list(batches))
             self._counters.clear()
+
+    def _convolution(self, x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> Tensor | None:
+        half = self._halves.of(weight)
+        found = _convolution(x, half, *rest, **options)
+        return found if found is not None or half is weight else F.conv2d(x, half, *rest, **options)
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        half = self._halves.of(weight)
+        return None if half is weight else F.linear(x, half, bias)
 
     def _count(self, counter: Tensor, by: Any, **options: Any) -> Tensor | None:
         # What a batch norm does with its number of batches, in a kernel for each of them.

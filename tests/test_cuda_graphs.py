@@ -1,0 +1,32 @@
+"""Captured work on a GPU, and what a capture that fails leaves behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from warp_unlearning.cuda_graphs import CudaGraph, capturable_stream
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are captured on a GPU, and there is none")
+GPU = torch.device("cuda")
+
+
+@pytest.mark.gpu
+@CUDA
+def test_after_a_capture_that_failed_random_numbers_are_drawn_and_work_is_captured() -> None:
+    x = torch.ones(3, device=GPU)
+
+    def reads() -> Tensor:
+        return x * float(x.sum())
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError), capturable_stream(GPU):
+            CudaGraph(reads)
+        before = torch.rand(4, device=GPU)
+        assert not torch.equal(before, torch.rand(4, device=GPU))
+    with capturable_stream(GPU):
+        graph = CudaGraph(lambda: x + torch.rand(3, device=GPU))
+        first = graph.replay().clone()
+        second = graph.replay().clone()
+    assert not torch.equal(first, second)
