@@ -118,15 +118,37 @@ def test_in_full_precision_nothing_is_cast() -> None:
     model, halves = network(), HalfWeights()
     weight = model[0].weight
     assert isinstance(weight, Tensor)
-    assert halves.of(weight) is weight
+    assert halves.of(weight) is None
     halves.cast()
-    assert halves.of(weight) is weight
+    assert halves.of(weight) is None
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert halves.of(weight) is weight
+        assert halves.of(weight) is None
         halves.cast()
-        assert halves.of(weight).dtype == torch.bfloat16
+        half = halves.of(weight)
+        assert half is not None
+        assert half.dtype == torch.bfloat16
     halves.let_go()
-    assert halves.of(weight) is weight
+    assert halves.of(weight) is None
+
+
+def test_of_kernels_larger_than_the_images_the_taps_that_see_them_are_cast() -> None:
+    layer = nn.Conv2d(3, 4, 3, padding=1, bias=False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    layers, x = SwiftLayers(triton=False), images()[:, :, :1, :1]
+    found = []
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16), layers:
+            y = layer(x)
+            (slope,) = torch.autograd.grad(y.float().square().sum(), layer.weight)
+        found.append((y, slope))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert [tuple(half.shape[2:]) for half in _cast_of(layers, layer)] == [(1, 1)]
+    assert slope.stride() == layer.weight.stride()
+    assert int((slope != 0).sum()) == 4 * 3
+
+
+def _cast_of(layers: SwiftLayers, layer: nn.Conv2d) -> list[Tensor]:
+    with torch.autocast("cpu", dtype=torch.bfloat16), layers:
+        return [half for (which, _), (half, _) in layers._halves._halves.items() if which == id(layer.weight)]
 
 
 def test_layers_that_are_done_let_go_of_weights() -> None:

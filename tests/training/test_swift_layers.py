@@ -76,7 +76,7 @@ def test_in_double_precision_all_agrees() -> None:
 
 def test_every_layer_of_a_resnet_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     replaced: Counter[str] = Counter()
-    places = {"_convolution": swift_layers, "_batch_norm": swift_layers, "_max_pool": swift_layers}
+    places = {"convolve": swift_layers, "_batch_norm": swift_layers, "_max_pool": swift_layers}
     for name, module in (places | {"_fused": normalisation}).items():
         plain = getattr(module, name)
 
@@ -88,7 +88,7 @@ def test_every_layer_of_a_resnet_is_replaced(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(module, name, noted)
     slopes(resnet(), SwiftLayers(triton=True), torch.bfloat16)
     # Batch norms of shortcuts have no ReLU after them.
-    assert replaced == {"_convolution": 20, "_batch_norm": 3, "_fused": 17, "_max_pool": 1}
+    assert replaced == {"convolve": 20, "_batch_norm": 3, "_fused": 17, "_max_pool": 1}
 
 
 def test_a_watched_batch_norm_is_called() -> None:

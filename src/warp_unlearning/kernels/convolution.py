@@ -8,8 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,24 +18,54 @@ _FEW_CHANNELS, _LARGE_KERNEL, _ALIGNED = 4, 5, 16
 Pair = tuple[int, int]
 
 
+class Seen(NamedTuple):
+    """A rectangle of taps outside of which a kernel sees only padding, and the padding that is left with it."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+    padding: Pair
+
+    def of(self, kernels: Tensor) -> Tensor:
+        """These taps of kernels (out, c, k, l), in the kernels' own memory."""
+        return kernels[:, :, self.top : self.bottom, self.left : self.right]
+
+
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: Pair, padding: Pair) -> Tensor:
     """`F.conv2d` of images (n, c, h, w) with kernels (out, c, k, l), neither dilated nor in groups."""
     if _is_stem(x, weight, stride):
         return _folded(x, weight, bias, padding)
-    return _without_unseen_taps(x, weight, bias, stride, padding)
+    seen = seen_taps(x, weight, stride=stride, padding=padding)
+    if seen is None:
+        return torch.conv2d(x, weight, bias, stride, padding)
+    taps: Tensor = _Taps.apply(weight, seen)  # type: ignore[no-untyped-call]
+    return torch.conv2d(x, taps, bias, stride, seen.padding)
 
 
-def _without_unseen_taps(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+def seen_taps(x: Tensor, weight: Tensor, *, stride: Pair, padding: Pair) -> Seen | None:
+    """The taps that see the images, None for all of them; a stem keeps all."""
     found = [
         _seen(size, kernel, step, pad)
         for size, kernel, step, pad in zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
     ]
     (rows, down), (columns, right) = found
-    if (len(rows), len(columns)) == tuple(weight.shape[2:]):
-        return torch.conv2d(x, weight, bias, stride, padding)
-    bounds = (rows.start, rows.stop, columns.start, columns.stop)
-    taps: Tensor = _Taps.apply(weight, *bounds)  # type: ignore[no-untyped-call]
-    return torch.conv2d(x, taps, bias, stride, (down, right))
+    if (len(rows), len(columns)) == tuple(weight.shape[2:]) or _is_stem(x, weight, stride):
+        return None
+    return Seen(rows.start, rows.stop, columns.start, columns.stop, (down, right))
+
+
+def cut(kernels: Tensor, seen: Seen, dtype: torch.dtype) -> Tensor:
+    """The taps that are seen as kernels of their own, with channels last."""
+    taps = seen.of(kernels)
+    return torch.empty(taps.shape, dtype=dtype, device=taps.device, memory_format=torch.channels_last).copy_(taps)
+
+
+def uncut(slope: Tensor, kernels: Tensor, seen: Seen) -> Tensor:
+    """The gradient of kernels by that of their taps that are seen, of the kernels' type and layout."""
+    whole = torch.zeros_like(kernels)
+    seen.of(whole).copy_(slope)
+    return whole
 
 
 def _seen(size: int, kernel: int, stride: int, padding: int) -> tuple[range, int]:
@@ -54,22 +83,15 @@ class _Taps(torch.autograd.Function):
     """Some taps of kernels. Its gradient has the memory layout of the kernels, which slicing would not give it."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, *bounds: int) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, seen: Seen) -> Tensor:
         ctx.save_for_backward(weight)
-        ctx.bounds = bounds
-        return _cut(weight, bounds).contiguous(memory_format=torch.channels_last)
+        ctx.seen = seen
+        return cut(weight, seen, weight.dtype)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         (weight,) = ctx.saved_tensors
-        whole = torch.zeros_like(weight)
-        _cut(whole, ctx.bounds).copy_(slope)
-        return whole, None, None, None, None
-
-
-def _cut(weight: Tensor, bounds: Sequence[int]) -> Tensor:
-    top, bottom, left, right = bounds
-    return weight[:, :, top:bottom, left:right]
+        return uncut(slope, weight, ctx.seen), None
 
 
 def _is_stem(x: Tensor, weight: Tensor, stride: Pair) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ..kernels.convolution import Pair, convolve
+from ..kernels.convolution import Pair, convolve, seen_taps
 from ..kernels.fusing import fusing
 from .half_weights import HalfWeights
 
@@ -61,14 +61,29 @@ class SwiftLayers(TorchFunctionMode):
             torch._foreach_add_(list(counters), list(batches))
             self._counters.clear()
 
-    def _convolution(self, x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> Tensor | None:
-        half = self._halves.of(weight)
-        found = _convolution(x, half, *rest, **options)
-        return found if found is not None or half is weight else F.conv2d(x, half, *rest, **options)
+    def _convolution(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: int | Pair = 1,
+        padding: int | Pair | str = 0,
+        dilation: int | Pair = 1,
+        groups: int = 1,
+    ) -> Tensor | None:
+        if isinstance(padding, str) or groups != 1 or _pair(dilation) != (1, 1) or x.dim() != 4:
+            half = self._halves.of(weight)
+            return None if half is None else torch.conv2d(x, half, bias, stride, padding, dilation, groups)
+        step, pad = _pair(stride), _pair(padding)
+        seen = seen_taps(x, weight, stride=step, padding=pad)
+        half = self._halves.of(weight, seen)
+        if half is not None and seen is not None:
+            return torch.conv2d(x, half, bias, step, seen.padding)
+        return convolve(x, weight if half is None else half, bias, stride=step, padding=pad)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
         half = self._halves.of(weight)
-        return None if half is weight else F.linear(x, half, bias)
+        return None if half is None else F.linear(x, half, bias)
 
     def _count(self, counter: Tensor, by: Any, **options: Any) -> Tensor | None:
         # What a batch norm does with its number of batches, in a kernel for each of them.
@@ -82,20 +97,6 @@ class SwiftLayers(TorchFunctionMode):
 def triton_is_there() -> bool:
     """Whether kernels in Triton can be compiled here."""
     return find_spec("triton") is not None
-
-
-def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Pair = 1,
-    padding: int | Pair | str = 0,
-    dilation: int | Pair = 1,
-    groups: int = 1,
-) -> Tensor | None:
-    if isinstance(padding, str) or groups != 1 or _pair(dilation) != (1, 1) or x.dim() != 4:
-        return None
-    return convolve(x, weight, bias, stride=_pair(stride), padding=_pair(padding))
 
 
 def _batch_norm(
