@@ -12,7 +12,7 @@ from warp_unlearning.linalg.held_energy import captured_energy
 from warp_unlearning.linalg.iteration import Turned
 from warp_unlearning.linalg.orthonormal import departure
 from warp_unlearning.linalg.subspace import Rule, Subspace, principal_subspace, principal_subspace_of
-from warp_unlearning.linalg.tracked import Proposal, TrackedSubspace
+from warp_unlearning.linalg.tracked import Proposal, TrackedSubspace, start_all
 
 
 def rows(count: int, width: int, seed: int, decay: float = 0.8) -> Tensor:
@@ -378,3 +378,15 @@ def test_proposals_are_judged_together_as_each_by_itself() -> None:
     for place, proposal in enumerate(proposals):
         assert torch.equal(proposal.numbers[:2], torch.stack([doubts[place], missed[place]]))
     assert tuple(Proposal.judged(proposals[:1])[0].shape) == (1,)
+
+
+def test_trackers_that_start_together_find_what_each_finds_alone() -> None:
+    moments = [second_moment(rows(200, width, width, decay)) for width, decay in ((30, 0.8), (12, 0.99), (30, 0.9))]
+    moments[2][4] = moments[2][:, 4] = 0
+    alone, together = ([TrackedSubspace(0.9) for _ in moments] for _ in range(2))
+    for one, other, moment, found in zip(alone, together, moments, start_all(together, moments), strict=True):
+        expected = one.refresh(moment)
+        torch.testing.assert_close(kept_columns(found), kept_columns(expected))
+        assert found.captured == expected.captured
+        assert other.decompositions == 1
+        torch.testing.assert_close(kept_columns(other.refresh(moment)), kept_columns(one.refresh(moment)))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from .co_subspace import AnySubspace, CoSubspace
+from .eigh_of_each import eigh_of_each
 from .held_energy import held_by, held_energy, missed_by, missed_energy
 from .iteration import Span, Turned, iterate_inverse, leading_outside, turned_inverse
 from .orthonormal import TOLERANCE, Doubt, orthonormal
@@ -240,6 +241,22 @@ class TrackedSubspace:
             axes = torch.eye(len(alive), dtype=self._normals.dtype, device=alive.device)[:, fresh]
             self._normals = torch.cat([self._widened(self._normals), axes], dim=1)[union]
         self._alive, self._living = union, int(union.sum())
+
+
+def start_all(trackers: Sequence[TrackedSubspace], second_moments: Sequence[Tensor]) -> list[AnySubspace]:
+    """What `refresh` gives of each tracker that has nothing to go on from, with all decompositions side by side."""
+    moments = [moment.to(torch.promote_types(moment.dtype, torch.float32)) for moment in second_moments]
+    alive = [moment.diagonal() > 0 for moment in moments]
+    matrices = [restricted(moment, some) for moment, some in zip(moments, alive, strict=True)]
+    try:
+        decomposed = [(w[0], v[0]) for w, v in eigh_of_each([matrix.unsqueeze(0) for matrix in matrices])]
+    except RuntimeError:
+        decomposed = [_eigh(matrix) for matrix in matrices]
+    found = []
+    for tracker, (values, vectors), some in zip(trackers, decomposed, alive, strict=True):
+        tracker.decompositions += 1
+        found.append(tracker.begin(values, vectors, some))
+    return found
 
 
 def _least_of(second_moment: Tensor, normals: Tensor, energy: float) -> tuple[Tensor, float]:

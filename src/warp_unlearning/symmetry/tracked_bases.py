@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from sys import maxsize
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from ..linalg.co_subspace import AnySubspace
 from ..linalg.gram import add_gram, gram, mirrored
 from ..linalg.on_host import on_host
 from ..linalg.subspace import Rule, energy_shares
-from ..linalg.tracked import Proposal, TrackedSubspace
+from ..linalg.tracked import Proposal, TrackedSubspace, start_all
 from .input_bases import InputBasis, ObservedRows, energies_of, exact_bases, input_rows, observed_rows, require_finite
 from .layer_inputs import Taps, Window, kernel_of, observe_inputs
 from .linear_weights import LinearWeight
@@ -106,7 +107,12 @@ class TrackedBases:
         energies = energies_of(seen)
         self.exact_builds += 1
         self._layers = {}
-        return {name: self._start(seen.pop(name), energies[name] > 0) for name in list(seen)}
+        # Together on a GPU; elsewhere one after the other, so that what was summed up of each can go before the next.
+        together = bool(seen) and next(iter(seen.values())).weight.tensor.device.type != "cpu"
+        found: dict[str, InputBasis] = {}
+        for names in [list(seen)] if together else [[name] for name in seen]:
+            found |= self._start([self._beginning(seen.pop(name), energies[name] > 0) for name in names])
+        return found
 
     def _lost(self, growth: float) -> bool:
         return any(layer.misses(more_than=growth, of=1 - self.energy) for layer in self._layers.values())
@@ -114,7 +120,7 @@ class TrackedBases:
     def _tracker(self) -> TrackedSubspace:
         return TrackedSubspace(self.energy, rule=self.rule, rounds=self.rounds, slack=self.slack)
 
-    def _start(self, observed: ObservedRows, alive: Tensor) -> InputBasis:
+    def _beginning(self, observed: ObservedRows, alive: Tensor) -> _Beginning:
         """`alive`, bool (groups, d) on the host, are the coordinates that inputs reach."""
         weight = observed.weight
         device = weight.tensor.device
@@ -124,16 +130,25 @@ class TrackedBases:
         else:
             kept = columns.kept.cpu()
             rows, alive = observed.within(kept), alive.index_select(1, kept)
-        trackers = [self._tracker() for _ in range(rows.groups)]
-        moment = rows.second_moment() / rows.positions
-        if rows.positions > rows.d:
-            blocks = [tracker.refresh(m) for tracker, m in zip(trackers, moment, strict=True)]
-        else:
+        layer = _Layer(
+            rows.second_moment() / rows.positions, [self._tracker() for _ in range(rows.groups)], columns=columns
+        )
+        if rows.positions <= rows.d:
             exact = rows.subspaces(self.energy, rule=self.rule)
-            blocks = [t.adopt(s, a) for t, s, a in zip(trackers, exact, alive.to(device), strict=True)]
-        layer = self._layers[weight.name] = _Layer(moment, trackers, blocks, columns=columns)
-        layer.awaken()
-        return layer.basis(weight, blocks, rows.positions, int(alive.sum()))
+            layer.spans = [t.adopt(s, a) for t, s, a in zip(layer.trackers, exact, alive.to(device), strict=True)]
+        return _Beginning(weight, layer, rows.positions, int(alive.sum()))
+
+    def _start(self, beginnings: Sequence[_Beginning]) -> dict[str, InputBasis]:
+        """Decompose what is not yet, all side by side."""
+        waiting = [b.layer for b in beginnings if not b.layer.spans]
+        pairs = [pair for layer in waiting for pair in zip(layer.trackers, layer.within, strict=True)]
+        spans = iter(start_all([tracker for tracker, _ in pairs], [moment for _, moment in pairs]))
+        for layer in waiting:
+            layer.spans = [next(spans) for _ in layer.trackers]
+        for beginning in beginnings:
+            self._layers[beginning.weight.name] = beginning.layer
+            beginning.layer.awaken()
+        return {b.weight.name: b.layer.basis(b.weight, b.layer.spans, b.positions, b.reached) for b in beginnings}
 
     def _follow(self, samples: dict[str, _Sample], *, anew: bool = False) -> dict[str, InputBasis]:
         """One read for all layers; until it is done, nothing that is kept has changed. Second moments of `anew` are
@@ -334,6 +349,15 @@ class _Layer:
             reached = reached.new_zeros(len(reached), d).index_copy_(1, kept, reached)
             wide = [block.within(kept, d) for block in wide]
         return InputBasis(weight.name, weight.bias, tuple(wide), reached, positions, count)
+
+
+class _Beginning(NamedTuple):
+    """What a layer starts with, from so many inputs that reach so many of its coordinates."""
+
+    weight: LinearWeight
+    layer: _Layer
+    positions: int
+    reached: int
 
 
 def _missed(pairs: Sequence[tuple[Sequence[AnySubspace], Tensor]]) -> Tensor:
