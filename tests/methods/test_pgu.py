@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import InputError
-from warp_unlearning.methods.pgu import ProjectedGradient
+from warp_unlearning.methods.pgu import ProjectedGradient, retained_complement
 from warp_unlearning.methods.protocol import Task
 from warp_unlearning.models.small_resnet import SmallResNet
 from warp_unlearning.randomness import Streams
@@ -230,3 +230,27 @@ def test_a_network_without_linear_maps_is_refused(kit: Any, task: Task) -> None:
 
     with pytest.raises(InputError, match="no Linear or Conv layer"):
         next(ProjectedGradient().updates(Scale(), task))
+
+
+def test_taps_that_meet_only_padding_are_not_looked_at() -> None:
+    """On maps of 2x2 behind a stride, of a 3x3 kernel four taps meet an input: the projection is of those alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = nn.Sequential(
+            nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(3, 4)
+        )
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(40, 2, 2, 2, generator=generator), torch.randint(0, 4, (40,), generator=generator)
+    examples = TensorExamples(x, y)
+    task = Task(examples, examples, None, deepcopy(model), 4, Streams(0))
+    projection = retained_complement(model, task, samples=40, energy=0.9, rule="energy")
+    basis = projection.bases["0.weight"]
+    assert len(basis) == 2 * 4
+    rows = torch.nn.functional.unfold(x, 3, padding=1, stride=2)[:, :, 0].reshape(40, 2, 9)
+    met = rows[:, :, [4, 5, 7, 8]]
+    assert float(rows.square().sum()) == pytest.approx(float(met.square().sum()))
+    expected = leading_directions(met.flatten(1).numpy(), 0.9, "energy")
+    np.testing.assert_allclose((basis @ basis.T).numpy(), expected @ expected.T, atol=1e-5)
+    step = torch.randn(3, 2, 3, 3, generator=generator)
+    kept = projection.limit_gradient("0.weight", step)
+    np.testing.assert_allclose((kept.flatten(2)[:, :, [4, 5, 7, 8]].flatten(1) @ basis).numpy(), 0, atol=1e-5)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.symmetry.move import ChannelMove, apply_move
+from warp_unlearning.symmetry.move import ChannelMove, Translation, apply_move
 from warp_unlearning.training.constraints import InputComplement, Mask
 from warp_unlearning.training.stepper import Stepper
 
@@ -80,8 +80,9 @@ def test_responses_to_protected_inputs_stay_the_same() -> None:
         assert (moved @ bases[name]).abs().max() < 1e-12
 
 
-def test_the_projection_takes_back_only_the_protected_part() -> None:
-    basis = orthonormal(6, 2)
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 6])
+def test_the_projection_takes_back_only_the_protected_part(rank: int) -> None:
+    basis = orthonormal(6, rank)
     constraint, before, after = InputComplement({"w": basis}), normal(3, 6, seed=1), normal(3, 6, seed=2)
     explicit = (after - before) @ (torch.eye(6, dtype=torch.float64) - basis @ basis.T)
     torch.testing.assert_close(constraint.limit("w", after, before), before + explicit)
@@ -92,19 +93,43 @@ def test_the_projection_takes_back_only_the_protected_part() -> None:
     assert torch.equal(constraint.limit_gradient("other", after), torch.zeros_like(after))
 
 
-def test_bases_follow_a_move_with_the_inputs(network: Network, hidden_move: Callable[..., ChannelMove]) -> None:
+@pytest.mark.parametrize("rank", [3, 5])
+def test_bases_follow_a_move_with_the_inputs(
+    network: Network, hidden_move: Callable[..., ChannelMove], rank: int
+) -> None:
     """After a move that rescales, exactly the moved inputs are protected, by an orthonormal basis."""
     model = network()
-    inputs = normal(6, 3, seed=4)
+    inputs = normal(6, rank, seed=4)
     constraint = InputComplement({"3.weight": torch.linalg.qr(inputs)[0]})
     order, scale = [3, 0, 5, 1, 4, 2], torch.tensor([2.0, 0.5, 4.0, 1.0, 3.0, 0.25], dtype=torch.float64)
     move = hidden_move(order, scale)
     constraint.carry(move)
     moved_inputs = inputs[order] * scale.unsqueeze(1)
     basis = constraint.bases["3.weight"]
-    torch.testing.assert_close(basis.T @ basis, torch.eye(3, dtype=torch.float64))
+    torch.testing.assert_close(basis.T @ basis, torch.eye(rank, dtype=torch.float64))
     apply_move(model, move)
     before = model[3].weight.detach().clone()
     step = constraint.limit("3.weight", before + normal(3, 6, seed=5), before) - before
     assert step.norm() > 0.1
     assert (step @ moved_inputs).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("rank", [3, 6])
+def test_taps_that_meet_only_padding_are_left_as_they_are(layout: torch.memory_format, rank: int) -> None:
+    taps, basis = torch.tensor([4, 5]), orthonormal(8, rank)
+    wide = torch.zeros(4, 9, rank, dtype=torch.float64)
+    wide[:, taps] = basis.reshape(4, 2, rank)
+    step = normal(5, 4, 3, 3, seed=7).contiguous(memory_format=layout)
+    expected = InputComplement({"w": wide.flatten(0, 1)}).limit_gradient("w", step)
+    found = InputComplement({"w": basis}, met={"w": taps}).limit_gradient("w", step)
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(found.flatten(2)[:, :, [0, 8]], step.flatten(2)[:, :, [0, 8]])
+    assert not torch.allclose(found.flatten(2)[:, :, taps], step.flatten(2)[:, :, taps])
+
+
+def test_a_move_that_leaves_inputs_leaves_the_basis() -> None:
+    basis = orthonormal(6, 5)
+    constraint = InputComplement({"w": basis})
+    constraint.carry(Translation({"w": normal(3, 6)}))
+    assert torch.equal(constraint.bases["w"], basis)

@@ -13,7 +13,8 @@ from ..data.batches import shuffled
 from ..data.examples import Examples
 from ..data.sampling import batch_shape
 from ..errors import InputError
-from ..linalg.subspace import Rule, principal_subspace
+from ..linalg.principal_subspaces import principal_subspaces
+from ..linalg.subspace import Rule, restricted
 from ..models.normalisation import norm_mode, predict
 from ..symmetry.layer_inputs import input_second_moments
 from ..symmetry.move import Move
@@ -64,14 +65,12 @@ class ProjectedGradient:
         projection = retained_complement(model, task, samples=self.samples, energy=self.energy, rule=self.rule)
         stepper = Stepper(
             model,
-            only=projection.bases,
+            only=projection,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             constraint=projection,
         )
-        still = {
-            n: torch.ones_like(p, dtype=torch.bool) for n, p in model.named_parameters() if n not in projection.bases
-        }
+        still = {n: torch.ones_like(p, dtype=torch.bool) for n, p in model.named_parameters() if n not in projection}
         stop = Stop(model, task.forget, task.validation) if self.stop and task.validation is not None else None
 
         def descend(x: Tensor, y: Tensor, lr: Number) -> dict[str, Tensor]:
@@ -110,9 +109,26 @@ def retained_complement(model: nn.Module, task: Task, *, samples: int, energy: f
     if not moments:
         raise InputError("pgu found no Linear or Conv layer to project; it cannot change this model")
     parameters = dict(model.named_parameters())
-    return InputComplement(
-        {n: principal_subspace(m, energy, rule=rule).basis.to(parameters[n].dtype) for n, m in moments.items()}
-    )
+    reached = {name: moment.diagonal() > 0 for name, moment in moments.items()}
+    live = [restricted(moments.pop(name), mask) for name, mask in reached.items()]
+    bases: dict[str, Tensor] = {}
+    met: dict[str, Tensor] = {}
+    for (name, mask), found in zip(reached.items(), principal_subspaces(live, energy, rule=rule), strict=True):
+        channels = parameters[name].shape[1]
+        basis = found.basis.new_zeros(len(mask), found.rank)
+        basis[mask] = found.basis
+        taps = _met_taps(mask.reshape(channels, -1))
+        if taps is not None:
+            met[name] = taps
+            basis = basis.reshape(channels, -1, found.rank).index_select(1, taps).flatten(0, 1)
+        bases[name] = basis.to(parameters[name].dtype)
+    return InputComplement(bases, met=met)
+
+
+def _met_taps(reached: Tensor) -> Tensor | None:
+    """The taps that bool (in, taps) marks in some channel, int64; None for all of them, and where none is."""
+    met = reached.any(0)
+    return None if bool(met.all()) or not bool(met.any()) else met.nonzero().flatten()
 
 
 class Stop:

@@ -191,7 +191,7 @@ class CellWork:
 
     def _confidence(self, model: nn.Module) -> dict[str, NDArray[np.generic]]:
         points = self._place.points(self.plan.division.audited)
-        output = logits(model, points, batch_size=self._at_once).double().cpu().numpy()
+        output = logits(model, points).double().cpu().numpy()
         y = points.y.cpu().numpy()
         return {
             "confidence": logit_confidence(output, y).astype(np.float32),
@@ -199,15 +199,11 @@ class CellWork:
         }
 
     def _accuracy(self, model: nn.Module, examples: Any) -> float:
-        right = logits(model, examples, batch_size=self._at_once).argmax(1) == examples.y
+        right = logits(model, examples).argmax(1) == examples.y
         return float(right.double().mean())
 
     def _audited_among(self, index: IndexArray) -> IndexArray:
         return np.intersect1d(self.plan.division.audited, index)
-
-    @property
-    def _at_once(self) -> int:
-        return 4096 if self._place.device.type == "cuda" else 512
 
     def _network(self, streams: Streams) -> nn.Module:
         settings, data = self.plan.settings, self._place.data

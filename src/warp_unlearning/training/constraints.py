@@ -59,25 +59,72 @@ def _inverted(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class InputComplement:
     """Each weight moves only in directions orthogonal to its layer's input basis; parameters without a basis stay.
 
-    A step ΔW, flattened to (out, d), becomes ΔW − (ΔW B) Bᵀ with B the (d, k) basis of the inputs to protect.
+    A step ΔW, flattened to (out, d), becomes ΔW − (ΔW B) Bᵀ with B the (d, k) basis of the inputs to protect. Where a
+    kernel has taps that meet nothing but padding, `met` names the others, int64, and B is of the d coordinates of those
+    alone: what the rest does is nobody's response.
     """
 
-    def __init__(self, bases: Mapping[str, Tensor]) -> None:
-        self.bases = {name: basis.clone() for name, basis in bases.items()}
+    def __init__(self, bases: Mapping[str, Tensor], *, met: Mapping[str, Tensor] | None = None) -> None:
+        self._projections = {name: _Projection(basis.clone(), (met or {}).get(name)) for name, basis in bases.items()}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._projections
+
+    @property
+    def bases(self) -> dict[str, Tensor]:
+        """The bases, by name of the weight, as they are now."""
+        return {name: projection.basis for name, projection in self._projections.items()}
 
     def limit(self, name: str, after: Tensor, before: Tensor) -> Tensor:
         """`before` plus the projected step."""
-        if name not in self.bases:
+        if name not in self:
             return before
         return before + self.limit_gradient(name, after - before)
 
     def limit_gradient(self, name: str, gradient: Tensor) -> Tensor:
         """The projected gradient, zero for parameters without a basis."""
-        if name not in self.bases:
-            return torch.zeros_like(gradient)
-        return project_out(gradient.flatten(1), self.bases[name]).reshape(gradient.shape)
+        return self._projections[name](gradient) if name in self else torch.zeros_like(gradient)
 
     def carry(self, move: Move) -> None:
         """Bases of the moved inputs, made orthonormal again."""
-        for name, basis in self.bases.items():
-            basis.copy_(torch.linalg.qr(move.inputs(name, basis))[0])
+        for name, projection in self._projections.items():
+            moved = move.inputs(name, projection.basis)
+            if moved is not projection.basis:
+                projection.follow(torch.linalg.qr(moved)[0])
+
+
+class _Projection:
+    """Weights (out, in, ...) less the part of each row that lies in the span of `basis` (d, k), d = in · taps.
+
+    Where the basis has most of the dimensions, the part is kept that lies in its complement: the same, for less.
+    """
+
+    def __init__(self, basis: Tensor, taps: Tensor | None) -> None:
+        self.basis, self._taps = basis, taps
+        most = 2 * basis.shape[1] > basis.shape[0]
+        self._normals = _complement(basis) if most else None
+
+    def __call__(self, weights: Tensor) -> Tensor:
+        if self._taps is None:
+            return self._rows(weights.flatten(1)).reshape(weights.shape)
+        whole = weights.flatten(2)
+        some = whole.index_select(2, self._taps)
+        rows = self._rows(some.flatten(1))
+        return whole.index_copy(2, self._taps, rows.reshape(some.shape)).reshape(weights.shape)
+
+    def follow(self, basis: Tensor) -> None:
+        """Go on with another basis, in place, since a captured step knows these tensors by where they are."""
+        self.basis.copy_(basis)
+        if self._normals is not None:
+            self._normals.copy_(_complement(basis))
+
+    def _rows(self, rows: Tensor) -> Tensor:
+        if self._normals is None:
+            return project_out(rows, self.basis)
+        return (rows @ self._normals) @ self._normals.mT
+
+
+def _complement(basis: Tensor) -> Tensor:
+    """An orthonormal basis (d, d − k) of what is orthogonal to the columns (d, k)."""
+    whole: Tensor = torch.linalg.qr(basis, mode="complete")[0]
+    return whole[:, basis.shape[1] :].clone()
