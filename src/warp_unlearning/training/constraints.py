@@ -20,7 +20,9 @@ class Constraint(Protocol):
     """Takes back the part of a step that is not allowed."""
 
     def limit(self, name: str, after: Tensor, before: Tensor) -> Tensor:
-        """The weights `after` the step, with the part of after − before that is not allowed taken back."""
+        """The weights `after` the step, with the part of after − before that is not allowed taken back; these may be
+        `after` itself, changed.
+        """
 
     def limit_gradient(self, name: str, gradient: Tensor) -> Tensor:
         """The part of a gradient that the step may use."""
@@ -37,8 +39,8 @@ class Mask:
         self.frozen = _inverted(self.movable)
 
     def limit(self, name: str, after: Tensor, before: Tensor) -> Tensor:
-        """`after` where movable, `before` elsewhere."""
-        return torch.where(self.movable[name], after, before)
+        """`after` where movable, `before` elsewhere, in place."""
+        return torch.where(self.movable[name], after, before, out=after)
 
     def limit_gradient(self, name: str, gradient: Tensor) -> Tensor:
         """Zero where the weight may not move."""

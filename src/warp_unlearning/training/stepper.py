@@ -73,7 +73,9 @@ class Stepper:
         torch._foreach_copy_(self._before, list[Tensor](self.parameters))
         self.optimizer.step()
         for name, after, before in zip(self.names, self.parameters, self._before, strict=True):
-            after.copy_(self.constraint.limit(name, after, before))
+            limited = self.constraint.limit(name, after, before)
+            if limited is not after:
+                after.copy_(limited)
 
     def _clip(self, max_norm: float) -> None:
         if self.constraint is not None:
