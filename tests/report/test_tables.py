@@ -80,6 +80,18 @@ def test_times_are_compared_with_those_without_a_defence(data, read):
     assert further_table(read(data)).groups[0].rows[1].cells[-1].under == "−5 % against no defence"
 
 
+def test_the_gradient_test_has_its_rate_beside_its_area(data, read):
+    tpr = {"value": 0.034, "low": 0.01, "high": 0.06}
+    data["arms"][0]["gradient_test"]["rates"] = [{"fpr": 0.01, "resolved": True, "negatives": 1056, "tpr": tpr}]
+    data["arms"][1]["gradient_test"]["rates"] = [{"fpr": 0.01, "resolved": False, "negatives": 900, "tpr": None}]
+    data["arms"][2]["gradient_test"]["rates"] = None
+    table = further_table(read(data))
+    column = table.columns.index("its TPR at 1 % FPR, threshold of each pair")
+    assert table.columns[column - 1] == "AUC of the gradient test"
+    found = [str(row.cells[column].number) for group in table.groups for row in group.rows]
+    assert found[:3] == ["3.4 % [1.0, 6.0]", "unresolved (900 negatives)", NOT_MEASURED]
+
+
 def test_a_reduction_that_cannot_be_stated_says_why(data, read):
     data["arms"][1]["reduction"] = {"auc": None, "tpr_at_1": None, "note": "the base does not leak"}
     cell = privacy_table(read(data)).groups[0].rows[1].cells[8]

@@ -94,12 +94,6 @@ def test_a_job_without_room_waits_for_another_to_end(store: Store, work: Stepped
     assert len(outcome.finished) == 6
 
 
-def test_a_job_that_has_no_room_alone_fails(store: Store, work: Stepped) -> None:
-    key = Key("a", 1, {"room": 0})
-    outcome = FleetEngine(4, Turns).run([Job(key)], work=work, store=store, watch=ignore)
-    assert outcome.failed == {key: "full"}
-
-
 def test_an_interrupt_lets_go_of_claims_and_keeps_what_is_finished(store: Store, work: Stepped) -> None:
     jobs = layered(4, sleep=0.0)
 

@@ -230,3 +230,14 @@ def test_events_are_plain_data() -> None:
         "seconds": 0.0,
     }
     assert Event("failed", A, at=5.0, reason="no luck", traceback="T").as_json()["reason"] == "no luck"
+
+
+def test_the_time_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(job_schedule, "monotonic", lambda: clock[0])
+    schedule = Schedule([Job(A)], store=Store(tmp_path / "s"), watch=lambda _: None, retries=0, until=103.0)
+    assert (schedule.time_left, schedule.over) == (3.0, False)
+    for clock[0] in (103.0, 110.0):
+        assert (schedule.time_left, schedule.over) == (0.0, True)
+        assert schedule.take() is None
+    assert Run(tmp_path, [Job(A)]).schedule.time_left == float("inf")

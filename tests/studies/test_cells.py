@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from warp_unlearning.attacks.membership.confidence import logit_confidence
+from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.pair_audit import PairAuditor
 from warp_unlearning.data.dataset import ImageData
 from warp_unlearning.data.load import load_data
@@ -28,6 +29,8 @@ from warp_unlearning.studies.cell_plan import Cell, CellPlan, plan_cells
 from warp_unlearning.studies.cell_scores import cell_arm_scores, cell_original_scores
 from warp_unlearning.studies.cell_settings import CellSettings, StudyArm
 from warp_unlearning.studies.cell_work import ABOUT, SCORES, WEIGHTS, CellWork
+from warp_unlearning.studies.shadow_results import tried_audit
+from warp_unlearning.studies.shadow_scores import ArmScores
 from warp_unlearning.studies.stored import arrays_of, weights_of
 from warp_unlearning.studies.study_results import shadows_complete, study_results
 from warp_unlearning.training.lane import DeviceLane
@@ -196,6 +199,68 @@ def test_the_results_say_what_each_arm_rests_on(plan: CellPlan, store: Store) ->
     assert arms["finetune lr=1e+20"]["missing"] == 6
     assert arms["finetune"]["diverged"] == 0
     assert found["originals_trained_again"] == []
+
+
+def test_a_shadow_that_only_one_arm_has_begun_takes_no_number_from_it(
+    plan: CellPlan, store: Store, tmp_path: Path
+) -> None:
+    pack(store, tmp_path / "p.tar")
+    other = Store(tmp_path / "other")
+    take_in(other, tmp_path / "p.tar")
+    begun = Cell("cell", 5, 0, "ngp")
+    gone = [cell for cell in plan.cells.values() if cell.shadow == 5 and cell.kind != "original" and cell != begun]
+    for cell in gone:
+        other.remove(plan.key(cell).digest)
+    arms = {arm["name"]: arm for arm in study_results("table1", plan, other)["arms"]}
+    assert [arms[name]["shadows"] for name in ("ngp", "ngp + warp")] == [6, 5]
+    assert [arms[name]["all"]["shadows"] for name in ("ngp", "ngp + warp")] == [6, 5]
+    assert arms["ngp"]["retain_leakage"] is not None
+
+    both = [of_first_shadows(cell_arm_scores(plan, other, arm), 5) for arm in ARMS[:2]]
+    base, warp = (tried_audit(scores)[0] for scores in both)
+    assert base is not None
+    assert warp is not None
+    found = base.compare(warp)
+    assert arms["ngp + warp"]["reduction"]["shadows"] == 5
+    assert arms["ngp + warp"]["reduction"]["difference"]["value"] == found.difference.value
+    assert arms["ngp"]["against"]["warp"]["auc"]["value"] == warp.compare(base).difference.value
+    originals = cell_original_scores(plan, other)
+    ranked = memorisation(originals.confidence, trained=originals.trained)
+    expected = base.restricted(most_memorised(ranked, 0.05)).summary()
+    assert arms["ngp"]["slices"]["most memorised 5 %"]["auc"]["value"] == expected["auc"]["value"]
+    assert arms["ngp"]["slices"]["most memorised 5 %"]["shadows"] == 5
+
+
+def test_an_original_that_is_scored_before_its_arms_ranks_points_for_them(
+    plan: CellPlan, store: Store, tmp_path: Path
+) -> None:
+    pack(store, tmp_path / "p.tar")
+    other = Store(tmp_path / "other")
+    take_in(other, tmp_path / "p.tar")
+    for cell in plan.cells.values():
+        if cell.shadow == 2 and cell.kind == "cell":
+            other.remove(plan.key(cell).digest)
+    row = study_results("table1", plan, other)["arms"][0]
+    audit = tried_audit(cell_arm_scores(plan, other, ARMS[0]))[0]
+    originals = cell_original_scores(plan, other)
+    ranked = memorisation(originals.confidence, trained=originals.trained)
+    assert audit is not None
+    assert list(audit.shadows) == [0, 1, 3, 4, 5]
+    expected = audit.restricted(most_memorised(ranked[[0, 1, 3, 4, 5]], 0.05)).summary()
+    assert row["slices"]["most memorised 5 %"]["auc"]["value"] == expected["auc"]["value"]
+    assert row["retain_leakage"] is not None
+
+
+def of_first_shadows(scores: ArmScores, count: int) -> ArmScores:
+    """The models of the first shadows, as far as an audit looks at them."""
+    rows = scores.groups < count
+    return replace(
+        scores,
+        confidence=scores.confidence[rows],
+        groups=scores.groups[rows],
+        forgotten=scores.forgotten[rows],
+        never=scores.never[rows],
+    )
 
 
 def test_a_shadow_whose_original_was_trained_again_is_named(plan: CellPlan, store: Store, tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ from .style import FAINT, GRID, INK, Look, blank, look
 _TEXT = (
     "Six axes: what an attacker sees who holds only the outputs of the model (black box: AUC, and true-positive rate "
     "at a small false-positive rate), the same on the most memorised examples, what an attacker sees who holds the "
-    "weights before and after (white box, by the gradient-difference test), and the accuracy on test examples. Outward "
-    "is better: on the five axes of privacy the rim is an attacker who only guesses, the centre one who is never "
-    "wrong; accuracy runs from 0 to 100 %. The axes are absolute, not stretched to the range of the methods shown. "
-    "Bars are 95 % intervals."
+    "weights before and after (white box, by the gradient-difference test, mean over pairs of models, with a threshold "
+    "for each pair), and the accuracy on test examples. Outward is better: on the five axes of privacy the rim is an "
+    "attacker who only guesses, the centre one who is never wrong; accuracy runs from 0 to 100 %. The axes are "
+    "absolute, not stretched to the range of the methods shown. Bars are 95 % intervals."
 )
 
 Directions = list[tuple[float, float]]

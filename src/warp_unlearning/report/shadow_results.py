@@ -50,7 +50,9 @@ class Reduction:
 
 @dataclass(frozen=True)
 class GradientTest:
-    """The gradient-difference test, mean over so many pairs of models; `rates` may be empty."""
+    """The gradient-difference test, mean over so many pairs of models. `rates` are means of each pair's rate at the
+    threshold of that pair's own negatives; they may be empty.
+    """
 
     auc: Estimate
     pairs: int
@@ -270,7 +272,7 @@ def _arm(field: Field) -> Arm:
 
 
 def _gradient_test(field: Field) -> GradientTest:
-    # Rates of several pairs are null: one threshold does not fit them all.
+    # Some files have null for the rates of several pairs.
     rates = field["rates"].maybe(lambda found: tuple(read_rate(rate) for rate in found)) if "rates" in field else None
     return GradientTest(read_estimate(field["auc"]), field["pairs"].count(), rates or ())
 

@@ -92,6 +92,7 @@ def further_table(results: ShadowResults) -> Table:
         "the same, after",
         "after less before",
         "AUC of the gradient test",
+        "its TPR at 1 % FPR, threshold of each pair",
         "Reduction of TPR at 1 % FPR",
         "Accuracy, forgotten",
         "Accuracy, retained",
@@ -204,6 +205,7 @@ def _further_row(arm: Arm) -> Row:
             for found in ((None,) * 3 if retained is None else (retained.before, retained.after, retained.difference))
         ),
         Cell(written(None if test is None else test.auc), "" if test is None else counted(test.pairs, "pair")),
+        Cell(written_rate(None if test is None else test.rate(0.01))),
         _reduction(arm, "tpr_at_1"),
         *(
             Cell(written(found, digits=1, scale=100, unit=" %"))

@@ -4,10 +4,11 @@ process only hands it out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from time import sleep
+from time import monotonic, sleep
 from typing import Protocol, cast
 
 from ..errors import InputError
@@ -16,9 +17,11 @@ from .events import Event, Watch
 from .job import Job, SteppedWork, Work
 from .job_attempt import Attempt, attempt_in_steps
 from .job_schedule import Schedule
+from .resting_lanes import RestingLanes
 from .store import Store
 
 _NOTHING_TO_DO = 0.05
+_PAUSES = (15.0, 30.0, 60.0)
 
 
 class Lane(Protocol):
@@ -32,9 +35,12 @@ class Lane(Protocol):
 class FleetEngine:
     """So many jobs side by side, each in a lane that `make_lane` gives.
 
-    The work must have a method `steps`, which is called as the work is and does the job as a generator. A job that
-    finds no room waits until another has ended, and from then on there is one lane less; one that is alone and finds
-    none fails.
+    The work must have a method `steps`, which is called as the work is and does the job as a generator.
+
+    A job that finds no room is put back, for the next lane that another job leaves; its own lane rests, and the idle
+    ones with it (`RestingLanes`). One that is alone in this process and finds none is tried again after 15, 30 and
+    60 seconds, in which nothing else is begun, and then fails: other processes may give memory back, but a device that
+    is too small stays so. Jobs of the same kind are then tried again only once, after 60 seconds, until one ends well.
     """
 
     at_once: int
@@ -74,14 +80,21 @@ class _Fleet:
         self._work, self._store, self._watch = work, store, watch
         self._free = [engine.make_lane() for _ in range(engine.at_once)]
         self._running: list[_Running] = []
+        self._resting: RestingLanes[Lane] = RestingLanes()
+        self._pauses: Counter[str] = Counter()
+        self._paused_until = 0.0
 
     def start(self, schedule: Schedule) -> None:
-        """Give every free lane a job that can start."""
-        while self._free and (job := schedule.take()) is not None:
+        """Give every free lane a job that can start; where none runs, wait until one may."""
+        now = monotonic()
+        if (lane := self._resting.back(now=now)) is not None:
+            self._free.append(lane)
+        while self._free and now >= self._paused_until and (job := schedule.take()) is not None:
             steps = attempt_in_steps(job, work=self._work, store=self._store, began=self._told(job))
             self._running.append(_Running(job, self._free.pop(), steps))
         if not self._running and not schedule.over:
-            sleep(schedule.pause() or _NOTHING_TO_DO)
+            wait = max(0.0, self._paused_until - now) or schedule.pause() or _NOTHING_TO_DO
+            sleep(min(wait, schedule.time_left))
 
     def advance(self, schedule: Schedule) -> None:
         """One step of every job."""
@@ -93,18 +106,36 @@ class _Fleet:
                 except StopIteration as end:
                     ended: Attempt = end.value
             self._running.remove(running)
-            if ended.end == "crowded" and self._running:
-                # The lane is not given back.
-                schedule.put_back(running.job)
+            if ended.end == "crowded":
+                self._turn_away(running, ended, schedule)
             else:
-                self._free.append(running.lane)
-                schedule.settle(running.job, ended)
+                self._leave(running, ended, schedule)
 
     def close(self) -> None:
         """End what runs; claims are let go of."""
         for running in self._running:
             running.steps.close()
         self._running.clear()
+
+    def _leave(self, running: _Running, ended: Attempt, schedule: Schedule) -> None:
+        self._free.append(running.lane)
+        if ended.end == "finished":
+            self._resting.ended_well(running.lane)
+            del self._pauses[running.job.key.kind]
+        schedule.settle(running.job, ended)
+
+    def _turn_away(self, running: _Running, ended: Attempt, schedule: Schedule) -> None:
+        now, alone, kind = monotonic(), not self._running, running.job.key.kind
+        self._resting.turned_away(self._free if alone else [*self._free, running.lane], now=now)
+        self._free = [running.lane] if alone else []
+        if alone and self._pauses[kind] == len(_PAUSES):
+            self._pauses[kind] -= 1
+            schedule.settle(running.job, ended)
+            return
+        if alone:
+            self._paused_until = now + _PAUSES[self._pauses[kind]]
+            self._pauses[kind] += 1
+        schedule.put_back(running.job)
 
     def _told(self, job: Job) -> Callable[[], None]:
         return lambda: self._watch(Event("started", job.key))

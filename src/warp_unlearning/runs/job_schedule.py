@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import inf
 from time import monotonic
 
 from ..errors import InputError
@@ -71,8 +72,13 @@ class Schedule:
         return not self._running and (bool(self._unusable) or self._late or not (self._ready or self._busy))
 
     @property
+    def time_left(self) -> float:
+        """Seconds in which jobs may still be begun."""
+        return inf if self._until is None else max(0.0, self._until - monotonic())
+
+    @property
     def _late(self) -> bool:
-        return self._until is not None and monotonic() >= self._until
+        return not self.time_left
 
     @property
     def left(self) -> int:
@@ -130,7 +136,7 @@ class Schedule:
             self._make_ready(job.key)
 
     def put_back(self, job: Job) -> None:
-        """`job` was taken and never begun."""
+        """`job` was taken and came to no end: it is to be taken again."""
         self._running.discard(job.key)
         self._make_ready(job.key)
 

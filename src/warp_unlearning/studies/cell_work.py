@@ -115,6 +115,7 @@ class CellWork:
         about: dict[str, Any] = {
             "seconds": seconds,
             "updates": len(driven.history),
+            "made_on": self._place.machine,
             "original": self._digest(cell.shadow),
             "accuracy": {
                 "forget": self._accuracy(model, task.forget),

@@ -21,12 +21,14 @@ from ..stats.intervals import mean
 from ..stats.paired_share import paired_reduction
 from ..stats.rank_correlation import correlation_interval, rank_correlation
 from ..stats.reading import strength_of
+from .pair_means import mean_area, mean_rates, share_mean
 from .shadow_plan import ShadowPlan
 from .shadow_scores import ArmScores, OriginalScores, arm_scores, original_scores
 from .shadow_settings import Arm
 
 SCHEMA_VERSION = 1
 SLICES = {"most memorised 1 %": 0.01, "most memorised 5 %": 0.05}
+Shadows = NDArray[np.int64]
 VERTICES, BINS, SHOWN = 500, 60, 1000
 GRADIENT = "gradient difference"
 
@@ -75,7 +77,7 @@ def arm_rows(arms: Sequence[Arm], found: Sequence[ArmScores], originals: Origina
     rows = []
     for i, arm in enumerate(arms):
         of = base_of(arms, i)
-        base = None if of is None else (audits[of][0], found[of])
+        base = None if of is None else found[of]
         rows.append(_arm(arm, found[i], audits[i], originals, base))
     return rows
 
@@ -103,9 +105,9 @@ def _arm(
     scores: ArmScores,
     audited: tuple[Audit | None, str],
     originals: OriginalScores,
-    base: tuple[Audit | None, ArmScores] | None,
+    base: ArmScores | None,
 ) -> dict[str, Any]:
-    """`base` is the arm of the same method without a defence, None for that arm itself."""
+    """`base` has the scores of the same method without a defence, None for that arm itself."""
     audit, problem = audited
     about: dict[str, Any] = {
         "name": arm.name,
@@ -117,9 +119,9 @@ def _arm(
         "accuracy": {what: _mean(values) for what, values in scores.accuracy.items()},
         "seconds": {
             "unlearning": _mean(scores.seconds),
-            "defense_share": _extra(scores.seconds, base[1].seconds) if base is not None else None,
+            "defense_share": _extra(scores.seconds, base.seconds) if base is not None else None,
         },
-        "gradient_test": _gradient_test(scores, None if base is None else base[1]),
+        "gradient_test": _gradient_test(scores, base),
         "strongest": _strongest(scores),
     }
     if audit is None:
@@ -127,10 +129,10 @@ def _arm(
     return about | {
         "problem": None,
         "all": audit.summary(),
-        "slices": _slices(audit, originals),
+        "slices": _slices(scores, audit, originals),
         "against_originals": _against_originals(scores, originals),
         "retain_leakage": _retain(scores, originals),
-        "reduction": None if base is None else _reduction(audit, base[0]),
+        "reduction": None if base is None else _reduction(scores, base),
         "roc": _curve(audit),
         "histogram": _histogram(audit),
         "risk": _risk(audit, scores),
@@ -140,13 +142,28 @@ def _arm(
 _SCORES = ("all", "slices", "against_originals", "retain_leakage", "reduction", "roc", "histogram", "risk")
 
 
-def _audit(scores: ArmScores) -> Audit:
-    return shadow_audit(scores.confidence, forgotten=scores.forgotten, never=scores.never, groups=scores.groups)
+def _audit(scores: ArmScores, shadows: Shadows | None) -> Audit:
+    rows = slice(None) if shadows is None else np.isin(scores.groups, shadows)
+    return shadow_audit(
+        scores.confidence[rows],
+        forgotten=scores.forgotten[rows],
+        never=scores.never[rows],
+        groups=scores.groups[rows],
+    )
 
 
-def tried_audit(scores: ArmScores) -> tuple[Audit | None, str]:
-    """The audit of an arm, or why there is none."""
-    return _tried(partial(_audit, scores))
+def tried_audit(scores: ArmScores, shadows: Shadows | None = None) -> tuple[Audit | None, str]:
+    """The audit of an arm, or of its models of some shadows, or why there is none."""
+    return _tried(partial(_audit, scores, shadows))
+
+
+def paired_audits(first: ArmScores, second: ArmScores) -> tuple[Audit, Audit] | None:
+    """Audits of two arms over the shadows that both have, which can be compared shadow by shadow; None where one of
+    them cannot be made. While a study is under way one arm may have begun a shadow that another has not.
+    """
+    shadows = np.intersect1d(first.groups, second.groups)
+    ours, theirs = (tried_audit(scores, shadows)[0] for scores in (first, second))
+    return None if ours is None or theirs is None else (ours, theirs)
 
 
 def _tried(make: Callable[[], Audit]) -> tuple[Audit | None, str]:
@@ -157,15 +174,18 @@ def _tried(make: Callable[[], Audit]) -> tuple[Audit | None, str]:
         return None, str(error)
 
 
-def _slices(audit: Audit, originals: OriginalScores) -> dict[str, Any]:
-    """Audits of the points that other shadows memorise most; only where every shadow's original was scored."""
+def _slices(scores: ArmScores, audit: Audit, originals: OriginalScores) -> dict[str, Any]:
+    """Audits of the points that other shadows memorise most, over the shadows whose originals were scored."""
     found: dict[str, Any] = dict.fromkeys(SLICES)
-    if not np.array_equal(audit.shadows, originals.shadows):
+    shadows = np.intersect1d(audit.shadows, originals.shadows)
+    ranked_audit = audit if np.array_equal(audit.shadows, shadows) else tried_audit(scores, shadows)[0]
+    if ranked_audit is None:
         return found
-    ranked = memorisation(originals.confidence, trained=originals.trained)
+    rows = np.searchsorted(originals.shadows, shadows)
+    ranked = memorisation(originals.confidence, trained=originals.trained)[rows]
     for name, share in SLICES.items():
         mask = most_memorised(ranked, share)
-        part, _ = _tried(partial(audit.restricted, mask))
+        part, _ = _tried(partial(ranked_audit.restricted, mask))
         found[name] = None if part is None else part.summary()
     return found
 
@@ -185,15 +205,17 @@ def _against_originals(scores: ArmScores, originals: OriginalScores) -> dict[str
 
 
 def _retain(scores: ArmScores, originals: OriginalScores) -> dict[str, Any] | None:
+    """Over the shadows that have both unlearned models and a scored original."""
+    ours, theirs = np.isin(scores.groups, originals.shadows), np.isin(originals.shadows, scores.groups)
     try:
         found = retain_leakage(
-            scores.confidence,
-            retained=scores.kept,
-            never=scores.never,
-            groups=scores.groups,
-            original_scores=originals.confidence,
-            original_trained=originals.trained,
-            original_groups=originals.shadows,
+            scores.confidence[ours],
+            retained=scores.kept[ours],
+            never=scores.never[ours],
+            groups=scores.groups[ours],
+            original_scores=originals.confidence[theirs],
+            original_trained=originals.trained[theirs],
+            original_groups=originals.shadows[theirs],
         )
     except WarpError:
         return None
@@ -204,14 +226,18 @@ def _retain(scores: ArmScores, originals: OriginalScores) -> dict[str, Any] | No
     }
 
 
-def _reduction(audit: Audit, base: Audit | None) -> dict[str, Any] | None:
-    if base is None or not np.array_equal(base.shadows, audit.shadows):
+def _reduction(scores: ArmScores, base: ArmScores) -> dict[str, Any] | None:
+    """What a defence changes, over the shadows that the arm and its base both have."""
+    audits = paired_audits(base, scores)
+    if audits is None:
         return None
-    area = base.compare(audit)
-    resolved = base.resolvable(0.01) and audit.resolvable(0.01)
-    rate = base.compare(audit, fpr=0.01) if resolved else None
-    privacy = base.privacy_gain(audit)
+    before, after = audits
+    area = before.compare(after)
+    resolved = before.resolvable(0.01) and after.resolvable(0.01)
+    rate = before.compare(after, fpr=0.01) if resolved else None
+    privacy = before.privacy_gain(after)
     return {
+        "shadows": len(before.shadows),
         "auc": None if area.reduction is None else asdict(area.reduction),
         "tpr_at_1": None if rate is None or rate.reduction is None else asdict(rate.reduction),
         "privacy": None if privacy is None else asdict(privacy),
@@ -293,31 +319,45 @@ def _row(pair: Mapping[str, Any], name: str) -> float | None:
 
 
 def _gradient_test(scores: ArmScores, base: ArmScores | None) -> dict[str, Any] | None:
-    """The gradient-difference test over the pairs, with the rates of one where there is one, and the share of the
-    base's advantage that is gone.
+    """The gradient-difference test over the pairs (`pair_means`), how much lower its area is than the base's, and the
+    share of the base's advantage that is gone.
     """
     rows = [row for pair in scores.pairs for row in pair["rows"] if row["name"] == GRADIENT]
     if not rows:
         return None
-    gone = None if base is None else gradient_reduction(scores, base)
-    if len(rows) == 1:
-        return {"auc": rows[0]["auc"], "pairs": 1, "rates": rows[0]["rates"], "reduction": gone}
-    areas = [float(row["auc"]["value"]) for row in rows]
-    return {"auc": asdict(mean(areas)), "pairs": len(rows), "rates": None, "reduction": gone}
+    return {
+        "auc": mean_area(rows),
+        "pairs": len(rows),
+        "rates": mean_rates(rows),
+        "difference": None if base is None else gradient_difference(scores, base),
+        "reduction": None if base is None else gradient_reduction(scores, base),
+    }
+
+
+def gradient_difference(scores: ArmScores, base: ArmScores) -> dict[str, float] | None:
+    """How much lower the gradient-difference test's mean area is than the base's, with Student's interval over the
+    pairs of models that both have; None below two of them. An area whose mean is below ½ is turned around.
+    """
+    before, after = _turned_areas(scores, base)
+    return asdict(mean(before - after)) if len(before) > 1 else None
 
 
 def gradient_reduction(scores: ArmScores, base: ArmScores) -> dict[str, float] | None:
-    """The share of the gradient-difference test's mean advantage over guessing that is gone, paired over the same pairs
-    of models; an area whose mean is below ½ is turned around. None where the pairs attacked are not the same.
+    """The share of the gradient-difference test's mean advantage over guessing that is gone, paired over the pairs of
+    models that both have; an area whose mean is below ½ is turned around. None below two of them, and where the base's
+    advantage is not distinguishable from 0.
     """
-    ours, theirs = (_areas(arm, GRADIENT) for arm in (scores, base))
-    if not ours or set(ours) != set(theirs):
-        return None
-    order = sorted(ours)
-    both = [np.array([areas[pair] for pair in order]) for areas in (theirs, ours)]
-    before, after = (areas if areas.mean() >= 0.5 else 1 - areas for areas in both)
-    found = paired_reduction(before, after)
+    found = paired_reduction(*_turned_areas(scores, base))
     return None if found is None else asdict(found)
+
+
+def _turned_areas(scores: ArmScores, base: ArmScores) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The areas of the base and of the arm on the same pairs, each arm's turned around where its mean is below ½."""
+    ours, theirs = (_areas(arm, GRADIENT) for arm in (scores, base))
+    order = sorted(set(ours) & set(theirs))
+    both = [np.array([areas[pair] for pair in order], dtype=np.float64) for areas in (theirs, ours)]
+    before, after = (areas if not order or areas.mean() >= 0.5 else 1 - areas for areas in both)
+    return before, after
 
 
 def _areas(scores: ArmScores, name: str) -> dict[tuple[int, int], float]:
@@ -342,7 +382,7 @@ def _strongest(scores: ArmScores) -> dict[str, Any] | None:
         }
     names = [row["name"] for row in scores.pairs[0]["rows"]]
     areas = {name: [v for v in (_row(pair, name) for pair in scores.pairs) if v is not None] for name in names}
-    found = {name: strength_of(mean(values, level=1 - 0.05 / len(areas))) for name, values in areas.items()}
+    found = {name: strength_of(share_mean(values, level=1 - 0.05 / len(areas))) for name, values in areas.items()}
     best = max(found, key=lambda name: found[name].value)
     verdict = "leak" if found[best].low > 0.5 else "inconclusive"
     return {"attack": best, "strength": asdict(found[best]), "pairs": len(scores.pairs), "verdict": verdict}

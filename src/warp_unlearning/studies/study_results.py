@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..attacks.membership.audit import Audit
 from ..data.plain import plain
 from ..runs.store import Store
 from ..stats.intervals import mean
 from .cell_plan import CellPlan
 from .cell_scores import cell_arm_scores, cell_original_scores, cell_summaries
 from .cell_settings import StudyArm
-from .shadow_results import NOT_TESTED, THREAT, arm_rows, tried_audit
+from .pair_means import mean_area, mean_rates
+from .shadow_results import NOT_TESTED, THREAT, arm_rows, paired_audits
 from .shadow_scores import ArmScores
 
 SCHEMA_VERSION = 1
@@ -25,7 +25,6 @@ def study_results(name: str, plan: CellPlan, store: Store) -> dict[str, Any]:
     """The arms of the results; what the run itself knows is added by its caller."""
     settings = plan.settings
     scores = [cell_arm_scores(plan, store, arm) for arm in settings.arms]
-    audits = [tried_audit(found)[0] for found in scores]
     rows = arm_rows(settings.arms, scores, cell_original_scores(plan, store))
     for i, (arm, row) in enumerate(zip(settings.arms, rows, strict=True)):
         summaries = cell_summaries(plan, store, arm)
@@ -33,7 +32,8 @@ def study_results(name: str, plan: CellPlan, store: Store) -> dict[str, Any]:
             "defense": arm.shown_defense,
             "swept": dict(arm.swept),
             "sets": arm.sets,
-            "against": _against(settings.arms, audits, scores, i),
+            "shadows": len(np.unique(scores[i].groups)),
+            "against": _against(settings.arms, scores, i),
             "pair_attacks": _pair_attacks(scores[i]),
             "diverged": sum("diverged" in summary for summary in summaries),
             "moved": _mean([s["moved"] for s in summaries if "moved" in s]),
@@ -56,28 +56,27 @@ def study_results(name: str, plan: CellPlan, store: Store) -> dict[str, Any]:
         "not_tested": list(NOT_TESTED),
         "arms": plain(rows),
         "originals_trained_again": _trained_again(plan, store),
+        "made_on": _made_on(plan, store),
     }
 
 
-def _against(
-    arms: Sequence[StudyArm], audits: Sequence[Audit | None], scores: Sequence[ArmScores], index: int
-) -> dict[str, Any]:
-    """One arm beside each other defence of its method at the same sweep, shadow by shadow: how much lower its AUC is,
-    and how much higher its test accuracy.
+def _against(arms: Sequence[StudyArm], scores: Sequence[ArmScores], index: int) -> dict[str, Any]:
+    """One arm beside each other defence of its method at the same sweep, over the shadows that both have: how much
+    lower its AUC is, and how much higher its test accuracy.
     """
     found: dict[str, Any] = {}
-    arm, audit = arms[index], audits[index]
+    arm = arms[index]
     for i, other in enumerate(arms):
         alike = other.method == arm.method and dict(other.swept) == dict(arm.swept) and i != index
-        if not alike or other.shown_defense is None or audit is None or audits[i] is None:
+        if not alike or other.shown_defense is None:
             continue
-        theirs = audits[i]
-        assert theirs is not None
-        same = np.array_equal(theirs.shadows, audit.shadows)
-        lower = asdict(theirs.compare(audit).difference) if same else None
+        audits = paired_audits(scores[i], scores[index])
+        accuracy = _higher_accuracy(scores[index], scores[i])
+        if audits is None and accuracy is None:
+            continue
         found[other.shown_defense] = {
-            "auc": lower,
-            "test_accuracy": _higher_accuracy(scores[index], scores[i]),
+            "auc": None if audits is None else asdict(audits[0].compare(audits[1]).difference),
+            "test_accuracy": accuracy,
         }
     return found
 
@@ -93,21 +92,15 @@ def _test_accuracy(scores: ArmScores, shadow: int) -> float:
 
 
 def _pair_attacks(scores: ArmScores) -> list[dict[str, Any]]:
-    """Every attack on the weights of two models: its mean AUC over pairs, with Student's interval, and the rates of one
-    pair where there is one.
+    """Every attack on the weights of two models: its mean AUC over pairs and its mean rates, each at the threshold of
+    its own pair (`pair_means`).
     """
     rows: dict[str, list[dict[str, Any]]] = {}
     for pair in scores.pairs:
         for row in pair["rows"]:
             rows.setdefault(row["name"], []).append(row)
     return [
-        {
-            "name": name,
-            "auc": of[0]["auc"] if len(of) == 1 else _mean([float(row["auc"]["value"]) for row in of]),
-            "pairs": len(of),
-            "rates": of[0]["rates"] if len(of) == 1 else None,
-        }
-        for name, of in rows.items()
+        {"name": name, "auc": mean_area(of), "pairs": len(of), "rates": mean_rates(of)} for name, of in rows.items()
     ]
 
 
@@ -123,6 +116,12 @@ def _teleports(summaries: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         "taken_back": sum(t["taken_back"] for t in made) / sum(t["count"] for t in made),
         "energy_factor": _mean(ratios) if ratios else None,
     }
+
+
+def _made_on(plan: CellPlan, store: Store) -> list[str]:
+    """The machines that made the models, as far as these say."""
+    summaries = (summary for arm in plan.settings.arms for summary in cell_summaries(plan, store, arm))
+    return sorted({summary["made_on"] for summary in summaries if "made_on" in summary})
 
 
 def _trained_again(plan: CellPlan, store: Store) -> list[int]:

@@ -40,6 +40,12 @@ class Workplace:
         """Where models are trained and unlearned."""
         return choose_device(self.device_name)
 
+    @property
+    def machine(self) -> str:
+        """What models are trained and unlearned on."""
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type.upper()
+        return f"{name}, torch {torch.__version__.partition('+')[0]}"
+
     @cached_property
     def data(self) -> ImageData:
         """The data set, in the host's memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -105,7 +105,8 @@ def carry_out_study(
 
     until = None if budget is None else monotonic() + 60 * budget
     outcome = engine.run(jobs, work=prepared.planned.work, store=prepared.store, watch=both, until=until)
-    results = prepared.planned.results(prepared.store) | _about(prepared, outcome, tally, command)
+    found = prepared.planned.results(prepared.store)
+    results = found | _about(prepared, outcome, tally, command, made_on=found.get("made_on", []))
     _write(prepared.run, results, complete=outcome.complete)
     return results
 
@@ -121,7 +122,9 @@ def _write(run: RunDirectory, results: dict[str, Any], *, complete: bool) -> Non
         run.finish()
 
 
-def _about(prepared: PreparedStudy, outcome: Outcome, tally: Tally, command: str) -> dict[str, Any]:
+def _about(
+    prepared: PreparedStudy, outcome: Outcome, tally: Tally, command: str, *, made_on: Sequence[str]
+) -> dict[str, Any]:
     told = prepared.planned.told
     failures = {**outcome.failed, **dict.fromkeys(outcome.blocked, "something it needs failed")}
     gpu = prepared.config.device.startswith("cuda")
@@ -135,18 +138,20 @@ def _about(prepared: PreparedStudy, outcome: Outcome, tally: Tally, command: str
         "commands": [command] if command else [],
         "configuration": as_plain(prepared.config),
         "versions": versions(),
-        "hardware": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count() or 0,
-            "device": _device_name(gpu),
-        },
+        "hardware": _hardware(made_on, gpu=gpu),
     }
 
 
-def _device_name(gpu: bool) -> str:
-    if not gpu:
-        return "CPU"
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CUDA, on other machines than this"
+def _hardware(made_on: Sequence[str], *, gpu: bool) -> dict[str, Any]:
+    """What models were made on; of a GPU the name, which may be of another machine than this."""
+    if gpu:
+        here = torch.cuda.get_device_name() if torch.cuda.is_available() else "CUDA, on other machines than this"
+        return {"device": "; ".join(made_on) or here}
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count() or 0,
+        "device": "CPU",
+    }
 
 
 def _settled(config: ReproduceConfig, *, uses_device: bool) -> ReproduceConfig:

@@ -135,6 +135,33 @@ def test_the_white_box_has_every_attacker(study: Make, arm: Make) -> None:
     assert "by update alignment after span" in found.markdown
 
 
+def test_the_white_box_has_the_rates_over_pairs_and_says_what_they_are(study: Make, arm: Make) -> None:
+    base, warp = arm("bad_teacher"), arm("bad_teacher", "warp")
+    base["gradient_test"] = {"auc": estimate(0.938), "pairs": 4, "rates": rates(None, 0.34, 0.6)}
+    warp["gradient_test"] |= {"difference": estimate(0.02, 0.005)}
+    found = render(study("whitebox", [base, warp]))
+    assert line(found, "BT").endswith(
+        "agrees | not resolved (900 negatives); paper 0.037 | 0.340 [0.330, 0.350]; paper 0.346, agrees | "
+        "0.600 [0.590, 0.610]; paper 0.809, **differs** by −0.209 |"
+    )
+    assert "an attacker who calibrates on each model" in found.markdown
+    assert line(found, "BT + WARP | 0.020 [0.015, 0.025]").startswith("| BT + WARP | 0.020 [0.015, 0.025] | lowers |")
+    assert "not resolved (900 negatives); paper 0.037" in line(render(study("radar", [base, warp])), "BT")
+
+
+def test_attackers_are_told_by_pairs_and_an_arm_without_a_defence_has_nothing_to_undo(study: Make, arm: Make) -> None:
+    base, warp = arm("ngp"), arm("ngp", "warp")
+    base["pair_attacks"] = [{"name": "gradient difference", "auc": estimate(0.6), "pairs": 4}]
+    warp["pair_attacks"] = [
+        {"name": "gradient difference", "auc": estimate(0.6), "pairs": 1},
+        {"name": "gradient difference after span", "auc": estimate(0.7), "pairs": 1},
+    ]
+    found = render(study("whitebox", [base, warp]))
+    assert "| attacker | no defence, 4 pairs | WARP, 1 pair |" in found.markdown
+    assert "| gradient difference after span | nothing to undo | 0.700 [0.690, 0.710] |" in found.markdown
+    assert "its interval holds for all attackers of the arm at once" in found.markdown
+
+
 def test_langevin_rows_stand_beside_the_slice_they_mean(study: Make, arm: Make) -> None:
     noisy = {**arm("ngp", method="langevin"), "swept": {"epsilon": 8}}
     warp = arm("ngp", "warp")

@@ -82,8 +82,12 @@ def variances(fits: Fits, used: Mask, how: Variance) -> tuple[Floats, Floats]:
         (squares[:, used].sum(1) / np.maximum(free[:, used].sum(1), 1))[:, None]
         for squares, free in zip(fits.squares, freedom, strict=True)
     ]
-    # A kind with one observation a point or no spread borrows the other's.
-    common = [np.where(own > 0, own, other) for own, other in (common, common[::-1])]
+    # A kind with one observation a point or no spread borrows the other's. One observation differs from its own mean by
+    # rounding, so that its squares need not be zero.
+    known = [free[:, used].sum(1, keepdims=True) > 0 for free in freedom]
+    common = [
+        np.where(has & (own > 0), own, other) for has, own, other in zip(known, common, common[::-1], strict=True)
+    ]
     # Equal scores may differ from their own mean by rounding.
     least = (1e-12 * np.abs(fits.centre[used]).max()) ** 2
     if not all((pool > least).all() for pool in common):
@@ -93,7 +97,7 @@ def variances(fits: Fits, used: Mask, how: Variance) -> tuple[Floats, Floats]:
         return np.broadcast_to(common[0], shape), np.broadcast_to(common[1], shape)
     if how == "per_point":
         first, second = (
-            np.where(squares > 1e-12 * pool, squares / np.maximum(free, 1), pool)
+            np.where((free > 0) & (squares > 1e-12 * pool), squares / np.maximum(free, 1), pool)
             for squares, free, pool in zip(fits.squares, freedom, common, strict=True)
         )
         return first, second

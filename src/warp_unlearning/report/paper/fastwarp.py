@@ -9,12 +9,13 @@ from ..labels import method_label
 from ..measures import Estimate
 from .agreement import Cell, shown
 from .bounds import bound_cell, magnitude
+from .extent import audited_text, problems
 from .formulas import difference, ratio
 from .markdown import table
 from .names import row_name
 from .numbers import paper_table
 from .panels import trade_plot
-from .rendered import Rendered, audited_text, problems, rendered
+from .rendered import Rendered, rendered
 from .study import StudyArm, read_study
 from .table1 import ordered
 

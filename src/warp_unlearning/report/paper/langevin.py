@@ -12,11 +12,12 @@ from typing import Any
 from ..measures import Estimate
 from ..plots import Plot
 from .agreement import Cell, beside, rate_beside, shown
+from .extent import audited_text, problems
 from .markdown import table
 from .names import SLICES, row_name
 from .numbers import paper_table
 from .panels import Line, lines_plot
-from .rendered import Rendered, audited_text, problems, rendered
+from .rendered import Rendered, rendered
 from .study import Study, StudyArm, read_study
 from .table1 import missing_rows, score_of
 

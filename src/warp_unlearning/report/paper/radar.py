@@ -7,10 +7,11 @@ from typing import Any
 
 from ..radar_plots import radar_gallery
 from .agreement import Cell, beside, rate_beside
+from .extent import audited_text, problems
 from .markdown import table
 from .names import RATES, SLICES, row_name
 from .numbers import paper_table
-from .rendered import Rendered, audited_text, problems, rendered
+from .rendered import Rendered, rendered
 from .study import StudyArm, read_study
 from .table1 import ordered
 
@@ -18,7 +19,8 @@ _MEMORISED = SLICES[0]
 _NOTE = (
     "The paper's charts stretch every axis to the range of its methods and print no numbers; the numbers beside ours "
     "are those of its Table 1 and Figure 3. Its third axis is called accuracy on the most memorised subset, which no "
-    "table has: ours is the AUC there. Our charts are on absolute axes: the rim is an attacker who only guesses."
+    "table has: ours is the AUC there. Our charts are on absolute axes: the rim is an attacker who only guesses. "
+    "White-box numbers are means over pairs of models, each pair's TPR at the threshold of its own negatives."
 )
 
 

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from ..plots import Plot
 from .agreement import Cell, tally
 from .markdown import bullets, code, paragraphs
-from .study import About, Study
+from .study import About
 
 READING = (
     "Every number of ours has its 95 % interval; after it the paper's. It *agrees* where the interval contains a "
     "number that rounds to the paper's: a wide interval agrees with much. *Not resolved*: fewer than ten negatives "
     "would pass."
 )
-# The data and the network of the paper's tables, as audits name them.
-PAPER = ("cifar10", "resnet18")
 SEPARATE = "† from two separate intervals, so wider than a paired one."
 
 
@@ -56,28 +54,6 @@ def rendered(
         *images,
     )
     return Rendered(text, {f"{name}.svg": svg_file(plot, name) for name, plot in plots.items()})
-
-
-def audited_text(study: Study) -> str:
-    """What was audited, in a sentence."""
-    about = study.shadow.audited
-    other = (about.data, about.model) != PAPER
-    return (
-        f"Ours: {about.data}, {about.model}, {about.shadows} shadows × {about.forget_sets} forget sets of "
-        f"{about.forget_set_size:,} of {about.training_examples:,} training examples, {about.points:,} audited points, "
-        f"seed {about.seed}."
-        + (" The paper's are of CIFAR-10 and a ResNet-18, so that nothing needs to agree." if other else "")
-    )
-
-
-def problems(study: Study) -> str:
-    """Arms that are not complete, and why."""
-    found = [
-        f"{item.arm.name}: {item.arm.problem or f'{item.arm.missing} of its models are missing'}"
-        for item in study.arms
-        if item.arm.problem or item.arm.missing
-    ]
-    return f"Incomplete:\n\n{bullets(found)}" if found else ""
 
 
 def _provenance(about: About) -> str:

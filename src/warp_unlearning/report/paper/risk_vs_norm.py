@@ -12,9 +12,10 @@ from ..measures import Estimate
 from ..risk_plots import risk_gallery
 from ..shadow_results import Curve
 from .agreement import direction, shown
+from .extent import audited_text, problems
 from .markdown import paragraphs, table
 from .names import row_name
-from .rendered import Rendered, audited_text, problems, rendered
+from .rendered import Rendered, rendered
 from .study import StudyArm, read_study
 from .table1 import ordered
 

@@ -9,11 +9,12 @@ from ..measures import Estimate
 from ..plots import Plot
 from .agreement import Cell, shown
 from .bounds import bound_cell, spread_of
+from .extent import audited_text, problems
 from .markdown import paragraphs, table
 from .names import row_name
 from .numbers import paper_table
 from .panels import Line, lines_plot
-from .rendered import Rendered, audited_text, problems, rendered
+from .rendered import Rendered, rendered
 from .study import Study, StudyArm, read_study, swept_values
 
 _SWEPT = {"energy": ("energy kept", "energy 0.95 to 0.999"), "batch_size": ("retain batch", "batch 256 to 4096")}

@@ -43,7 +43,7 @@ class About:
 
 @dataclass(frozen=True)
 class PairAttack:
-    """One attack on pairs of models, mean over so many pairs."""
+    """One attack on pairs of models, mean over so many pairs; each pair's rates are at thresholds of its own."""
 
     name: str
     auc: Estimate
@@ -70,13 +70,20 @@ class Against:
 
 @dataclass(frozen=True)
 class StudyArm:
-    """An arm of an audit with what a study adds: what was swept, all attacks on pairs, and paired changes."""
+    """An arm of an audit with what a study adds: how many forget sets of each shadow it was to unlearn, of how many
+    shadows it has models, how many diverged (they are among its missing ones), what was swept, all attacks on pairs,
+    and paired changes. `sets` and `shadows` are None where the file does not say.
+    """
 
     arm: Arm
+    sets: int | None
+    shadows: int | None
+    diverged: int
     swept: Swept
     attacks: tuple[PairAttack, ...]
     lower_by: Estimate | None
     privacy: Estimate | None
+    gradient_lower_by: Estimate | None
     gradient_reduction: Estimate | None
     correlation: Estimate | None
     against: Mapping[str, Against]
@@ -103,11 +110,33 @@ class StudyArm:
 
 @dataclass(frozen=True)
 class Study:
-    """A study of arms."""
+    """A study of arms; `shadows_complete` is how many shadows have every result, None where the file does not say."""
 
     about: About
     shadow: ShadowResults
     arms: tuple[StudyArm, ...]
+    shadows_complete: int | None
+
+    @property
+    def planned(self) -> int:
+        """How many models are to be unlearned."""
+        return self.shadow.audited.shadows * sum(self.sets_of(item) for item in self.arms)
+
+    @property
+    def made(self) -> int:
+        """How many models were unlearned, those that diverged among them."""
+        return self.planned - sum(item.arm.missing - item.diverged for item in self.arms)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every shadow has every result; models that diverged are results."""
+        if self.shadows_complete is None:
+            return self.made == self.planned
+        return self.shadows_complete == self.shadow.audited.shadows
+
+    def sets_of(self, item: StudyArm) -> int:
+        """How many forget sets of each shadow an arm was to unlearn."""
+        return self.shadow.audited.forget_sets if item.sets is None else item.sets
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -174,6 +203,8 @@ class Study:
 
     def gradient_lowered(self, item: StudyArm) -> Change:
         """How much lower the AUC of the gradient-difference test is."""
+        if known(item.gradient_lower_by):
+            return Change(item.gradient_lower_by, True)
         return _separate(self.base_of(item), item, _gradient_strength, difference)
 
 
@@ -199,7 +230,8 @@ def read_study(results: Mapping[str, Any]) -> Study:
     audited = {"classes": [], **whole["audited"].mapping()}
     shadow = read_shadow(Field({**_LEFT_OUT, **given, "audited": audited}, whole.file))
     extra = zip(shadow.arms, whole["arms"], strict=True)
-    return Study(about, shadow, tuple(_study_arm(arm, field) for arm, field in extra))
+    done = whole["shadows_complete"].count() if _given(whole, "shadows_complete") else None
+    return Study(about, shadow, tuple(_study_arm(arm, field) for arm, field in extra), done)
 
 
 def _study_arm(arm: Arm, field: Field) -> StudyArm:
@@ -207,12 +239,19 @@ def _study_arm(arm: Arm, field: Field) -> StudyArm:
     attacks = tuple(_attack(item) for item in field["pair_attacks"]) if _given(field, "pair_attacks") else ()
     reduction, test, risk = field["reduction"], field["gradient_test"], field["risk"]
     against = {name: _against(item) for name, item in field["against"].items()} if _given(field, "against") else {}
+    sets, shadows, diverged = (
+        field[name].count() if _given(field, name) else None for name in ("sets", "shadows", "diverged")
+    )
     return StudyArm(
         arm,
+        sets,
+        shadows,
+        diverged or 0,
         swept,
         attacks,
         read_estimate(reduction["difference"]) if _given(reduction, "difference") else None,
         read_estimate(reduction["privacy"]) if _given(reduction, "privacy") else None,
+        read_estimate(test["difference"]) if _given(test, "difference") else None,
         read_estimate(test["reduction"]) if _given(test, "reduction") else None,
         read_estimate(risk["correlation"]) if _given(risk, "correlation") else None,
         against,

@@ -10,11 +10,12 @@ from ..measures import Estimate, Score
 from ..plots import Plot
 from .agreement import Cell, beside, direction, rate_beside, shown
 from .changes import change_table, change_text
+from .extent import audited_text, problems
 from .markdown import paragraphs, table
 from .names import KICK, RATES, SLICES, in_order, paper_cell, row_name
 from .numbers import PaperTable, paper_table
 from .panels import Mark, Panel, rows_plot
-from .rendered import SEPARATE, Rendered, audited_text, problems, rendered
+from .rendered import SEPARATE, Rendered, rendered
 from .study import Study, StudyArm, read_study
 
 _KINDS = {"all": "All forgotten examples", **{name: name.capitalize() for name in SLICES}}

@@ -9,11 +9,12 @@ from ..labels import method_label
 from ..measures import Estimate
 from .agreement import Cell, beside, shown
 from .changes import change_text, footnotes
+from .extent import audited_text, problems
 from .markdown import bullets, table
 from .names import row_name
 from .numbers import paper_table
 from .panels import trade_plot
-from .rendered import Rendered, audited_text, problems, rendered
+from .rendered import Rendered, rendered
 from .study import Study, StudyArm, read_study
 
 _NOTE = (

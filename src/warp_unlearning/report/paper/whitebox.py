@@ -7,18 +7,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..labels import method_label
-from ..measures import Estimate
+from ..labels import counted, method_label
 from ..plots import Plot
 from .agreement import Cell, beside, rate_beside, shown
 from .changes import change_table
+from .extent import audited_text, problems
 from .markdown import paragraphs, table
 from .names import RATES, defense_name, in_order, paper_cell, row_name
 from .numbers import PaperTable, paper_table
 from .panels import Mark, Panel, rows_plot
-from .rendered import Rendered, audited_text, problems, rendered
+from .rendered import Rendered, rendered
 from .study import Study, StudyArm, read_study
 from .table1 import missing_rows, ordered
+
+_RATES = (
+    "Means over pairs of an original and an unlearned model, with Student's interval over pairs; of a single pair its "
+    "own numbers. A TPR is the mean of each pair's TPR at the threshold that lets that share of the pair's own "
+    "never-seen examples pass: an attacker who calibrates on each model. It is resolved where it is in every pair; the "
+    "negatives are those of the pair with the fewest. Rates take the score as it is, forgotten higher: where the AUC "
+    "is below ½, an attacker who turns the score around does better than they say."
+)
+_STRONGEST = (
+    "The strongest attacker of an arm is picked afterwards; its interval holds for all attackers of the arm at once, "
+    "so that it is wider than those above it."
+)
 
 
 def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
@@ -32,15 +44,15 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
     return rendered(
         "White box: attackers who hold both models",
         study.about,
-        paragraphs("### The gradient-difference test as it is", naive).strip(),
+        paragraphs("### The gradient-difference test as it is", naive, _RATES).strip(),
         paragraphs("### What defences change of it", changed).strip() if defended else "",
         *_attackers(study, arms),
         missing,
-        problems(study),
+        problems(study, of_pairs=True),
         plots={"whitebox": _plot(arms, paper)},
         folder=folder,
         cells=[*cells, *absent],
-        intro=audited_text(study),
+        intro=audited_text(study, of_pairs=True),
     )
 
 
@@ -66,15 +78,24 @@ def _attackers(study: Study, arms: list[StudyArm]) -> list[str]:
     for method in in_order(study.methods):
         own = [item for item in arms if item.arm.method == method]
         names = list(dict.fromkeys(attack.name for item in own for attack in item.attacks))
-        rows: list[list[Cell | str]] = [[name, *(shown(_auc(item, name)) for item in own)] for name in names]
+        rows: list[list[Cell | str]] = [[name, *(_auc(item, name) for item in own)] for name in names]
         rows.append(["**strongest**, max(AUC, 1 − AUC)", *(_strongest(item) for item in own)])
-        heads = ["attacker", *(defense_name(item.arm.defense) for item in own)]
+        heads = ["attacker", *(_head(item) for item in own)]
         parts.append(paragraphs(f"### Attackers of {method_label(method)}, AUC", table(heads, rows)).strip())
-    return parts
+    return [*parts, _STRONGEST] if any(item.arm.strongest is not None for item in arms) else parts
 
 
-def _auc(item: StudyArm, name: str) -> Estimate | None:
-    return next((attack.auc for attack in item.attacks if attack.name == name), None)
+def _head(item: StudyArm) -> str:
+    """The defence, and how many pairs its numbers are means over."""
+    pairs = max((attack.pairs for attack in item.attacks), default=0)
+    return defense_name(item.arm.defense) + (f", {counted(pairs, 'pair')}" if pairs else "")
+
+
+def _auc(item: StudyArm, name: str) -> str:
+    found = next((attack.auc for attack in item.attacks if attack.name == name), None)
+    if found is None and item.attacks and item.arm.defense is None:
+        return "nothing to undo"
+    return shown(found)
 
 
 def _strongest(item: StudyArm) -> str:
