@@ -25,6 +25,7 @@ from ..errors import InputError
 from ..linalg.co_subspace import AnySubspace
 from ..linalg.gram import add_gram, gram, mirrored
 from ..linalg.on_host import on_host
+from ..linalg.side_streams import SideStreams
 from ..linalg.subspace import Rule, energy_shares
 from ..linalg.tracked import Proposal, TrackedSubspace, start_all
 from .input_bases import InputBasis, ObservedRows, energies_of, exact_bases, input_rows, observed_rows, require_finite
@@ -173,10 +174,14 @@ class TrackedBases:
         followed = [(draft, draft.layer) for draft in drafts if draft.layer is not None]
         if followed and not anew:
             self._blend(followed)
-        for draft, layer in followed:
-            draft.moment = draft.latest if draft.moment is None else draft.moment
-            pairs = zip(layer.trackers, draft.moment, strict=True)
-            draft.proposals = [tracker.propose(m, rounds=self.rounds + anew) for tracker, m in pairs]
+        # The largest first, so that none is left over for the end.
+        followed.sort(key=lambda pair: -pair[0].latest.shape[-1])
+        with SideStreams(latest[0].device) as sides:
+            for i, (draft, layer) in enumerate(followed):
+                draft.moment = draft.latest if draft.moment is None else draft.moment
+                pairs = zip(layer.trackers, draft.moment, strict=True)
+                with sides.piece(i):
+                    draft.proposals = [tracker.propose(m, rounds=self.rounds + anew) for tracker, m in pairs]
         return drafts
 
     def _blend(self, followed: list[tuple[_Draft, _Layer]]) -> None:
