@@ -12,7 +12,7 @@ import pytest
 
 from warp_unlearning.runs import fleet_engine, job_schedule
 from warp_unlearning.runs.engine import Outcome
-from warp_unlearning.runs.events import ignore
+from warp_unlearning.runs.events import Event, ignore
 from warp_unlearning.runs.fleet_engine import FleetEngine
 from warp_unlearning.runs.job import Job, NoRoom, Steps
 from warp_unlearning.runs.key import Key
@@ -247,3 +247,13 @@ def test_a_run_whose_time_is_up_does_not_wait_for_resting_lanes(clock: Clock, st
     assert len(outcome.left) == 7
     assert clock.slept == []
     assert device.time == 8.0
+
+
+def test_it_is_told_when_a_job_finds_no_room(clock: Clock, store: Store) -> None:
+    told: list[Event] = []
+    device = Device(clock, lambda now: 1 if now < 5 else 2)
+    engine = FleetEngine(2, lambda: Lane(device, 0))
+    assert engine.run(jobs_of(6), work=device, store=store, watch=told.append).complete
+    turned_away = [event for event in told if event.what == "retried"]
+    assert len(turned_away) == len(device.crowded) > 0
+    assert all(event.reason.startswith("no room for job") for event in turned_away)

@@ -17,10 +17,10 @@ class Event:
     """One thing that happened to one job.
 
     started: work on it began; finished: its result is in the store, after `seconds` of work; found: its result was in
-    the store already, or another process put it there; retried: its process died and it waits to be done again;
-    redone: its result was corrupt or gone when another job needed it, and it waits to be done again; failed: for the
-    reason given, with the traceback where there is one; blocked: it needs a job that failed. `at` is in seconds
-    since 1970.
+    the store already, or another process put it there; retried: its process died, or it found no room, and it waits to
+    be done again; redone: its result was corrupt or gone when another job needed it, and it waits to be done again;
+    failed: for the reason given, with the traceback where there is one; blocked: it needs a job that failed. `at` is in
+    seconds since 1970.
     """
 
     what: What

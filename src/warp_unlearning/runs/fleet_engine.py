@@ -135,6 +135,7 @@ class _Fleet:
         if alone:
             self._paused_until = now + _PAUSES[self._pauses[kind]]
             self._pauses[kind] += 1
+        self._watch(Event("retried", running.job.key, reason=ended.reason))
         schedule.put_back(running.job)
 
     def _told(self, job: Job) -> Callable[[], None]:
