@@ -21,3 +21,8 @@ settings.load_profile("project")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first, so that no process waits for another at the end."""
     items.sort(key=lambda item: item.path.name not in ("test_documents.py", "test_package.py"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Weights that a test lets torch draw are the same whichever tests came before it."""
+    torch.manual_seed(0)
