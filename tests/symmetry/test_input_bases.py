@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.linalg.co_subspace import CoSubspace
 from warp_unlearning.linalg.subspace import Subspace
+from warp_unlearning.models.small_resnet import SmallResNet
 from warp_unlearning.symmetry.input_bases import InputBasis, exact_bases, observed_rows
 from warp_unlearning.symmetry.layer_inputs import layer_rows
 
@@ -331,3 +332,18 @@ def test_a_layer_that_meets_more_of_its_taps_later_has_all_of_them() -> None:
     torch.testing.assert_close(narrow["conv.weight"].rows.second_moment(), full["conv.weight"].rows.second_moment())
     for energy in (0.9, 1.0):
         assert exact_bases(model, [x], energy=energy)["conv.weight"].d == 19
+
+
+def test_short_of_the_whole_span_single_precision_finds_the_same_bases() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        model = SmallResNet(classes=4, width=8).eval()
+    x = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(5))
+    exact, single = (exact_bases(model, [x], energy=0.99, dtype=kind) for kind in (torch.float64, torch.float32))
+    for name, basis in exact.items():
+        ours, theirs = single[name].blocks[0], basis.blocks[0]
+        assert ours.rank == theirs.rank, name
+        assert ours.captured == pytest.approx(theirs.captured, abs=1e-5)
+        # Directions at the edge, whose energies are nearly equal, may be exchanged in part.
+        outside = ours.basis - theirs.basis @ (theirs.basis.mT @ ours.basis)
+        assert float(outside.norm()) < 0.02 * theirs.rank**0.5

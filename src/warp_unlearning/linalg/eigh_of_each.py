@@ -29,7 +29,7 @@ Batched = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 def eigh_of_each(stacks: Sequence[Tensor]) -> list[Decomposed]:
     """Eigenvalues, ascending, and eigenvectors of each stack of symmetric matrices (b, d, d)."""
     if len(stacks) < 2 or not all(stack.is_cuda for stack in stacks):
-        return [_eigh(stack) for stack in stacks]
+        return [eigh(stack) for stack in stacks]
     if not all(can_decompose(stack) for stack in stacks):
         return _side_by_side(stacks)
     found: dict[int, Decomposed] = {}
@@ -70,7 +70,7 @@ def eigh_of_group(group: Sequence[Member], *, batched: Batched = decompose) -> l
     values, vectors, info = batched(torch.cat([_enlarged(member.given, size) for member in group]))
     if bool(info.any()):
         # By other routines, which may succeed, and say what is wrong where they do not.
-        return [_eigh(member.given) for member in group]
+        return [eigh(member.given) for member in group]
     found, first = [], 0
     for member in group:
         count, d = member.given.shape[:2]
@@ -103,7 +103,7 @@ def _side_by_side(stacks: Sequence[Tensor]) -> list[Decomposed]:
     order = sorted(range(len(stacks)), key=lambda i: -len(stacks[i]) * stacks[i].shape[1] ** 3)
 
     def one(stack: Tensor, current: torch.cuda.Stream) -> Decomposed:
-        return _beside([stack], current, lambda: [_eigh(stack)])[0]
+        return _beside([stack], current, lambda: [eigh(stack)])[0]
 
     found = {i: _threads().submit(one, stacks[i], torch.cuda.current_stream(stacks[i].device)) for i in order}
     return [found[i].result() for i in range(len(stacks))]
@@ -135,9 +135,16 @@ def _own_stream(device: torch.device) -> torch.cuda.Stream:
     return found
 
 
-def _eigh(stack: Tensor) -> Decomposed:
-    values, vectors = torch.linalg.eigh(stack)
-    return values, vectors
+def eigh(matrices: Tensor) -> Decomposed:
+    """Eigenvalues, ascending, and eigenvectors of symmetric matrices (..., d, d), in their type."""
+    try:
+        values, vectors = torch.linalg.eigh(matrices)
+    except RuntimeError:
+        if matrices.dtype == torch.float64:
+            raise
+        # It does not always converge in float32.
+        values, vectors = torch.linalg.eigh(matrices.double())
+    return values.to(matrices.dtype), vectors.to(matrices.dtype)
 
 
 @lru_cache(maxsize=16)

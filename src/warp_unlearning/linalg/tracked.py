@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from .co_subspace import AnySubspace, CoSubspace
-from .eigh_of_each import eigh_of_each
+from .eigh_of_each import eigh, eigh_of_each
 from .held_energy import held_by, held_energy, missed_by, missed_energy
 from .iteration import Span, Turned, iterate_inverse, leading_outside, turned_inverse
 from .orthonormal import TOLERANCE, Doubt, orthonormal
@@ -219,7 +219,7 @@ class TrackedSubspace:
 
     def _decompose(self, moment: Tensor, alive: Tensor) -> AnySubspace:
         self.decompositions += 1
-        return self.begin(*_eigh(restricted(moment, alive)), alive)
+        return self.begin(*eigh(restricted(moment, alive)), alive)
 
     def _widened(self, columns: Tensor) -> Tensor:
         """Columns over the coordinates that are alive as columns over all, with zeros in the others."""
@@ -248,10 +248,7 @@ def start_all(trackers: Sequence[TrackedSubspace], second_moments: Sequence[Tens
     moments = [moment.to(torch.promote_types(moment.dtype, torch.float32)) for moment in second_moments]
     alive = [moment.diagonal() > 0 for moment in moments]
     matrices = [restricted(moment, some) for moment, some in zip(moments, alive, strict=True)]
-    try:
-        decomposed = [(w[0], v[0]) for w, v in eigh_of_each([matrix.unsqueeze(0) for matrix in matrices])]
-    except RuntimeError:
-        decomposed = [_eigh(matrix) for matrix in matrices]
+    decomposed = [(w[0], v[0]) for w, v in eigh_of_each([matrix.unsqueeze(0) for matrix in matrices])]
     found = []
     for tracker, (values, vectors), some in zip(trackers, decomposed, alive, strict=True):
         tracker.decompositions += 1
@@ -261,17 +258,7 @@ def start_all(trackers: Sequence[TrackedSubspace], second_moments: Sequence[Tens
 
 def _least_of(second_moment: Tensor, normals: Tensor, energy: float) -> tuple[Tensor, float]:
     """The largest part of span(Z) that holds at most `energy`, by the eigenvectors of Zᵀ C Z, and what it holds."""
-    values, vectors = _eigh(normals.mT @ (second_moment @ normals))
+    values, vectors = eigh(normals.mT @ (second_moment @ normals))
     held = values.double().clamp(min=0).cumsum(0)
     kept = int((held <= energy).sum())
     return orthonormal(normals @ vectors[:, :kept]), float(held[kept - 1]) if kept else 0.0
-
-
-def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, ascending, and eigenvectors, in the type of the matrix."""
-    try:
-        values, vectors = torch.linalg.eigh(matrix)
-    except RuntimeError:
-        # It does not always converge in float32.
-        values, vectors = torch.linalg.eigh(matrix.double())
-    return values.to(matrix.dtype), vectors.to(matrix.dtype)
