@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from warp_unlearning.conformance.moves import permutation
 from warp_unlearning.conformance.problem import Problem, digits_problem
 from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.data.taken import Taken
 from warp_unlearning.defense.protocol import Defense
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.methods.pgu import ProjectedGradient, retained_complement
@@ -28,9 +29,10 @@ from warp_unlearning.models.small_resnet import SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.certificate import Certificate
 from warp_unlearning.symmetry.move import MomentumReset, Move, apply_move
+from warp_unlearning.training import repeated
 from warp_unlearning.training.precision import Precision
 from warp_unlearning.training.recipe import Recipe
-from warp_unlearning.training.repeated import Function, Repeated, Repeater
+from warp_unlearning.training.repeated import Argument, Function, Repeated, Repeater
 from warp_unlearning.training.scoring import accuracy
 from warp_unlearning.training.side_by_side import side_by_side
 from warp_unlearning.training.training import Training
@@ -90,14 +92,14 @@ class Places(Repeated):
     def forget_graph(self) -> None:
         self.known = None
 
-    def __call__(self, *arguments: Tensor | float) -> dict[str, Tensor]:
+    def __call__(self, *arguments: Argument) -> dict[str, Tensor]:
         self.calls += 1
         if self.calls == 1 or (self._inputs and not self._fits(arguments)):
             return self._run(*arguments)
         if not self._inputs:
-            self._inputs = [torch.as_tensor(a).clone() for a in arguments]
+            self._inputs = [repeated._in_its_own_place(self._placed(a)) for a in arguments]
         for place, argument in zip(self._inputs, arguments, strict=True):
-            place.copy_(torch.as_tensor(argument))
+            repeated._put(argument, place)
         with Watched() as watched:
             found = self._run(*self._inputs)
         if self.known is None:
@@ -204,6 +206,46 @@ def test_without_a_gpu_nothing_is_captured() -> None:
     repeated = Repeater(torch.device("cpu"), capture=True)(function)
     assert [float(repeated(torch.ones(2), r)["sum"]) for r in (1.0, 2.0, 3.0)] == [2.0, 4.0, 6.0]
     assert seen == [1.0, 2.0, 3.0]
+
+
+def test_what_is_yet_to_be_taken_is_given_taken() -> None:
+    table = torch.arange(6.0).reshape(3, 2)
+    repeated = Repeater(torch.device("cpu"))(lambda x, rate: {"sum": (x * rate).sum()})
+    found = [float(repeated(Taken(table, torch.tensor(index)), 2.0)["sum"]) for index in ([0, 2], [1, 1], [2])]
+    assert found == [20.0, 20.0, 18.0]
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "fits"),
+    [
+        ("same", "same", True),
+        ("same", "longer", False),
+        ("other", "same", False),
+        ("same", "tensor", False),
+        ("tensor", "same", False),
+        ("tensor", "tensor", True),
+    ],
+)
+def test_a_graph_holds_for_other_rows_of_the_same_table_alone(new: str, old: str, fits: bool) -> None:
+    table, index = torch.zeros(4, 2), torch.tensor([0, 1])
+    given = {
+        "same": Taken(table, index),
+        "longer": Taken(table, torch.tensor([0, 1, 2])),
+        "other": Taken(table.clone(), index),
+        "tensor": torch.zeros(2, 2),
+    }
+    assert repeated._fits(given[new], given[old]) == fits
+
+
+@pytest.mark.gpu
+@CUDA
+def test_a_replayed_function_takes_rows_itself() -> None:
+    table = torch.arange(12.0, device="cuda").reshape(6, 2)
+    update = Repeater(torch.device("cuda"), capture=True)(lambda x, rate: {"sum": (x * rate).sum()})
+    for i in range(5):
+        index = torch.tensor([i, i + 1], device="cuda")
+        found = update(Taken(table, index), 0.5)
+        assert float(found["sum"]) == pytest.approx(float(0.5 * table[index].sum()))
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..data.examples import TensorExamples
 from ..data.sampling import batch_shape, epoch
+from ..data.taken import Given, Taken, taken
 from ..models.normalisation import predict
 from ..models.reinitialise import reinitialise
 from ..training.stepper import Number, OptimizerName, Stepper
@@ -93,7 +94,7 @@ class _Mixed:
     bad: Teacher
     good: Teacher
 
-    def batches(self, batch_size: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, batch_size: int, *, generator: torch.Generator) -> Iterator[tuple[Given, Given]]:
         """One shuffled pass; in a batch the forget examples come before the others."""
         order = epoch(len(self.task.forget) + len(self.kept), batch_size, generator=generator)
         if self._table is None:
@@ -103,7 +104,7 @@ class _Mixed:
         # Sorted on the CPU and sent all at once, so that no batch waits for its indices.
         known = [torch.cat([i[i < len(self.task.forget)], i[i >= len(self.task.forget)]]) for i in order]
         for index in torch.stack(known).to(inputs.device):
-            yield inputs.index_select(0, index), targets.index_select(0, index)
+            yield Taken(inputs, index), Taken(targets, index)
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor] | None:
@@ -117,7 +118,7 @@ class _Mixed:
         is_forget = index < len(self.task.forget)
         forget, retain = index[is_forget], self.kept[index[~is_forget] - len(self.task.forget)]
         parts = [
-            (x, teacher(i, x))
+            (x, taken(teacher(i, x)))
             for i, teacher, examples in ((forget, self.bad, self.task.forget), (retain, self.good, self.task.retain))
             if len(i)
             for x in (examples.take(i).x,)

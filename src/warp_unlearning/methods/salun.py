@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.batches import shuffled
-from ..data.examples import Batch, Examples, in_order
+from ..data.examples import Examples, in_order
 from ..data.sampling import batch_shape
+from ..data.taken import Given, taken
 from ..errors import InputError
 from ..models.normalisation import norm_mode, predict
 from ..training.constraints import Mask
@@ -69,13 +70,13 @@ class SalUn:
                 moved = yield Update(step, of, e, position == sum(batches), terms, mask.frozen)
                 stepper.carry(moved)
 
-    def _schedule(self, task: Task, e: int, labels: torch.Generator) -> Iterator[tuple[str, Batch]]:
+    def _schedule(self, task: Task, e: int, labels: torch.Generator) -> Iterator[tuple[str, tuple[Given, Given]]]:
         forget, retain = (
             shuffled(examples, self.batch_size, generator=task.streams.generator(phase, e))
             for phase, examples in (("forget", task.forget), ("retain", task.retain))
         )
         for (x, y), drawn in zip(forget, self._random_labels(task, labels), strict=True):
-            yield "forget", Batch(x, (y + drawn) % task.classes if self.exclude_true_label else drawn)
+            yield "forget", (x, (taken(y) + drawn) % task.classes if self.exclude_true_label else drawn)
         yield from (("retain", batch) for batch in retain)
 
     def _random_labels(self, task: Task, generator: torch.Generator) -> Tensor:

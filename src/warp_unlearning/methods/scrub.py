@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..data.examples import Examples, index_device
 from ..data.sampling import batch_shape, epoch
+from ..data.taken import take_later
 from ..errors import InputError
 from ..models.normalisation import predict
 from ..symmetry.move import Move
@@ -83,7 +84,7 @@ class Scrub:
             schedule = list(self._schedule(task, e))
             for position, (phase, index) in enumerate(schedule, 1):
                 examples: Examples = getattr(task, phase)
-                x, y = examples.take(index)
+                x, y = take_later(examples, index)
                 terms = updates[phase](x, y, teachers[phase](index, x), lr)
                 step += 1
                 moved = yield Update(step, of, e, position == len(schedule), terms)

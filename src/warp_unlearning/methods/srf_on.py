@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.batches import shuffled
-from ..data.examples import Batch, Examples, in_order
+from ..data.examples import Examples, in_order
 from ..data.sampling import batch_shape
+from ..data.taken import Given
 from ..gradients.per_sample import per_sample_gradients
 from ..models.normalisation import norm_mode, predict
 from ..symmetry.move import Move
@@ -109,7 +110,7 @@ class SrfOn:
         weights = 1 / (each.detach().clamp(min=0) ** self.reweighting + 1e-15)
         return weights / weights.mean()
 
-    def _batches(self, task: Task, name: str) -> Iterator[Batch]:
+    def _batches(self, task: Task, name: str) -> Iterator[tuple[Given, Given]]:
         examples: Examples = getattr(task, name)
         return shuffled(examples, self.batch_size, generator=task.streams.generator(name), endless=True)
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.examples import Examples, TensorExamples
+from ..data.taken import Given, Taken, taken
 from ..training.scoring import logits
 
 
@@ -24,11 +25,11 @@ class Teacher:
             self._table = logits(model, examples) if rows is None else _scattered(model, examples, rows)
 
     @torch.no_grad()
-    def __call__(self, index: Tensor, x: Tensor) -> Tensor:
+    def __call__(self, index: Tensor, x: Given) -> Given:
         """Logits for the examples at `index`, whose inputs are `x`; shape (batch, classes)."""
         if self._table is not None:
-            return self._table.index_select(0, index.to(self._table.device))
-        value: Tensor = self._model(x)
+            return Taken(self._table, index.to(self._table.device))
+        value: Tensor = self._model(taken(x))
         return value
 
 

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from ..cuda_graphs import CudaGraph, capturable_stream
+from ..data.taken import Taken
 from .precision import Precision, autocast
 from .stepper import Number
 from .swift_layers import SwiftLayers, triton_is_there
 
 Function = Callable[..., Mapping[str, Tensor]]
+Argument = Number | Taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,9 @@ class Repeater:
 
 
 class Repeated:
-    """A function that is called with arguments of the same shapes each time; numbers may differ."""
+    """A function that is called with arguments of the same shapes each time; numbers may differ. What is yet to be
+    taken from a tensor is given to it taken.
+    """
 
     def __init__(self, function: Function, by: Repeater, *, precision: Precision) -> None:
         self._function, self._by, self._precision = function, by, precision
@@ -61,17 +65,17 @@ class Repeated:
         self._layers: AbstractContextManager[object] = SwiftLayers(triton=triton_is_there()) if swift else nullcontext()
         self._primed = False
         self._graph: CudaGraph[Tensor] | None = None
-        self._inputs: list[Tensor] = []
+        self._inputs: list[Tensor | Taken] = []
         self._names: list[str] = []
 
-    def __call__(self, *arguments: Number) -> dict[str, Tensor]:
+    def __call__(self, *arguments: Argument) -> dict[str, Tensor]:
         """What the function gives. The first call is never captured: libraries and optimizers set themselves up."""
         if not self._captures:
             return self._run(*arguments)
         with capturable_stream(self._by.device):
             if not self._primed or (self._inputs and not self._fits(arguments)):
                 self._primed = True
-                return self._run(*[self._as_tensor(a) for a in arguments])
+                return self._run(*[self._placed(a) for a in arguments])
             if self._graph is None:
                 self._capture(arguments)
             return self._replay(arguments)
@@ -80,24 +84,21 @@ class Repeated:
         """Capture anew at the next call: a tensor that the function reads lies elsewhere."""
         self._graph = None
 
-    def _run(self, *arguments: Number) -> dict[str, Tensor]:
+    def _run(self, *arguments: Argument) -> dict[str, Tensor]:
         with autocast(self._by.device, self._precision), self._layers:
-            return {name: value.detach() for name, value in self._function(*arguments).items()}
+            given = [a.now() if isinstance(a, Taken) else a for a in arguments]
+            return {name: value.detach() for name, value in self._function(*given).items()}
 
-    def _as_tensor(self, argument: Number) -> Tensor:
-        if isinstance(argument, Tensor):
+    def _placed(self, argument: Argument) -> Tensor | Taken:
+        if isinstance(argument, Tensor | Taken):
             return argument
         return torch.full((), argument, device=self._by.device)
 
-    def _fits(self, arguments: tuple[Number, ...]) -> bool:
-        return all(
-            not isinstance(new, Tensor) or new.shape == old.shape
-            for new, old in zip(arguments, self._inputs, strict=True)
-        )
+    def _fits(self, arguments: tuple[Argument, ...]) -> bool:
+        return all(_fits(new, old) for new, old in zip(arguments, self._inputs, strict=True))
 
-    def _capture(self, arguments: tuple[Number, ...]) -> None:
-        # In the layout it is given in: the operations that are captured are those that suit it.
-        self._inputs = [torch.empty_like(self._as_tensor(a)).copy_(self._as_tensor(a)) for a in arguments]
+    def _capture(self, arguments: tuple[Argument, ...]) -> None:
+        self._inputs = [_in_its_own_place(self._placed(a)) for a in arguments]
 
         def stacked() -> Tensor:
             found = self._run(*self._inputs)
@@ -106,12 +107,35 @@ class Repeated:
 
         self._graph = CudaGraph(stacked, pool=self._by.pool)
 
-    def _replay(self, arguments: tuple[Number, ...]) -> dict[str, Tensor]:
+    def _replay(self, arguments: tuple[Argument, ...]) -> dict[str, Tensor]:
         assert self._graph is not None
         for place, argument in zip(self._inputs, arguments, strict=True):
-            if isinstance(argument, Tensor):
-                place.copy_(argument)
-            else:
-                place.fill_(argument)
+            _put(argument, place)
         found = self._graph.replay().clone()
         return dict(zip(self._names, found.unbind(), strict=True))
+
+
+def _fits(new: Argument, old: Tensor | Taken) -> bool:
+    """Whether what was captured with one argument holds for another."""
+    if isinstance(new, Taken) or isinstance(old, Taken):
+        alike = isinstance(new, Taken) and isinstance(old, Taken) and new.source is old.source
+        return alike and new.index.shape == old.index.shape  # type: ignore[union-attr]
+    return not isinstance(new, Tensor) or new.shape == old.shape
+
+
+def _in_its_own_place(given: Tensor | Taken) -> Tensor | Taken:
+    if isinstance(given, Taken):
+        return Taken(given.source, given.index.clone())
+    # In the layout it is given in: the operations that are captured are those that suit it.
+    return torch.empty_like(given).copy_(given)
+
+
+def _put(argument: Argument, place: Tensor | Taken) -> None:
+    if isinstance(argument, Taken):
+        assert isinstance(place, Taken)
+        place.index.copy_(argument.index)
+    elif isinstance(place, Tensor):
+        if isinstance(argument, Tensor):
+            place.copy_(argument)
+        else:
+            place.fill_(argument)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from math import isfinite
 
 import torch
@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.augment import check_fill, crop_flip, draw_crop_flip
-from ..data.examples import Examples, TensorExamples, index_device
+from ..data.examples import Examples, index_device
 from ..data.sampling import batch_shape, epoch
+from ..data.taken import Given, take_later
 from ..errors import DivergedError, WeightsError
 from ..models.normalisation import enter_mode, predict
 from ..models.quiet import draws_nothing
@@ -59,7 +60,7 @@ class Training:
         enter_mode(self.model, "train")
         quiet = self._repeater.capture and draws_nothing(self.model)
         # Held by this generator alone: a training that held it would hold itself, and its memory, until it is noticed.
-        update = self._repeater(self._of_indices(self._augmented_update if self._augments else self._update))
+        update = self._repeater(self._augmented_update if self._augments else self._update)
         while self.epoch < self.recipe.epochs:
             lr = self.recipe.lr * cosine(self.epoch / self.recipe.epochs)
             draws = LayerDraws(self.streams.number("layers", self.epoch), device=self.examples.y.device, none=quiet)
@@ -72,24 +73,13 @@ class Training:
                 moved = yield Update(first + i, of, (first + i - 1) // batches, i == batches, losses)
                 self._stepper.carry(moved)
 
-    def _of_indices(self, update: Callable[..., dict[str, Tensor]]) -> Callable[..., dict[str, Tensor]]:
-        """The update as a function of a batch's indices where examples lie on the device, so that a captured one takes
-        them itself.
-        """
-        examples = self.examples
-        if not isinstance(examples, TensorExamples):
-            return update
-        return lambda index, *rest: update(*examples.take(index), *rest)
-
-    def _batches(self) -> Iterator[tuple[Tensor, ...]]:
-        """Indices of this epoch's batches, or their inputs and labels where they are not on the device, and how to
-        shift and mirror them where they are augmented.
-        """
+    def _batches(self) -> Iterator[tuple[Given, ...]]:
+        """Inputs and labels of this epoch's batches, and how to shift and mirror them where they are augmented."""
         count, recipe = len(self.examples), self.recipe
         order = self.streams.generator("batches", self.epoch)
         batches = epoch(count, recipe.batch_size, generator=order, device=index_device(self.examples))
         if not self._augments:
-            yield from (self._given(index) for index in batches)
+            yield from (take_later(self.examples, index) for index in batches)
             return
         noise = self.streams.generator("augmentation", self.epoch)
         number, size = batch_shape(count, recipe.batch_size)
@@ -98,10 +88,7 @@ class Training:
         )
         drawn = torch.stack(list(each)).to(self._fill.device)
         for index, how in zip(batches, drawn.unbind(), strict=True):
-            yield *self._given(index), how
-
-    def _given(self, index: Tensor) -> tuple[Tensor, ...]:
-        return (index,) if isinstance(self.examples, TensorExamples) else self.examples.take(index)
+            yield *take_later(self.examples, index), how
 
     def _augmented_update(self, x: Tensor, y: Tensor, drawn: Tensor, lr: Number) -> dict[str, Tensor]:
         return self._update(crop_flip(x, drawn, self._fill.to(x.dtype)), y, lr)
