@@ -7,7 +7,7 @@ of it happens on one stream, and nothing waits for the whole device: other strea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -32,9 +32,10 @@ class CudaGraph(Generic[Output]):
             self.output = make()
         except BaseException:
             # What went wrong first is what is told.
-            with suppress(RuntimeError):
+            try:
                 self._graph.capture_end()
-            _free_generator()
+            except RuntimeError:
+                _free_generator()
             raise
         self._graph.capture_end()
 

@@ -82,6 +82,21 @@ def test_what_the_batch_cannot_decompose_is_left_to_torch() -> None:
     check(group[0].given, values, vectors, 1e-12)
 
 
+def test_what_the_library_refuses_is_left_to_torch_but_not_a_lack_of_memory() -> None:
+    group = [module.Member(0, stacks()[1])]
+
+    def refuses(stack: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        raise RuntimeError("status 3")
+
+    def is_full(stack: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        raise torch.OutOfMemoryError("no room")
+
+    ((values, vectors),) = eigh_of_group(group, batched=refuses)
+    check(group[0].given, values, vectors, 1e-12)
+    with pytest.raises(torch.OutOfMemoryError):
+        eigh_of_group(group, batched=is_full)
+
+
 @pytest.mark.gpu
 @CUDA
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from warp_unlearning.linalg import side_streams
 from warp_unlearning.linalg.side_streams import SideStreams
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="streams are a GPU's, and there is none")
@@ -48,3 +49,16 @@ def test_every_stream_has_streams_of_its_own() -> None:
         with torch.cuda.stream(stream), SideStreams(device) as sides, sides.piece(0):
             assert torch.cuda.current_stream().cuda_stream == own[-1]
     assert own[0] != own[1]
+
+
+@pytest.mark.gpu
+@CUDA
+def test_a_ninth_stream_has_none_beside_it_and_works_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_streams, "_OF", {})
+    device = torch.device("cuda")
+    owners = [torch.cuda.Stream() for _ in range(9)]  # type: ignore[no-untyped-call]
+    found = []
+    for owner in owners:
+        with torch.cuda.stream(owner), SideStreams(device) as sides, sides.piece(1):
+            found.append(torch.cuda.current_stream().cuda_stream != owner.cuda_stream)
+    assert found == [True] * 8 + [False]

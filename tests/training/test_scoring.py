@@ -37,3 +37,11 @@ def test_scores_are_those_of_single_examples_in_eval_mode(network: Network, poin
             right += values.index(max(values)) == label
     assert share == right / len(data)
     assert not found[0].requires_grad
+
+
+def test_a_network_that_changes_its_inputs_leaves_the_examples() -> None:
+    x = torch.tensor([[-1.0, 2.0], [3.0, -4.0]])
+    examples = TensorExamples(x.clone(), torch.tensor([0, 1]))
+    found = logits(nn.Sequential(nn.ReLU(inplace=True)), examples)
+    assert found.tolist() == [[0, 2], [3, 0]]
+    assert torch.equal(examples.x, x)

@@ -50,13 +50,13 @@ class Member(NamedTuple):
 
 
 def alike(stacks: Sequence[Tensor]) -> list[list[Member]]:
-    """The stacks in groups of about one size and of one type, the largest first, in groups and among them."""
+    """The stacks in groups of about one size, of one type and device, the largest first, in groups and among them."""
     groups: list[list[Member]] = []
-    order = sorted(range(len(stacks)), key=lambda i: (str(stacks[i].dtype), -stacks[i].shape[1]))
-    for i in order:
-        first = groups[-1][0].given if groups else None
-        fits = first is not None and first.dtype == stacks[i].dtype and stacks[i].shape[1] >= _ALIKE * first.shape[1]
-        if not fits:
+    kinds = [(str(stack.device), str(stack.dtype)) for stack in stacks]
+    for i in sorted(range(len(stacks)), key=lambda i: (kinds[i], -stacks[i].shape[1])):
+        first = groups[-1][0] if groups else None
+        fits = first is not None and kinds[first.number] == kinds[i]
+        if first is None or not fits or stacks[i].shape[1] < _ALIKE * first.given.shape[1]:
             groups.append([])
         groups[-1].append(Member(i, stacks[i]))
     return sorted(groups, key=lambda group: -group[0].given.shape[1])
@@ -67,8 +67,14 @@ def eigh_of_group(group: Sequence[Member], *, batched: Batched = decompose) -> l
     first, and their vectors have nothing of the others'.
     """
     size = max(member.given.shape[1] for member in group)
-    values, vectors, info = batched(torch.cat([_enlarged(member.given, size) for member in group]))
-    if bool(info.any()):
+    try:
+        values, vectors, info = batched(torch.cat([_enlarged(member.given, size) for member in group]))
+        failed = bool(info.any())
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        failed = True
+    if failed:
         # By other routines, which may succeed, and say what is wrong where they do not.
         return [eigh(member.given) for member in group]
     found, first = [], 0

@@ -108,11 +108,18 @@ def _lengths(q: Tensor) -> tuple[Tensor, Tensor]:
 def _unit_starts(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     starts = fixed_normal(length, _STARTS, dtype, device)
     unit: Tensor = starts / starts.norm(dim=0)
-    return unit
+    return _complete(unit)
 
 
 @lru_cache(maxsize=128)
 def fixed_normal(length: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The same normal numbers at every call, (length, count); not to be written to."""
     draw = torch.Generator(device).manual_seed(0)
-    return torch.randn(length, count, generator=draw, dtype=dtype, device=device)
+    return _complete(torch.randn(length, count, generator=draw, dtype=dtype, device=device))
+
+
+def _complete(kept: Tensor) -> Tensor:
+    """What is kept for later calls, there before it is given out: the next may be on another stream."""
+    if kept.is_cuda:
+        torch.cuda.current_stream(kept.device).synchronize()
+    return kept

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 
 _STREAMS = 4
+# Torch has 32 streams of high priority, hands them out in turn, and nothing else here asks for them.
+_PRIORITY, _MOST_OWNERS = -1, 8
 _OF: dict[tuple[torch.device, int], list[torch.cuda.Stream]] = {}
 
 
@@ -16,7 +18,7 @@ class SideStreams:
 
     They begin after what the current stream has been given, and what it is given after the block comes after them all.
     Streams belong to the current one: what they allocate is used on no other but it, so that memory which is let go of
-    is not handed on before the current stream is done with it.
+    is not handed on before the current stream is done with it. There are such streams for eight; a ninth has none.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,5 +48,6 @@ class SideStreams:
 def _beside(current: torch.cuda.Stream) -> list[torch.cuda.Stream]:
     key = current.device, current.cuda_stream
     if key not in _OF:
-        _OF[key] = [torch.cuda.Stream(current.device) for _ in range(_STREAMS)]  # type: ignore[no-untyped-call]
+        count = _STREAMS if len(_OF) < _MOST_OWNERS else 0
+        _OF[key] = [torch.cuda.Stream(current.device, priority=_PRIORITY) for _ in range(count)]  # type: ignore[no-untyped-call]
     return _OF[key]

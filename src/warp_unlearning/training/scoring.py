@@ -32,7 +32,8 @@ def _at_once(examples: Examples) -> int:
 
 def _inputs(examples: Examples, size: int) -> Iterator[Tensor]:
     if isinstance(examples, TensorExamples):
-        yield from torch.split(examples.x, size)
+        # Copies: a network may change its inputs in place.
+        yield from (x.clone() for x in torch.split(examples.x, size))
     else:
         yield from (examples.take(i).x for i in in_order(len(examples), size))
 

@@ -56,10 +56,10 @@ class SwiftLayers(TorchFunctionMode):
         super().__exit__(*ended)  # type: ignore[no-untyped-call]
         self._halves.let_go()
         fusing.reset(self._before)
-        if self._counters:
-            counters, batches = zip(*self._counters.values(), strict=True)
+        counted, self._counters = self._counters, {}
+        if counted:
+            counters, batches = zip(*counted.values(), strict=True)
             torch._foreach_add_(list(counters), list(batches))
-            self._counters.clear()
 
     def _convolution(
         self,
