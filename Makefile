@@ -44,7 +44,7 @@ test-browser: setup
 		DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; fi
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/browser
 
-# Every command of docs/; those of the README are in `test`.
+# Every command of the README and of docs/, as a user would type it.
 test-documents: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) -m documents tests/test_documents.py
 

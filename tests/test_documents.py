@@ -39,16 +39,16 @@ def test_python_blocks_run(document: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+@DOCUMENTS
 @pytest.mark.parametrize(
     ("document", "made"),
     [
         ("README.md", ["runs/second/record.json", "runs/moved/certificate.json", "runs/audit/audit.json"]),
-        pytest.param("docs/audits.md", ["runs/audit/audit.json", "runs/hidden-audit/scores.npz"], marks=DOCUMENTS),
-        pytest.param("docs/bounds.md", ["runs/bounds/bounds.json", "runs/bounds/bounds.png"], marks=DOCUMENTS),
-        pytest.param(
+        ("docs/audits.md", ["runs/audit/audit.json", "runs/hidden-audit/scores.npz"]),
+        ("docs/bounds.md", ["runs/bounds/bounds.json", "runs/bounds/bounds.png"]),
+        (
             "docs/reconstruction.md",
             ["runs/rebuilt/reconstruction.json", "runs/rebuilt/reconstruction-with-images.html"],
-            marks=DOCUMENTS,
         ),
     ],
 )
