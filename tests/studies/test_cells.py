@@ -201,12 +201,21 @@ def test_the_results_say_what_each_arm_rests_on(plan: CellPlan, store: Store) ->
     assert found["originals_trained_again"] == []
 
 
+def copy_of(store: Store, folder: Path) -> Store:
+    pack(store, folder / "p.tar")
+    other = Store(folder / "other")
+    take_in(other, folder / "p.tar")
+    return other
+
+
+def test_results_say_what_models_were_made_on(plan: CellPlan, store: Store) -> None:
+    assert study_results("table1", plan, store)["made_on"] == [f"CPU, torch {torch.__version__.partition('+')[0]}"]
+
+
 def test_a_shadow_that_only_one_arm_has_begun_takes_no_number_from_it(
     plan: CellPlan, store: Store, tmp_path: Path
 ) -> None:
-    pack(store, tmp_path / "p.tar")
-    other = Store(tmp_path / "other")
-    take_in(other, tmp_path / "p.tar")
+    other = copy_of(store, tmp_path)
     begun = Cell("cell", 5, 0, "ngp")
     gone = [cell for cell in plan.cells.values() if cell.shadow == 5 and cell.kind != "original" and cell != begun]
     for cell in gone:
@@ -234,9 +243,7 @@ def test_a_shadow_that_only_one_arm_has_begun_takes_no_number_from_it(
 def test_an_original_that_is_scored_before_its_arms_ranks_points_for_them(
     plan: CellPlan, store: Store, tmp_path: Path
 ) -> None:
-    pack(store, tmp_path / "p.tar")
-    other = Store(tmp_path / "other")
-    take_in(other, tmp_path / "p.tar")
+    other = copy_of(store, tmp_path)
     for cell in plan.cells.values():
         if cell.shadow == 2 and cell.kind == "cell":
             other.remove(plan.key(cell).digest)

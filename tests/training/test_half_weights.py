@@ -8,6 +8,7 @@ from copy import deepcopy
 from typing import Any
 from weakref import ref
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -161,3 +162,17 @@ def test_layers_that_are_done_let_go_of_weights() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(4, 6, 3, groups=2), nn.Conv2d(4, 6, 3, padding="same"), nn.Conv2d(4, 6, 3, dilation=2)], ids=str
+)
+def test_convolutions_of_other_kinds_read_the_copies_too(layer: nn.Conv2d) -> None:
+    x, layers = torch.randn(2, 4, 7, 7, generator=torch.Generator().manual_seed(0)), SwiftLayers(triton=False)
+    found = []
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16), layers, Counted() as counted:
+            y = layer(x)
+            found.append((y, *torch.autograd.grad(y.float().square().sum(), (layer.weight, layer.bias))))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert counted.calls["aten::_foreach_copy_"] == 1

@@ -25,6 +25,7 @@ from warp_unlearning.workflows.reproduce import (
     RESULTS,
     TABLE,
     ReproduceRequest,
+    _hardware,
     carry_out_study,
     prepare_study,
     study_names,
@@ -237,3 +238,10 @@ def test_a_study_of_times_is_done_alone_and_shown(blobs: Path, tmp_path: Path) -
     assert results["complete"]
     assert [row["defense"] for row in results["rows"]] == [None, "warp", "fastwarp"]
     assert "NGP + WARP" in (tmp_path / "out" / TABLE).read_text()
+
+
+def test_of_a_gpu_the_name_is_that_of_the_machine_that_made_the_models() -> None:
+    made_on = ["NVIDIA H200, torch 2.11.0", "NVIDIA L4, torch 2.13.0"]
+    assert _hardware(made_on, gpu=True) == {"device": "NVIDIA H200, torch 2.11.0; NVIDIA L4, torch 2.13.0"}
+    assert _hardware([], gpu=False)["device"] == "CPU"
+    assert _hardware([], gpu=False)["cores"] > 0
