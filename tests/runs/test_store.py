@@ -437,6 +437,34 @@ def test_a_store_of_another_version_or_program_is_refused(tmp_path: Path, about:
         Store(tmp_path)
 
 
+def test_a_copy_without_empty_folders_is_a_store(store: Store, tmp_path: Path) -> None:
+    store.write(KEY, FILES)
+    copy = tmp_path / "copy"
+    for path in store.root.rglob("*"):
+        if path.is_file():
+            target = copy / path.relative_to(store.root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+    assert sorted(path.name for path in copy.iterdir()) == ["entries", "store.json"]
+    moved = Store(copy)
+    assert moved.sweep() == 0
+    assert moved.read(KEY).read_all() == FILES
+    assert moved.write(OTHER, FILES)
+
+
+def test_a_store_without_its_empty_folders_is_read_where_none_can_be_made(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write(KEY, FILES)
+    (store.root / "temp").rmdir()
+
+    def refuse(self: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert Store(store.root).read(KEY).read_all() == FILES
+
+
 def test_a_store_half_made_is_made(tmp_path: Path) -> None:
     (tmp_path / "entries").mkdir()
     (tmp_path / ".store.json-abc").write_text("{")

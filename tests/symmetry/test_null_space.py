@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.symmetry.null_move import NullMove
-from warp_unlearning.symmetry.null_space import NullSpace, _precision
+from warp_unlearning.symmetry.null_space import NullSpace
 from warp_unlearning.symmetry.symmetry import Probe, settings_of
 
 NONE = "no null space: the inputs span every direction that any input reaches"
@@ -661,19 +661,3 @@ def test_weights_of_zero_have_no_length_to_move_by(kit: Any) -> None:
             model, generator=kit.generator(), probe=kit.probe(x, forget=(kit.normal(3, 12, seed=1), torch.arange(3)))
         )
         assert all(bool((s == 0).all()) for s in move.shifts.values())
-
-
-@pytest.mark.parametrize(
-    ("device", "kind", "energy", "expected"),
-    [
-        ("cpu", torch.float32, 0.99, torch.float64),
-        ("meta", torch.float32, 0.99, torch.float32),
-        ("meta", torch.bfloat16, 0.99, torch.float32),
-        ("meta", torch.float64, 0.99, torch.float64),
-        ("meta", torch.float32, 1.0, torch.float64),
-    ],
-)
-def test_bases_are_in_double_precision_on_a_processor_and_for_the_whole_span(
-    device: str, kind: torch.dtype, energy: float, expected: torch.dtype
-) -> None:
-    assert _precision(nn.Linear(2, 3, device=device, dtype=kind), energy) == expected

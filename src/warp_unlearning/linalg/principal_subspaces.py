@@ -1,7 +1,6 @@
 """Principal subspaces of many second moments: those of one size decomposed together, and one read for all.
 
-On a GPU the eigendecomposition of a matrix of some hundred rows keeps little of it busy, and a stack of them takes
-hardly longer than one; stacks of different sizes are decomposed side by side.
+On a GPU the eigendecomposition of a matrix of some hundred rows keeps little of it busy: they are made side by side.
 """
 
 from __future__ import annotations

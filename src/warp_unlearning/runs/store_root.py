@@ -34,6 +34,9 @@ def open_root(root: Path, *, create: bool) -> None:
             f"the store {root} has schema version {about.get('schema_version')!r} and {SCHEMA_VERSION} is read here; "
             "use the version of this package that wrote it, or give another folder"
         )
+    # Copies and archives leave out empty folders. Where none can be made the store may still be read.
+    with suppress(OSError):
+        _make_folders(root)
 
 
 def read_about(root: Path) -> dict[str, Any]:
@@ -58,8 +61,7 @@ def _make(root: Path, *, create: bool) -> None:
             return
         raise StoreError(f"{root} has files in it and is no store of results; give an empty or a new folder")
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for name in _FOLDERS:
-        (root / name).mkdir(exist_ok=True, mode=0o700)
+    _make_folders(root)
     about = {"what": _WHAT, "schema_version": SCHEMA_VERSION, "identity": uuid4().hex}
     draft = root / f".{ABOUT}-{uuid4().hex}"
     write_synced(root, {draft.name: (json.dumps(about, indent=1) + "\n").encode()})
@@ -70,3 +72,8 @@ def _make(root: Path, *, create: bool) -> None:
     finally:
         draft.unlink(missing_ok=True)
     sync_folder(root)
+
+
+def _make_folders(root: Path) -> None:
+    for name in _FOLDERS:
+        (root / name).mkdir(exist_ok=True, mode=0o700)

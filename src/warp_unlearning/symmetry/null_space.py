@@ -93,7 +93,7 @@ class NullSpace:
         self, model: nn.Module, batches: Sequence[Tensor], *, generator: torch.Generator
     ) -> dict[str, InputBasis]:
         """The bases of every layer's inputs, decomposed exactly; `model` is in eval mode."""
-        return exact_bases(model, batches, energy=self.energy, rule=self.rule, dtype=_precision(model, self.energy))
+        return exact_bases(model, batches, energy=self.energy, rule=self.rule)
 
     def energy_now(self, model: nn.Module, forget: Examples) -> Tensor | None:
         """Σᵢ ‖∇ℓᵢ‖² of examples to forget, float64, not read, by the graph that was captured for moves of `model`; None
@@ -150,16 +150,6 @@ def _evaluated(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
-
-
-def _precision(model: nn.Module, energy: float) -> torch.dtype:
-    """What bases are computed in: on a GPU the precision of the weights, float32 at least, since double costs several
-    times as much there and, short of the whole span, ranks and energies agree to six digits.
-    """
-    first = next(model.parameters())
-    if energy == 1 or first.device.type == "cpu":
-        return torch.float64
-    return torch.promote_types(first.dtype, torch.float32) if first.is_floating_point() else torch.float64
 
 
 def _joined(batches: list[Tensor]) -> list[Tensor]:
