@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.defense import probing, teleporter, warp
+from warp_unlearning.defense import certifying, probing, teleporter, warp
 from warp_unlearning.gradients import energy
 from warp_unlearning.linalg import gram, iteration
 from warp_unlearning.methods.protocol import Task
@@ -60,7 +60,7 @@ PARTS: tuple[tuple[ModuleType | type, str, str], ...] = (
     (null_walk, "_on_device", "on the host"),
     (input_bases, "observed_rows", "forward and moments"),
     (tracked_bases, "observed_rows", "forward and moments"),
-    (tracked_bases, "_sampled", "forward and moments"),
+    (tracked_bases, "sampled_moments", "forward and moments"),
     (NullSpace, "input_bases", "bases"),
     (TrackedNullSpace, "input_bases", "bases"),
     (null_space, "scope_of", "scope"),
@@ -71,9 +71,9 @@ PARTS: tuple[tuple[ModuleType | type, str, str], ...] = (
     (teleporter.Teleporter, "_energies", "energies"),
     (teleporter._Judged, "by", "safeguard"),
     (teleporter.Teleporter, "_settle", "safeguard"),
-    (teleporter._Others, "by", "certificate"),
-    (teleporter.Teleporter, "_certify", "certificate"),
-    (teleporter.Teleporter, "_certify_briefly", "certificate"),
+    (certifying.Others, "by", "certificate"),
+    (certifying.Teleported, "fully", "certificate"),
+    (certifying.Teleported, "briefly", "certificate"),
 )
 
 

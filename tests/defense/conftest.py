@@ -125,6 +125,16 @@ class Kit:
         return float(F.cross_entropy(Kit.logits(model, pair[0]), pair[1]))
 
     @staticmethod
+    def energy(model: nn.Module, pair: tuple[Tensor, Tensor]) -> float:
+        """Mean over examples of the squared gradient norm, one at a time."""
+        copy, total = deepcopy(model).eval(), 0.0
+        trained = [p for p in copy.parameters() if p.requires_grad]
+        for x, y in zip(*pair, strict=True):
+            found = torch.autograd.grad(F.cross_entropy(copy(x[None]), y[None]), trained, allow_unused=True)
+            total += float(sum(g.square().sum() for g in found if g is not None))
+        return total / len(pair[1])
+
+    @staticmethod
     def at(model: nn.Module, shifts: Mapping[str, Tensor], scale: float = 1.0) -> nn.Module:
         copy = deepcopy(model)
         with torch.no_grad():

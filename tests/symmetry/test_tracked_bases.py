@@ -12,8 +12,8 @@ from warp_unlearning.linalg.co_subspace import CoSubspace
 from warp_unlearning.linalg.on_host import on_host
 from warp_unlearning.linalg.orthonormal import departure
 from warp_unlearning.linalg.tracked import TrackedSubspace
-from warp_unlearning.symmetry import tracked_bases as module
-from warp_unlearning.symmetry.input_bases import InputBasis, exact_bases, input_rows
+from warp_unlearning.symmetry import refresh_verdict
+from warp_unlearning.symmetry.input_bases import InputBasis, exact_bases, input_rows, observed_rows
 from warp_unlearning.symmetry.layer_inputs import layer_rows, observe_inputs
 from warp_unlearning.symmetry.tracked_bases import TrackedBases
 
@@ -255,6 +255,19 @@ def test_a_layer_seen_for_the_first_time_starts_from_the_sample() -> None:
     assert "rare.weight" not in tracked.refresh(model, [x], generator=generator())
 
 
+def test_an_exact_start_forgets_layers_that_are_no_longer_called() -> None:
+    model, x = network(), images(50, 1)
+    tracked = TrackedBases(0.9)
+    model.use_rare = True
+    assert "rare.weight" in tracked.refresh(model, [x], generator=generator())
+    model.use_rare = False
+    seen = observed_rows(model, [x], dtype=None, met=True)
+    names = list(seen)
+    assert list(tracked.start(seen)) == list(tracked._layers) == names
+    assert seen == {}
+    assert "rare.weight" not in names
+
+
 def test_inputs_that_are_not_finite_are_an_error_and_change_nothing() -> None:
     model, x = network(), images(50, 1)
     tracked = TrackedBases(0.9, examples=100)
@@ -329,134 +342,12 @@ def test_options_that_make_no_sense_are_errors(options: dict[str, Any], message:
         TrackedBases(**{"energy": 0.9, **options})
 
 
-def padded() -> nn.Sequential:
-    """On images of one pixel the kernels of both convolutions meet padding in all taps but one."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers = (nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 5, 3, padding=1, bias=False), nn.Flatten())
-        return nn.Sequential(*layers, nn.Linear(5, 3)).double().eval()
-
-
-def pixels(count: int, seed: int) -> Tensor:
-    return normal(count, 4, 1, 1, seed=seed) * torch.tensor([1.0, 0.7, 0.3, 0.1]).reshape(4, 1, 1) + 0.2
-
-
-@pytest.mark.parametrize("energy", [0.7, 0.99])
-def test_taps_that_meet_nothing_but_padding_are_left_out_and_change_nothing(energy: float) -> None:
-    model, tracked = padded(), TrackedBases(energy, rounds=40, examples=500, blend=1.0, restart=50.0)
-    first = tracked.refresh(model, [pixels(200, 1)], generator=generator())
-    kept = {name: layer.within.shape[1] for name, layer in tracked._layers.items()}
-    assert kept == {"0.weight": 5, "2.weight": 6, "4.weight": 6}
-    assert [basis.d for basis in first.values()] == [37, 54, 6]
-    found = tracked.refresh(model, [pixels(200, 2)], generator=generator())
-    exact = exact_bases(model, [pixels(200, 2)], energy=energy)
-    for name, rows in all_rows(model, pixels(200, 2)).items():
-        assert found[name].d == exact[name].d
-        assert torch.equal(found[name].reached, exact[name].reached)
-        assert found[name].reaches == int(exact[name].reached.sum())
-        assert found[name].free == int(found[name].reached.sum()) - found[name].rank
-        (block,), (r,) = found[name].blocks, rows
-        assert block.basis.shape[0] == r.shape[1]
-        values = torch.linalg.svdvals(r).square()
-        assert block.missed(r) <= 1.01 * float(values[block.rank :].sum() / values.sum()) + 1e-9
-    assert tracked.exact_builds == 1
-
-
-def test_inputs_where_there_was_padding_are_taken_in() -> None:
-    """Larger images reach every tap; what was followed is the blend over all of them."""
-    model, tracked = padded()[:3], TrackedBases(0.9, rounds=60, examples=500, patches=100, blend=0.3, restart=1e6)
-    tracked.refresh(model, [pixels(50, 1)], generator=generator())
-    wide = normal(60, 4, 3, 3, seed=2)
-    found = tracked.refresh(model, [wide], generator=generator())
-    small, large = all_rows(model, pixels(50, 1)), all_rows(model, wide)
-    for name, basis in found.items():
-        layer = tracked._layers[name]
-        assert layer.columns is None
-        weight = max(0.3, 1 - layer.best / layer.missed[0])
-        moment = (1 - weight) * small[name].mT @ small[name] / 50 + weight * large[name].mT @ large[name] / (60 * 9)
-        torch.testing.assert_close(layer.moment, moment, rtol=1e-6, atol=1e-9)
-        values = torch.linalg.eigvalsh(moment[0]).flip(0)
-        held = float((basis.blocks[0].basis * (moment[0] @ basis.blocks[0].basis)).sum())
-        assert held >= float(values[: basis.rank].sum()) * (1 - 1e-4)
-        assert bool(basis.reached.all())
-    again = tracked.refresh(model, [wide], generator=generator())
-    assert all(again[name].d == found[name].d for name in found)
-
-
-def test_what_is_not_finite_in_a_tap_left_out_is_an_error() -> None:
-    """The far pixel of a small image meets the last tap alone, which images of one pixel never reach."""
-    model, tracked = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, stride=2)).double(), TrackedBases(0.9, examples=500)
-    tracked.refresh(model, [pixels(50, 1)], generator=generator())
-    broken = torch.zeros(4, 4, 2, 2, dtype=torch.float64)
-    broken[:, :, 0, 0] = pixels(4, 2)[:, :, 0, 0]
-    tracked.refresh(model, [broken], generator=generator())
-    assert tracked._layers["0.weight"].columns is not None
-    broken[0, 0, 1, 1] = float("nan")
-    with pytest.raises(DataError, match=r"0\.weight hold NaN"):
-        tracked.refresh(model, [broken], generator=generator())
-
-
 def test_a_refresh_reads_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refreshes that look for themselves are for layers whose numbers speak against what was proposed."""
     model, tracked, read, looked = network(), TrackedBases(0.9, examples=40, patches=9), [], []
     tracked.refresh(model, [images(200, 1)], generator=generator())
     refresh = TrackedSubspace.refresh
-    monkeypatch.setattr(module, "on_host", lambda tensors: (read.append(len(tensors)), on_host(tensors))[1])
+    monkeypatch.setattr(refresh_verdict, "on_host", lambda tensors: (read.append(len(tensors)), on_host(tensors))[1])
     monkeypatch.setattr(TrackedSubspace, "refresh", lambda self, m: (looked.append(len(m)), refresh(self, m))[1])
     tracked.refresh(model, [images(200, 2)], generator=generator())
     assert (len(read), looked) == (1, [])
-
-
-class Twice(nn.Module):
-    """A convolution on maps of one pixel, and on larger ones if asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 3, 3, padding=1)
-        self.larger = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = self.conv(x[:, :, :1, :1]).mean((2, 3))
-        return first + self.conv(x).mean((2, 3)) if self.larger else first
-
-
-def test_a_layer_called_on_larger_maps_beside_those_of_one_pixel_loses_nothing() -> None:
-    model, x = Twice().double().eval(), normal(40, 4, 3, 3, seed=3)
-    tracked = TrackedBases(0.9, rounds=30, examples=100, patches=100, blend=1.0, restart=1e6)
-    tracked.refresh(model, [x], generator=generator())
-    assert tracked._layers["conv.weight"].columns is not None
-    model.larger = True
-    tracked.refresh(model, [x], generator=generator())
-    one, many = (layer_rows(model.conv, part)[0] for part in (x[:, :, :1, :1], x))
-    rows = torch.cat([torch.cat([one, many]), torch.ones(400, 1, dtype=torch.float64)], dim=1)
-    torch.testing.assert_close(tracked._layers["conv.weight"].moment[0], rows.mT @ rows / 400)
-
-
-class Overwriting(nn.Module):
-    """A layer whose input is written over as soon as it was read."""
-
-    def __init__(self, *, overwrites: bool) -> None:
-        super().__init__()
-        self.overwrites = overwrites
-        self.first, self.second = nn.Conv2d(2, 6, 1, bias=False), nn.Conv2d(6, 4, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        out: Tensor = self.second(h)
-        if self.overwrites:
-            h.normal_(generator=generator(5))
-        return out
-
-
-def test_inputs_that_are_written_over_were_seen_before() -> None:
-    noted = []
-    for overwrites in (False, True):
-        model = Overwriting(overwrites=overwrites).double().eval()
-        with torch.no_grad():
-            model.first.weight.copy_(normal(6, 2, 1, 1))
-        tracked = TrackedBases(0.6, examples=30, restart=50.0)
-        for seed in range(2):
-            tracked.refresh(model, [normal(60, 2, 1, 1, seed=seed)], generator=generator())
-        noted.append(tracked._layers["second.weight"])
-    assert noted[0].missed == noted[1].missed
-    assert torch.equal(noted[0].moment, noted[1].moment)

@@ -1,0 +1,74 @@
+"""Refreshes of the bases of several layers, up to where numbers have to be read to judge them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..linalg.blending import blend_weights, blended, missed_shares
+from ..linalg.gram import mirrored
+from ..linalg.side_streams import SideStreams
+from ..linalg.tracked import Proposal
+from .sampled_moment import SampledMoment
+from .tracked_layer import TrackedLayer
+
+
+class Draft:
+    """A refresh of one layer that is yet to be judged; `layer` is None where there is nothing to go on from."""
+
+    def __init__(self, sample: SampledMoment, latest: Tensor, layer: TrackedLayer | None) -> None:
+        self.sample, self.latest = sample, latest
+        self.layer = layer if layer is not None and layer.within.shape == latest.shape else None
+        self.moment: Tensor | None = None
+        self.missed: Tensor | None = None
+        self.proposals: list[Proposal | None] = []
+
+    @property
+    def asked(self) -> list[Tensor]:
+        """What has to be read of it alone: the diagonal of the second moment, the largest number in coordinates never
+        reached before, the shares missed, and the eigenvalues of columns that take turns.
+        """
+        diagonal = (self.latest if self.moment is None else self.moment).diagonal(dim1=1, dim2=2)
+        sizes = [p.turned.sizes for p in self.proposals if p is not None]
+        return [part for part in (diagonal, self.sample.stray, self.missed, *sizes) if part is not None]
+
+
+def drafted(
+    samples: Sequence[SampledMoment], layers: Mapping[str, TrackedLayer], *, blend: float | None, rounds: int
+) -> list[Draft]:
+    """Refreshes of layers on one device by so many `rounds` of subspace iteration; what is a number for each of them is
+    computed for all at once. `blend` is the least weight of the sample; without it, second moments are those of the
+    sample alone. The sums of the samples are written over; `layers` keep their moments and subspaces.
+    """
+    latest = [mirrored(sample.total) for sample in samples]
+    torch._foreach_div_(latest, [float(sample.positions) for sample in samples])
+    drafts = [Draft(*pair, layers.get(pair[0].weight.name)) for pair in zip(samples, latest, strict=True)]
+    followed = [(draft, draft.layer) for draft in drafts if draft.layer is not None]
+    if followed and blend is not None:
+        _blend(followed, blend)
+    # The largest first, so that none is left over for the end.
+    followed.sort(key=lambda pair: -pair[0].latest.shape[-1])
+    with SideStreams(latest[0].device) as sides:
+        for i, (draft, layer) in enumerate(followed):
+            draft.moment = draft.latest if draft.moment is None else draft.moment
+            pairs = zip(layer.trackers, draft.moment, strict=True)
+            with sides.piece(i):
+                draft.proposals = [tracker.propose(m, rounds=rounds) for tracker, m in pairs]
+    return drafts
+
+
+def _blend(followed: Sequence[tuple[Draft, TrackedLayer]], blend: float) -> None:
+    """Take the latest second moments into those that are kept."""
+    rows = [draft.sample.some_rows() for draft, _ in followed]
+    counts = [len(some) for some in rows]
+    pairs = [(layer.spans, some) for (_, layer), some in zip(followed, rows, strict=True)]
+    shares = missed_shares(pairs)
+    each = torch.split(shares, counts)
+    worst = shares if set(counts) == {1} else torch.stack([share.max() for share in each])
+    weights = blend_weights(worst, [layer.best for _, layer in followed], blend)
+    weights = weights.to(followed[0][0].latest.dtype)
+    for (draft, layer), missed, weight in zip(followed, each, weights.unbind(), strict=True):
+        draft.missed = missed
+        draft.moment = blended(layer.within, draft.latest, weight)
