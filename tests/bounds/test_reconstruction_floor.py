@@ -268,3 +268,23 @@ def test_bad_data_are_named() -> None:
         reconstruction_floor(network(), data=(x, y))
     with pytest.raises(DataError, match="the model cannot take an example of the retain set"):
         reconstruction_floor(network(), data=examples(), retain=(torch.zeros(4, 5), torch.zeros(4, dtype=torch.long)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"components": 5000}, "there are 200 examples for 5000 components and 200 for the noise"),
+        ({"components": 0}, "components is 0"),
+        ({"batch": 0}, "batch is 0"),
+        ({"components": 2, "retain": examples(1)}, "and 1 for the noise"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused_before_any_gradient(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], message: str
+) -> None:
+    def never(*given: object, **options: object) -> None:
+        raise AssertionError("a gradient was taken")
+
+    monkeypatch.setattr(module, "gradient_rows", never)
+    with pytest.raises((DataError, InputError), match=message):
+        floor(**asked)

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warp_unlearning.cli.options import assign, prepare
-from warp_unlearning.config.resolve import resolve
+from warp_unlearning.config.resolve import resolve, resolve_as
+from warp_unlearning.config.shadow import ShadowConfig
 from warp_unlearning.runs import cores
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1).filter(
@@ -22,6 +23,11 @@ def test_flags_come_behind_overrides_and_only_if_given() -> None:
 @given(NAMES)
 def test_any_path_arrives_as_it_was_given(name: str) -> None:
     assert resolve(overrides=assign(None, data__path=Path(name))).data.path == Path(name)
+
+
+@given(st.lists(NAMES))
+def test_lists_of_names_arrive_as_they_were_given(names: list[str]) -> None:
+    assert resolve_as(ShadowConfig, overrides=assign(None, defenses=names)).defenses == names
 
 
 @given(st.floats(1e-30, 0.999))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from warp_unlearning.cli.run_progress import RunProgress
+from warp_unlearning.cli.run_progress import RunProgress, in_words, planned_text
 from warp_unlearning.runs.events import Event
 from warp_unlearning.runs.job import Job
 from warp_unlearning.runs.key import Key
@@ -50,3 +50,9 @@ def test_machines_get_json_lines_or_nothing(capsys: pytest.CaptureFixture[str]) 
 def test_bars_leave_the_terminal_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown("bars", capsys, Event("failed", KEYS[0], reason="[red]x"), Event("finished", KEYS[1], seconds=1.0))
     assert any("[red]x" in line for line in lines)
+
+
+def test_a_plan_is_told_by_stages_to_readers_alone() -> None:
+    jobs = [Job(key) for key in (*KEYS[:3], Key("score", 1, {}))]
+    assert planned_text(Tally(jobs), 2) == "planned: 3 train, 1 score; 2 are there already"
+    assert [in_words(style) for style in ("auto", "bars", "lines", "json", "none")] == [True, True, True, False, False]

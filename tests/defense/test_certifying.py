@@ -90,7 +90,7 @@ def test_a_certificate_says_what_happened(kit: Any, validation: bool, scale: flo
         )
         assert (row.d, row.rank, row.captured, row.positions) == (None,) * 4
     assert found.seconds > 0
-    assert found.notes == ()
+    assert found.notes == ("frozen parameters moved with the others: 1.weight",)
     json.dumps(found.as_json(), allow_nan=False)
 
 
@@ -277,3 +277,18 @@ def test_brief_distances_leave_out_what_no_input_reaches(kit: Any) -> None:
     assert found[0].distance_before < sum(p.numel() for p in model.parameters()) ** 0.5
     for name in DISTANCES:
         assert getattr(found[1], name) == pytest.approx(getattr(found[0], name), rel=1e-9)
+
+
+@pytest.mark.parametrize("certify", ["full", "brief"])
+def test_frozen_parameters_that_move_are_named(kit: Any, certify: str) -> None:
+    model, view = kit.network(), kit.view()
+    _, before = teleporter(kit, model, ChangeOfBasis(), certify=certify).teleport(view)
+    assert not any("frozen" in note for note in before.notes)
+    frozen = [name for name, p in model.named_parameters() if p.requires_grad][:2]
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    _, found = teleporter(kit, model, ChangeOfBasis(), certify=certify).teleport(view)
+    (note,) = (note for note in found.notes if "frozen" in note)
+    assert note.endswith(f": {frozen[0]} and 1 more")
+    _, still = teleporter(kit, model, NullSpace(), certify=certify).teleport(view)
+    assert not any("frozen parameters moved" in note for note in still.notes)

@@ -279,6 +279,20 @@ def test_bad_losses(drawn: Any, examples: Any) -> None:
         gradient_energy(model, x, y, loss=lambda output, target: output[:, 0] / (torch.arange(4) != 2) * 0)
 
 
+def test_inputs_and_labels_that_do_not_fit_the_network_are_refused(drawn: Any) -> None:
+    model, x, y = drawn(lambda: nn.Linear(4, 3)), torch.ones(5, 4), torch.tensor([0, 1, 2, 7, 0])
+    with pytest.raises(
+        InputError, match=r"x has type torch\.float64 and the weights torch\.float32; give both one type"
+    ):
+        gradient_energy(model.float(), x.double(), y.clamp(max=2))
+    with pytest.raises(InputError, match=r"labels 0 to 7 do not fit an output of shape \(5, 3\)"):
+        gradient_energy(model, x, y)
+    with pytest.raises(InputError, match="on the device meta"):
+        gradient_energy(model, x.to("meta"), y)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        gradient_energy(model, torch.ones(5, 3), y.clamp(max=2))
+
+
 def test_examples_that_mix_in_an_unknown_layer_are_refused(drawn: Any, examples: Any) -> None:
     class Mixing(nn.Module):
         def __init__(self) -> None:

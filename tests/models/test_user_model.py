@@ -127,3 +127,9 @@ def test_unknown_options_are_told_in_one_line(file: Path) -> None:
 def test_errors_of_this_package_pass_through(file: Path) -> None:
     with pytest.raises(InputError, match=r"^mine$"):
         load_builder(f"{file}:refusing")()
+
+
+def test_lazy_layers_are_refused_when_they_are_built(tmp_path: Path) -> None:
+    (tmp_path / "lazy.py").write_text("from torch import nn\n\ndef build():\n    return nn.LazyLinear(3)\n")
+    with pytest.raises(InputError, match=r"weight of what .*lazy\.py:build returned has no shape yet"):
+        load_builder(f"{tmp_path}/lazy.py:build")()

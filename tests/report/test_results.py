@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.report.page import make_report
 from warp_unlearning.report.pair_results import PairResults
 from warp_unlearning.report.results import read_results
 from warp_unlearning.report.shadow_results import ShadowResults
@@ -143,97 +142,14 @@ def test_numbers_that_json_does_not_know_are_refused_everywhere(data, read):
         read(json.dumps(data).replace('"HERE"', "NaN"))
 
 
-def test_a_rate_that_is_not_resolved_has_no_number(data, read):
-    rate = data["arms"][0]["all"]["rates"][0]
-    rate |= {"resolved": False, "tpr": {"value": 0.5, "low": 0.4, "high": 0.6}}
-    assert read(data).arms[0].score.rates[0].tpr is None
-
-
-def test_null_is_not_measured(data, read):
-    arm = data["arms"][0]
-    for key in ("all", "against_originals", "retain_leakage", "gradient_test", "strongest", "accuracy", "roc"):
-        arm[key] = None
-    arm["seconds"]["unlearning"] = {"value": None, "low": None, "high": None}
-    found = read(data).arms[0]
-    assert found.score is None
-    assert found.accuracy is None
-    assert found.seconds.unlearning.value is None
-
-
-@pytest.mark.parametrize(
-    ("part", "value", "says"),
-    [
-        ("roc", {"fpr": [0, 1], "tpr": [0, 0.5, 1]}, "as many values"),
-        ("roc", {"fpr": [0, 1.2], "tpr": [0, 1]}, "between 0 and 1"),
-        ("histogram", {"edges": [0, 1, 2], "forgotten": [1], "never": [1, 2]}, "one value fewer"),
-        ("histogram", {"edges": [0, 2, 1], "forgotten": [1, 1], "never": [1, 2]}, "rising"),
-        ("risk", {"gradient_norm": [1.0], "score": []}, "as many scores"),
-        ("missing", -1, "0 or more"),
-        ("missing", 1.5, "whole number"),
-        ("complete", 1, "true or false"),
-        ("accuracy", {"forget": {"value": 0.5, "low": 0.6, "high": 0.4}}, "lower end"),
-    ],
-)
-def test_parts_that_do_not_fit_together_are_refused(data, read, part, value, says):
-    data["arms"][2][part] = value
-    with pytest.raises(DataError, match=rf"arms\[2\]\.{part}.*{says}"):
-        read(data)
-
-
-def test_an_audit_without_arms_is_refused(data, read):
-    with pytest.raises(DataError, match="at least one combination"):
-        read(data | {"arms": []})
-
-
-def test_risks_that_are_unknown_are_left_out(data, read):
-    data["arms"][0]["risk"] = {"gradient_norm": [1.0, None, 3.0], "score": [0.1, 0.2, None]}
-    assert read(data).arms[0].risk.x == (1.0,)
-
-
 def test_a_file_that_is_not_there(tmp_path: Path):
     with pytest.raises(InputError, match=r"results\.json or audit\.json"):
         read_results(tmp_path)
 
 
-def test_the_strongest_attacker_is_read_only_where_that_is_fair(data, read):
-    leak = {"attack": "a", "strength": {"value": 0.6, "low": 0.55, "high": 0.65}}
-    for extra, expected in (
-        ({"pairs": 1}, "leak"),
-        ({"pairs": 4}, None),
-        ({"pairs": 4, "verdict": "inconclusive"}, "inconclusive"),
-        ({"pairs": 1, "verdict": None}, None),
-    ):
-        data["arms"][0]["strongest"] = leak | extra
-        assert read(data).arms[0].verdicts["strongest attacker"] == expected
-    data["arms"][0]["strongest"] = leak | {"pairs": 1, "strength": {"value": 0.51, "low": 0.5, "high": 0.515}}
-    assert read(data).arms[0].verdicts["strongest attacker"] == "no leak found"
-
-
-def test_an_arm_that_could_not_be_scored(data, read):
-    keys = ("all", "slices", "against_originals", "retain_leakage", "reduction", "roc", "histogram", "risk")
-    arm = data["arms"][1] | dict.fromkeys(keys) | {"problem": "one shadow is left"}
-    arm["accuracy"] = {"forget": None, "retain": None, "test": None}
-    arm["seconds"] = {"unlearning": None, "defense_share": None}
-    found = read(data | {"arms": [data["arms"][0], arm]})
-    assert found.arms[1].problem == "one shadow is left"
-    assert found.arms[1].slices == {}
-    assert not found.complete
-
-
-def test_what_makes_an_audit_incomplete(data, read):
-    for change in (
-        {"failures": [{"job": "a", "reason": "b"}]},
-        {"stages": [{"name": "train", "jobs": 3, "done": 2, "failed": 0, "seconds": None}]},
-        {"arms": [data["arms"][0] | {"missing": 1}]},
-        {"arms": [data["arms"][0] | {"complete": False}]},
-    ):
-        assert not read(data | change).complete
-
-
-def test_several_pairs_have_no_rates(data, read):
-    for arm in data["arms"]:
-        arm["gradient_test"] |= {"pairs": 2, "rates": None}
-    found = read(data)
-    assert [arm.gradient_test.rates for arm in found.arms] == [()] * len(found.arms)
-    assert found.arms[0].gradient_test.rate(0.01) is None
-    make_report(found)
+def test_a_study_has_its_pages_already(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps({"schema_version": 1, "kind": "study", "study": "runtime"}))
+    with pytest.raises(InputError, match=r"the study runtime, which is written already: see its table\.md") as error:
+        read_results(tmp_path)
+    assert str(tmp_path) in str(error.value)
+    assert "damaged" not in str(error.value)

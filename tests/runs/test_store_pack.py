@@ -9,7 +9,7 @@ import pytest
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.runs.key import Key
 from warp_unlearning.runs.store import Store
-from warp_unlearning.runs.store_pack import pack, take_in
+from warp_unlearning.runs.store_pack import pack, require_packed, take_in
 
 KEYS = [Key("cell", 1, {"i": i}) for i in range(3)] + [Key("original", 1, {"i": 9})]
 
@@ -69,3 +69,29 @@ def test_bad_input(store: Store, tmp_path: Path) -> None:
         take_in(store, tmp_path / "missing.tar")
     with pytest.raises(DataError):
         take_in(store, tmp_path / "there")
+
+
+def test_a_kind_that_no_result_has_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no result of the kind 'orignal'; did you mean 'original'\?"):
+        pack(store, tmp_path / "p.tar", without=["orignal"])
+    assert not (tmp_path / "p.tar").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", None])
+def test_what_is_no_file_of_packed_results_is_told_before_a_store_is_made(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    file = tmp_path / "p.tar"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises((DataError, InputError), match=r"is no file of packed results|cannot be read"):
+        require_packed(file)
+
+
+def test_an_archive_of_something_else_is_told(store: Store, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "other.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("notes.txt"))
+    with pytest.raises(DataError, match=r"begins with 'notes\.txt'"):
+        require_packed(tmp_path / "other.tar")
+    pack(store, tmp_path / "p.tar")
+    require_packed(tmp_path / "p.tar")

@@ -3,7 +3,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warp_unlearning.runs.yaml_text import dump_yaml, load_yaml
+from warp_unlearning.runs.yaml_text import RepeatedKey, dump_yaml, load_yaml
 
 # PyYAML loses the line separators of Unicode in keys that start with one; no setting or path of ours has them.
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Zl", "Zp"], exclude_characters="\x85"))
@@ -41,4 +41,17 @@ def test_other_words_stay_words(text: str) -> None:
 @pytest.mark.parametrize("text", ["[1", "2024-13-45", "!!python/object/apply:os.getcwd []", "[" * 5000])
 def test_text_that_is_not_plain_data_is_one_kind_of_error(text: str) -> None:
     with pytest.raises(yaml.YAMLError):
+        load_yaml(text)
+
+
+def test_keys_of_other_mappings_and_merged_ones_may_repeat() -> None:
+    text = "a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, y: 4}\nd: [{x: 1}, {x: 2}]\n1: 2\n'1': 3\n"
+    found = load_yaml(text)
+    assert (found["b"], found["c"]) == ({"x": 3, "y": 2}, {"x": 3, "y": 4})
+    assert (found[1], found["1"]) == (2, 3)
+
+
+@pytest.mark.parametrize("text", ["{a: 1, a: 1}", "a: 1\n'a': 2", "x:\n  - {y: {b: 1, b: 2}}"])
+def test_a_key_that_stands_twice_is_no_plain_data(text: str) -> None:
+    with pytest.raises(RepeatedKey, match=r"the key '[ab]' twice, on lines \d and \d; keep one of them"):
         load_yaml(text)

@@ -11,6 +11,7 @@ from scipy.stats import norm
 from warp_unlearning.errors import InputError
 from warp_unlearning.stats.independent_area import area_difference, area_p_value, independent_area
 from warp_unlearning.stats.influence import area_influence
+from warp_unlearning.stats.intervals import proportion
 
 
 def delong_variance(positive: np.ndarray, negative: np.ndarray) -> float:
@@ -99,3 +100,37 @@ def test_few_scores_have_wide_intervals(count: int, shift: float) -> None:
     draw, truth = np.random.default_rng(23), norm.cdf(shift / np.sqrt(2))
     found = [independent_area(draw.normal(shift, 1, count), draw.normal(0, 1, 226)) for _ in range(400)]
     assert np.mean([e.low <= truth <= e.high for e in found]) > 0.96
+
+
+def test_a_set_that_is_almost_apart_is_hardly_less_sure_than_one_that_is() -> None:
+    """The interval grows from that of an area of 1 as scores begin to overlap, and stays clear of ½."""
+    others, lows = np.arange(250.0), []
+    for lowest in (300.0, 249.5, 248.5, 247.5):
+        found = independent_area([lowest, 301, 302, 303, 304, 305, 306, 307], others)
+        assert independent_area(-others, -np.array([lowest, 301, 302, 303, 304, 305, 306, 307])) == found
+        lows.append(found.low)
+    assert lows[0] == lows[1] == pytest.approx(0.025 ** (1 / 8))
+    assert lows[1] > lows[2] > lows[3] > 0.6
+    assert independent_area([247.5, *range(300, 307)], others, level=0.999).low > 0.35
+
+
+@given(st.integers(2, 12), st.integers(2, 12), st.integers(0, 10_000))
+def test_no_interval_reaches_further_than_that_of_as_many_draws_right_or_wrong(m: int, n: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    found = independent_area(draw.normal(2, 1, m), draw.normal(0, 1, n))
+    right = found.value * min(m, n)
+    if right == int(right):
+        exact = proportion(int(right), min(m, n))
+        assert found.low >= exact.low - 1e-12
+        assert found.high <= exact.high + 1e-12
+
+
+@pytest.mark.parametrize(("sizes", "wrong"), [((8, 226), 0.02), ((8, 226), 0.1), ((5, 60), 0.3)])
+def test_scores_of_the_largest_variance_are_covered(sizes: tuple[int, int], wrong: float) -> None:
+    """A share of the positives lies below everything, the others above: the variance is A(1 − A)/n."""
+    draw, covered = np.random.default_rng(24), 0
+    for _ in range(500):
+        positive = np.where(draw.random(sizes[0]) < wrong, -50, 50) + draw.normal(0, 1, sizes[0])
+        found = independent_area(positive, draw.normal(0, 1, sizes[1]))
+        covered += found.low <= 1 - wrong <= found.high
+    assert covered / 500 > 0.93

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from math import inf, log
+from math import inf, log, nan
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ settings_strategy = st.builds(
     lambda decay, steps, m, clip, removed, more, delta: {
         "steps": steps,
         "strong_convexity": m,
-        "step_size": decay / (steps * m),
+        "step_size": min(decay, steps) / (steps * m),
         "clip": clip,
         "removed": removed,
         "total": removed + more,
@@ -135,6 +135,16 @@ def test_no_noise_is_no_privacy() -> None:
         ({"clip": 0.0}, "clip=0.0"),
         ({"delta": 1.0}, "delta is 1.0"),
         ({"delta": 0.0}, "delta is 0.0"),
+        ({"delta": nan}, "delta is nan"),
+        ({"steps": 1.5}, "steps=1.5"),
+        ({"steps": True}, "steps=True"),
+        ({"removed": 1.5}, "removed=1.5"),
+        ({"strong_convexity": nan}, "strong_convexity=nan"),
+        ({"step_size": nan}, "step_size=nan"),
+        ({"step_size": inf}, "step_size=inf"),
+        ({"clip": inf}, "clip=inf"),
+        ({"clip": 1e200}, "clip is 1e\\+200"),
+        ({"step_size": 1e9}, "step_size is 1e\\+09 with strong_convexity=0.011982; .* at most .* = 83.4585"),
     ],
 )
 def test_settings_outside_the_accounting_are_refused(change: dict[str, Any], message: str) -> None:
@@ -145,7 +155,30 @@ def test_settings_outside_the_accounting_are_refused(change: dict[str, Any], mes
         langevin_epsilon(1.0, **settings)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, -1.0])
+def test_a_step_as_long_as_strong_convexity_allows_is_the_longest() -> None:
+    settings = logistic_regression(MNIST)
+    for m in (0.011982, 0.1, 3.0, 7e-5):
+        assert langevin_noise(1.0, **settings | {"strong_convexity": m, "step_size": 1 / m}) > 0
+        with pytest.raises(InputError, match="step_size"):
+            langevin_noise(1.0, **settings | {"strong_convexity": m, "step_size": 1.001 / m})
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, nan, inf])
 def test_epsilon_must_be_positive(epsilon: float) -> None:
-    with pytest.raises(InputError, match="must be positive"):
+    with pytest.raises(InputError, match=f"epsilon is {epsilon}; it must be positive and finite"):
         langevin_noise(epsilon, **logistic_regression(MNIST))
+
+
+@pytest.mark.parametrize("noise", [-1.0, nan, inf])
+def test_noise_must_be_a_number_that_is_not_negative(noise: float) -> None:
+    with pytest.raises(InputError, match=f"noise is {noise}; it must be finite and not negative"):
+        langevin_epsilon(noise, **logistic_regression(MNIST))
+
+
+def test_what_floating_point_numbers_cannot_hold_is_refused() -> None:
+    for epsilon in (1e300, 1e-300):
+        with pytest.raises(InputError, match=r"epsilon is 1e[+-]300; the noise .* more moderate epsilon"):
+            langevin_noise(epsilon, **logistic_regression(MNIST))
+    with pytest.raises(InputError, match=r"noise is 1e-200; the epsilon .* more moderate noise"):
+        langevin_epsilon(1e-200, **logistic_regression(MNIST))
+    assert langevin_noise(1.0, **logistic_regression(MNIST) | {"delta": 1e-320}) > 0

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy import stats
 
+from warp_unlearning.attacks.membership.shadow_design import shadow_design
 from warp_unlearning.errors import InputError
 from warp_unlearning.stats.planning import plan
 
@@ -72,9 +74,24 @@ def test_more_jobs_points_and_siblings_cost_less_and_moving_shadows_more() -> No
         ({"fpr": 1e-12}, "ask for a larger rate"),
         ({"half_width": 1e-9}, "out of reach"),
         ({"least": 2}, "least=2"),
+        ({"points": 1000, "forget_sets": 100_000}, r"100000 forget sets from 1\.0 of the 500 points"),
+        ({"points": 1000, "share": 0.1, "forget_sets": 51}, r"51 forget sets from 0\.1 of the 500 points"),
         ({"level": 2.0}, "level is 2"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         plan(**USUAL | change)
+
+
+@pytest.mark.parametrize(("points", "share"), [(7, 1.0), (1000, 0.1), (11, 0.5), (2, 1.0)])
+def test_as_many_forget_sets_are_planned_as_a_design_has_room_for(points: int, share: float) -> None:
+    for forget_sets in range(1, 60):
+        asked = {"points": points, "share": share, "forget_sets": forget_sets}
+        try:
+            shadow_design(shadows=2, generator=np.random.default_rng(20), **asked)  # type: ignore[arg-type]
+        except InputError:
+            with pytest.raises(InputError, match="disjoint"):
+                plan(**USUAL | asked)
+        else:
+            assert plan(**USUAL | asked).shadows

@@ -31,5 +31,9 @@ def test_both_directions_leak_and_wide_intervals_decide_nothing(
 def test_the_margin_decides_what_is_narrow() -> None:
     assert read_area(Estimate(0.5, 0.47, 0.53), margin=0.0301).verdict == "no leak found"
     assert read_area(Estimate(0.5, 0.47, 0.53), margin=0.029).verdict == "inconclusive"
-    with pytest.raises(InputError, match="margin is 0"):
-        read_area(Estimate(0.5, 0.4, 0.6), margin=0)
+
+
+@pytest.mark.parametrize("margin", [0, -0.1, float("nan"), 0.5, 5.0])
+def test_a_margin_that_no_interval_or_any_would_meet_is_refused(margin: float) -> None:
+    with pytest.raises(InputError, match=f"margin is {margin}"):
+        read_area(Estimate(0.5, 0.4, 0.6), margin=margin)

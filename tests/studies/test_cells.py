@@ -25,11 +25,11 @@ from warp_unlearning.runs.fleet_engine import FleetEngine
 from warp_unlearning.runs.job import Job, NoRoom, Steps
 from warp_unlearning.runs.store import Store
 from warp_unlearning.runs.store_pack import pack, take_in
+from warp_unlearning.studies.arm_audits import tried_audit
 from warp_unlearning.studies.cell_plan import Cell, CellPlan, plan_cells
 from warp_unlearning.studies.cell_scores import cell_arm_scores, cell_original_scores
 from warp_unlearning.studies.cell_settings import CellSettings, StudyArm
 from warp_unlearning.studies.cell_work import ABOUT, SCORES, WEIGHTS, CellWork
-from warp_unlearning.studies.shadow_results import tried_audit
 from warp_unlearning.studies.shadow_scores import ArmScores
 from warp_unlearning.studies.stored import arrays_of, weights_of
 from warp_unlearning.studies.study_results import shadows_complete, study_results
@@ -195,6 +195,7 @@ def test_the_results_say_what_each_arm_rests_on(plan: CellPlan, store: Store) ->
     assert arms["ngp + warp"]["reduction"] is not None
     assert arms["ngp"]["pair_attacks"]
     assert arms["ngp + warp"]["teleports"]["count"]["value"] == 2
+    assert arms["ngp + warp"]["teleports"]["unmoved"] == 0
     assert arms["finetune lr=1e+20"]["diverged"] == 6
     assert arms["finetune lr=1e+20"]["missing"] == 6
     assert arms["finetune"]["diverged"] == 0

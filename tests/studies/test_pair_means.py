@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from warp_unlearning.stats.independent_area import independent_area
 from warp_unlearning.studies.pair_means import mean_area, mean_rates, share_mean
 
 FPRS = (0.001, 0.01, 0.05)
@@ -77,3 +78,52 @@ def test_intervals_hold_the_mean_and_stay_between_0_and_1(values: list[float]) -
     tpr = found["tpr"]
     assert 0 <= tpr["low"] <= tpr["value"] + 1e-12
     assert tpr["value"] - 1e-12 <= tpr["high"] <= 1
+
+
+def pair(value: float, low: float, high: float) -> dict[str, float]:
+    return {"value": value, "low": low, "high": high}
+
+
+def test_pairs_that_agree_by_chance_are_no_surer_than_their_own_errors() -> None:
+    found = share_mean([pair(0.561, 0.48, 0.64), pair(0.5611, 0.48, 0.64)])
+    assert found.value - found.low == pytest.approx(np.hypot(0.081, 0.0811) / 2)
+    assert found.high - found.value == pytest.approx(np.hypot(0.079, 0.0789) / 2)
+    ends = mean_area([{"auc": pair(0.561, 0.48, 0.64)}, {"auc": pair(0.5611, 0.48, 0.64)}])
+    assert ends == {"value": found.value, "low": found.low, "high": found.high}
+    (rate_found,) = mean_rates([row(0.6, rate(0.05, 0.2)), row(0.6, rate(0.05, 0.2001))])
+    assert rate_found["tpr"]["high"] - rate_found["tpr"]["value"] == pytest.approx(0.02 / np.sqrt(2))
+
+
+def test_errors_within_pairs_are_taken_to_the_level_asked_for() -> None:
+    of = [pair(0.5, 0.4, 0.6), pair(0.5, 0.4, 0.6)]
+    reach = 0.1 / np.sqrt(2) * stats.norm.ppf(0.9995) / stats.norm.ppf(0.975)
+    assert share_mean(of, level=0.999).high == pytest.approx(0.5 + reach)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.3), st.floats(0, 0.3)), min_size=2, max_size=6))
+def test_the_interval_contains_students_and_that_of_the_errors_within(of: list[tuple[float, float, float]]) -> None:
+    found = share_mean([pair(value, value - below, value + above) for value, below, above in of])
+    alone = share_mean([value for value, _, _ in of])
+    assert found.low <= alone.low
+    assert found.high >= alone.high
+    assert found.low <= max(found.value - np.sqrt(sum(below**2 for _, below, _ in of)) / len(of), 0) + 1e-12
+    assert found.high >= min(found.value + np.sqrt(sum(above**2 for _, _, above in of)) / len(of), 1) - 1e-12
+
+
+@pytest.mark.parametrize("between", [0.0, 0.15])
+def test_the_interval_covers_the_mean_area_also_where_pairs_happen_to_agree(between: float) -> None:
+    """Two pairs of 65 forgotten and 130 others, normal scores whose distance differs between pairs by `between`."""
+    draw, studies = np.random.default_rng(20), 400
+    distances = 0.5 + between * draw.standard_normal((studies, 2))
+    truth = float(np.mean(stats.norm.cdf((0.5 + between * draw.standard_normal(100_000)) / np.sqrt(2))))
+    ours, students, close = [], [], []
+    for own in distances:
+        areas = [independent_area(d + draw.standard_normal(65), draw.standard_normal(130)) for d in own]
+        found, alone = share_mean([vars(area) for area in areas]), share_mean([area.value for area in areas])
+        ours.append(found.low <= truth <= found.high)
+        students.append(alone.low <= truth <= alone.high)
+        close.append(abs(areas[0].value - areas[1].value))
+    agreeing = np.array(close) < np.quantile(close, 0.1)
+    assert np.mean(ours) > 0.94
+    assert np.mean(np.array(ours)[agreeing]) > 0.85
+    assert np.mean(np.array(students)[agreeing]) < 0.75

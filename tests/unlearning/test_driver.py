@@ -157,6 +157,28 @@ def test_unusable_arguments_are_refused() -> None:
         unlearn(build().requires_grad_(False), method="ngp", **sets())
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"retain": None}, "the retain set is a NoneType"),
+        (
+            {"forget": (torch.empty(3, 5, device="meta"), torch.zeros(3, dtype=torch.int64))},
+            "forget set is on the device",
+        ),
+        ({"model": nn.Linear(5, 3, device="meta")}, "weight of the model is on the device meta"),
+        ({"model": len}, "the model is a builtin_function_or_method"),
+        ({"seed": "a"}, "seed is 'a'; give a whole number"),
+        ({"seed": 1.5}, "seed is 1.5; give a whole number"),
+        ({"seed": None}, "seed is None; give a whole number"),
+        ({"defense_seed": True, "defense": "cob"}, "defense_seed is True; give a whole number"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"model": build(), "method": "ngp", **sets(), **options}
+    with pytest.raises((InputError, DataError), match=message):
+        unlearn(given.pop("model"), **given)
+
+
 def test_an_overlap_is_refused() -> None:
     data = sets()
     with pytest.raises(DataError, match="also in the forget set"):

@@ -14,20 +14,13 @@ import yaml
 from warp_unlearning.config.resolve import resolve_as
 from warp_unlearning.config.schema import ModelConfig
 from warp_unlearning.config.shadow import ShadowConfig
-from warp_unlearning.errors import DataError, InputError
+from warp_unlearning.errors import InputError
 from warp_unlearning.runs.events import Event
 from warp_unlearning.runs.local_engine import LocalEngine
+from warp_unlearning.studies.shadow_cost import known_seconds
 from warp_unlearning.studies.shadow_plan import Task
-from warp_unlearning.workflows.audit_shadow import (
-    RESULTS,
-    SEEDS,
-    ShadowRequest,
-    carry_out,
-    known_seconds,
-    pilot,
-    prepare_shadows,
-    seconds_to_come,
-)
+from warp_unlearning.workflows.audit_shadow import RESULTS, ShadowRequest, carry_out, prepare_shadows
+from warp_unlearning.workflows.defense_seeds import SEEDS
 
 COMMAND = [sys.executable, "-c", "from warp_unlearning.cli.main import main; main()", "audit", "shadow"]
 
@@ -68,11 +61,11 @@ def test_a_run_is_done_once_and_its_store_can_be_shared(config: ShadowConfig, tm
         "pair": 2,
     }
     again = prepare_shadows(request)
-    assert len(known_seconds(again)) == 42
+    assert len(known_seconds(again.plan, again.store)) == 42
     assert carry_out(again, LocalEngine(workers=1)) == first
     # Another run has other secret draws: the trainings and the undefended models are there, the defended are not.
     other = prepare_shadows(ShadowRequest(config, tmp_path / "other", tmp_path / "store"))
-    assert len(known_seconds(other)) == 4 + 4 + 8 + 8 + 1
+    assert len(known_seconds(other.plan, other.store)) == 4 + 4 + 8 + 8 + 1
 
 
 def test_a_changed_configuration_is_another_run(config: ShadowConfig, tmp_path: Path) -> None:
@@ -97,25 +90,6 @@ def test_a_method_that_fails_leaves_the_rest(config: ShadowConfig, tmp_path: Pat
     assert any("finite" in failure["reason"] for failure in results["failures"])
     assert len(results["failures"]) == 8 + 8 + 1
     assert not (tmp_path / "run" / "manifest.json").exists()
-
-
-def test_the_cost_is_learned_from_one_job_of_each_kind_and_arm(config: ShadowConfig, tmp_path: Path) -> None:
-    prepared = prepare_shadows(ShadowRequest(config, tmp_path / "run"))
-    first = pilot(prepared)
-    tasks = prepared.plan.tasks
-    every = {(tasks[job.key.digest].kind, tasks[job.key.digest].arm) for job in prepared.plan.jobs}
-    assert {(tasks[job.key.digest].kind, tasks[job.key.digest].arm) for job in first} == every
-    assert len(first) == 8
-    there = {job.key for job in first}
-    assert all(need in there for job in first for need in job.needs)
-    assert seconds_to_come(prepared) == 0.0
-    seconds = {"train": 5.0, "score": 0.5, "unlearn": 2.0, "pair": 3.0}
-    for job in first:
-        task = tasks[job.key.digest]
-        more = 1.0 if (task.kind, task.arm) == ("unlearn", 1) else 0.0
-        prepared.store.write(job.key, {"file": b""}, seconds=seconds[task.kind] + more)
-    # Three trainings, 3 + 14 scores, seven unlearnings of each arm; both pairs are done.
-    assert seconds_to_come(prepared) == pytest.approx(3 * 5.0 + 17 * 0.5 + 7 * 2.0 + 7 * 3.0)
 
 
 def test_a_result_that_is_corrupt_at_the_end_is_made_again(config: ShadowConfig, tmp_path: Path) -> None:
@@ -174,16 +148,6 @@ def test_bad_settings(config: ShadowConfig, tmp_path: Path) -> None:
         resolve_as(ShadowConfig, overrides=["shadows=5"])
     with pytest.raises(InputError, match="has no key 'shadow'; did you mean 'shadows'"):
         resolve_as(ShadowConfig, overrides=["shadow=4"])
-
-
-def test_lost_secrets_are_not_drawn_again_in_silence(config: ShadowConfig, tmp_path: Path) -> None:
-    prepared = prepare_shadows(ShadowRequest(config, tmp_path / "run"))
-    (prepared.run.path / SEEDS).write_text("[1, 2")
-    with pytest.raises(DataError, match="begin a new run"):
-        prepare_shadows(ShadowRequest(config, tmp_path / "run"))
-    (prepared.run.path / SEEDS).write_text("[1, 2]")
-    with pytest.raises(DataError, match="does not hold 16 numbers"):
-        prepare_shadows(ShadowRequest(config, tmp_path / "run"))
 
 
 @pytest.mark.slow

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from warp_unlearning.config.reproduce import ReproduceConfig
 from warp_unlearning.errors import InputError
-from warp_unlearning.report.paper.registry import STUDIES as SHOWN
 from warp_unlearning.runs.events import Event
 from warp_unlearning.runs.fleet_engine import FleetEngine
 from warp_unlearning.runs.idle_engine import IdleEngine
@@ -28,7 +26,6 @@ from warp_unlearning.workflows.reproduce import (
     _hardware,
     carry_out_study,
     prepare_study,
-    study_names,
 )
 
 LANES = FleetEngine(2, lambda: DeviceLane(torch.device("cpu")))
@@ -137,34 +134,10 @@ def test_only_pgu_at_the_size_of_the_paper_teleports_other_than_each_epoch() -> 
     assert study_settings("table1", "paper", asked).arms[1].defense_settings["every"] == 19
 
 
-def test_tuned_settings_are_those_of_each_arm(blobs: Path, tmp_path: Path) -> None:
-    arms = [
-        {
-            "method": "ngp",
-            "defense": defense,
-            "methods": ["ngp"],
-            "method_options": {"ngp": {"lr": lr, "batch_size": 16, "epochs": 1}},
-            "defenses": [defense] if defense else [],
-            "defense_options": {defense: {"step_size": 0.03}} if defense else {},
-            "trial": 3,
-            "objectives": {},
-        }
-        for defense, lr in ((None, 0.5), ("warp", 0.25))
-    ]
-    recipes = {"schema_version": 1, "kind": "recipes", "provenance": {}, "arms": arms}
-    (tmp_path / "recipes.yaml").write_text(yaml.safe_dump(recipes))
-    given = config(blobs, recipes=tmp_path / "recipes.yaml", method_options={})
-    work: Any = prepare_study(ReproduceRequest(given, tmp_path / "out")).planned.work
-    found = {arm.name: arm for arm in work.plan.settings.arms}
-    assert found["ngp"].method_settings["lr"] == 0.5
-    assert found["ngp + warp"].method_settings["lr"] == 0.25
-    assert found["ngp + warp"].defense_settings["step_size"] == 0.03
-    assert found["ngp + kick"].defense_settings == found["ngp + warp"].defense_settings | {"aim": "random"}
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"pairs": 100}, "pairs is 100 and there are 6 shadows; give at most one pair for each"),
         ({"study": "tabel1"}, "table1"),
         ({"shadows": 4}, "--shadows 6 or more"),
         ({"forget_sets": 3}, "unlearns 3 sets of 2"),
@@ -209,26 +182,34 @@ def test_results_of_a_device_that_is_not_here_can_be_read(blobs: Path, tmp_path:
     assert (tmp_path / "other" / TABLE).is_file()
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"study": "radar"}, "holds a study with study table1, not radar"),
+        ({"seed": 4}, "holds a study with seed 0, not 4"),
+        ({"methods": ["scrub"], "method_options": {}}, "results of methods that are left out here, ngp"),
+        ({"defenses": ["none"]}, "results of defenses that are left out here, warp"),
+        ({"shadows": 6}, "holds a study of 8 shadows, not 6"),
+    ],
+)
+def test_a_table_is_not_written_over_by_one_that_leaves_out_what_it_has(
+    blobs: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    first: dict[str, Any] = {"defenses": ["none", "warp"], "shadows": 8}
+    prepare_study(ReproduceRequest(config(blobs, **first), tmp_path / "out"))
+    before = (tmp_path / "out" / "config.yaml").read_bytes()
+    with pytest.raises(InputError, match=message):
+        prepare_study(ReproduceRequest(config(blobs, **first | changes), tmp_path / "out"))
+    assert (tmp_path / "out" / "config.yaml").read_bytes() == before
+    more = first | {"defenses": ["none", "warp", "kick"], "shadows": 10}
+    prepare_study(ReproduceRequest(config(blobs, **more), tmp_path / "out"))
+
+
 def test_a_folder_of_something_else_is_left_alone(blobs: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").touch()
     with pytest.raises(InputError, match="holds files and no study"):
         prepare_study(ReproduceRequest(config(blobs), tmp_path / "out"))
-
-
-def test_every_study_is_known_and_can_be_shown() -> None:
-    assert set(study_names()) == set(SHOWN)
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [("runtime", {"shadows": 8}), ("adaptive", {"methods": ["scrub"]}), ("reconstruction", {"epochs": 3})],
-    ids=str,
-)
-def test_what_a_study_has_no_use_for_is_refused(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
-    given = ReproduceConfig(study=name, size="small", device="cpu", **changes)
-    with pytest.raises(InputError, match=f"no use for {next(iter(changes))}"):
-        prepare_study(ReproduceRequest(given, tmp_path / "out"))
 
 
 def test_a_study_of_times_is_done_alone_and_shown(blobs: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ def test_every_check_holds() -> None:
     assert tuple(seen) == checks
     assert all(check.holds for check in checks), checks
     assert {check.expected for check in checks} == {"a leak", "no leak"}
+    assert all((check.strength.low > 0.5) == (check.expected == "a leak") for check in checks), checks
     found = [check.attack for check in checks if check.expected == "a leak"]
     for attack in (
         "confidence",

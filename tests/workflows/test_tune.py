@@ -41,6 +41,7 @@ from warp_unlearning.unlearning.driver import unlearn
 from warp_unlearning.workflows.audit_shadow import shadow_settings
 from warp_unlearning.workflows.tune import (
     FRONTIER,
+    MATCHED_RECIPES,
     RECIPES,
     TABLE,
     TRIALS,
@@ -210,6 +211,14 @@ def test_the_chosen_trial_has_the_smallest_norm_and_its_settings_are_the_recipe(
         assert recipe.method_options == {"ngp": best["method_settings"]}
         assert recipe.defense_options == ({} if arm["defense"] is None else {arm["defense"]: best["defense_settings"]})
         assert best["method_settings"]["batch_size"] == 16
+    matched = read_recipes(tuned.path / MATCHED_RECIPES)
+    assert "least membership advantage" in matched.provenance["notes"][-1]
+    assert [arm.trial for arm in matched.arms] == [
+        best["trial"]
+        for method in json.loads((tuned.path / FRONTIER).read_text())["matched"]
+        for best in method["arms"].values()
+        if best is not None
+    ]
     with pytest.raises(InputError, match=r"no recipe for scrub \+ warp; the file has ngp, ngp \+ warp"):
         recipes.arm("scrub", "warp")
     known = recipes.provenance

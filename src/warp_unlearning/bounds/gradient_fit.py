@@ -31,14 +31,7 @@ class GradientFit:
 
 def fit_gradients(rows: Array, retained: Array, *, components: int, batch: int, seed: int) -> GradientFit:
     """The model of the gradients `rows`, (n, m), in the noise of batches from `retained`, (n′, m)."""
-    for what, value in (("components", components), ("batch", batch)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{what} is {value!r}; give a whole number of at least 1")
-    if len(rows) < max(2, 2 * components) or len(retained) < 2:
-        raise DataError(
-            f"there are {len(rows)} examples for {components} components and {len(retained)} for the noise; give at "
-            "least 2 for each component and 2 for the noise, or ask for fewer components"
-        )
+    require_enough(len(rows), len(retained), components=components, batch=batch)
     variance, noise = rows.var(0), retained.var(0) / batch
     level = NOISE_FLOOR * float(noise.mean())
     if level == 0:
@@ -51,6 +44,18 @@ def fit_gradients(rows: Array, retained: Array, *, components: int, batch: int, 
     snr = np.zeros((len(weights), rows.shape[1]))
     snr[:, live] = within * variance[live] / np.maximum(noise[live], level)
     return GradientFit(weights, snr, int((~live).sum()), notes)
+
+
+def require_enough(rows: int, retained: int, *, components: int, batch: int) -> None:
+    """Refuse what so many examples cannot be fitted with, before any gradient is taken."""
+    for what, value in (("components", components), ("batch", batch)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{what} is {value!r}; give a whole number of at least 1")
+    if rows < max(2, 2 * components) or retained < 2:
+        raise DataError(
+            f"there are {rows} examples for {components} components and {retained} for the noise; give at "
+            "least 2 for each component and 2 for the noise, or ask for fewer components"
+        )
 
 
 def _mixture(standard: Array, components: int, seed: int) -> tuple[Array, Array, tuple[str, ...]]:

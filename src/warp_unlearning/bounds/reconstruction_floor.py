@@ -22,7 +22,7 @@ from .covariance import Array
 from .diagonal_bound import diagonal_information_bound, sampled_gain
 from .entropy_floor import entropy_floor, floor_ratio
 from .floor_report import EnergySpread, FloorRow, ReconstructionFloor
-from .gradient_fit import GradientFit, fit_gradients
+from .gradient_fit import GradientFit, fit_gradients, require_enough
 from .gradient_rows import gradient_rows
 from .graph_ratios import GraphRatios, Seen, graph_ratios
 from .log_normal import log_normal_gain
@@ -68,6 +68,7 @@ def reconstruction_floor(
     streams = Streams(seed, "bounds")
     copied = deepcopy(model).eval()
     held, kept = _sets(copied, data, retain, examples, streams)
+    require_enough(len(held), len(held if kept is None else kept), components=components, batch=batch)
     chosen = choose_coordinates(
         copied, parameters=parameters, count=coordinates, generator=streams.generator("coordinates")
     )

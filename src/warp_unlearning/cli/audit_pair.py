@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .estimate import estimate
 from .options import ConfigFile, Json, Overrides, Threads, UserModel, prepare
+
+if TYPE_CHECKING:
+    from ..workflows.audit_pair import PairOutcome, PairRequest
 
 
 def pair(
@@ -64,21 +68,25 @@ def pair(
     outcome = audit_pair_run(request, builder=builder)
     if as_json:
         typer.echo(json.dumps(outcome.audit, indent=2))
-        return
+    else:
+        _tell(outcome, request)
+
+
+def _tell(outcome: PairOutcome, request: PairRequest) -> None:
     show(outcome.audit)
     if outcome.recorded:
-        typer.echo(f"the deletion record of {after} holds this verdict")
-    elif outcome.unrecorded and after.is_dir():
+        typer.echo(f"the deletion record of {request.after} holds this verdict")
+    elif outcome.unrecorded and request.after.is_dir():
         typer.echo(f"note: no deletion record holds this verdict: {outcome.unrecorded}")
-    if out is not None:
-        typer.echo(f"written to {out}")
+    if request.out is not None:
+        typer.echo(f"written to {request.out}")
 
 
 def show(audit: dict[str, Any]) -> None:
     """The verdict in words, then the table."""
     typer.echo(
         f"{audit['verdict']}: the strongest of {len(audit['rows'])} attacks, {audit['strongest']}, has "
-        f"max(AUC, 1 - AUC) {_estimate(audit['strongest_strength'])}, corrected for their number"
+        f"max(AUC, 1 - AUC) {estimate(audit['strongest_strength'])}, corrected for their number"
     )
     if audit["beyond_retrained"] is not None:
         typer.echo(f"beyond what a retrained model reveals: {audit['beyond_retrained']}")
@@ -110,19 +118,15 @@ def _table(audit: dict[str, Any], title: str) -> None:
         [
             [
                 row["name"] + (" *" if row["name"] == audit["strongest"] else ""),
-                _estimate(row["auc"]),
+                estimate(row["auc"]),
                 f"{row['adjusted_p']:.2g}",
                 *(_rate(rate) for rate in row["rates"] if rate["fpr"] >= 0.01),
-                *(_estimate(row[key]) for key, _ in extra),
+                *(estimate(row[key]) for key, _ in extra),
             ]
             for row in rows
         ],
     )
     typer.echo("* the strongest attacker; an AUC of 0.1 leaks as much as one of 0.9: whoever sees it turns it around")
-
-
-def _estimate(found: dict[str, float] | None) -> str:
-    return "" if found is None else f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
 
 
 def _rate(rate: dict[str, Any]) -> str:

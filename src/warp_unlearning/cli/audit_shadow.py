@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from .options import Json, Overrides, UserModel, assign
-from .run_progress import RunProgress, Style
-
-if TYPE_CHECKING:
-    from ..runs.events import Event
+from .estimate import estimate
+from .options import Json, Overrides, Plan, ProgressStyle, RunFolder, SettingsFile, UserModel, assign
+from .run_progress import RunProgress, in_words, planned_text
 
 
 def shadow(
-    config: Annotated[Path | None, typer.Argument(help="A YAML file of settings; all have defaults.")] = None,
+    config: SettingsFile = None,
     *,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the run; a stopped run there is taken up again.")],
+    out: RunFolder,
     override: Overrides = None,
     store: Annotated[
         Path | None, typer.Option(help="Where models and scores are kept; in the run unless several are to share it.")
@@ -32,8 +30,8 @@ def shadow(
     track: Annotated[
         Path | None, typer.Option(help="Folder for TensorBoard, which the extra `track` installs.", show_default=False)
     ] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be done.")] = False,
-    progress: Annotated[Style, typer.Option(help="auto, bars, lines, json (one object a line) or none.")] = "auto",
+    plan: Plan = False,
+    progress: ProgressStyle = "auto",
     as_json: Json = False,
 ) -> None:
     """Train shadow models, unlearn with every method and defence, and attack them all (U-LiRA).
@@ -44,43 +42,38 @@ def shadow(
     from ..config.resolve import resolve_as
     from ..config.shadow import ShadowConfig
     from ..runs.cores import use_threads
+    from ..runs.events import told_to
     from ..runs.tally import Tally
-    from ..studies.shadow_work import ShadowWork
-    from ..workflows.audit_shadow import (
-        RESULTS,
-        ShadowRequest,
-        carry_out,
-        known_seconds,
-        pilot,
-        prepare_shadows,
-        seconds_to_come,
-    )
+    from ..studies.shadow_cost import known_seconds, seconds_to_come
+    from ..workflows.audit_shadow import ShadowRequest, carry_out, carry_out_pilot, prepare_shadows
     from ..workflows.engines import choose_engine
     from ..workflows.tracking import tracked
 
     use_threads(1)
     settings = assign(override, model__name="custom" if model else None)
-    request = ShadowRequest(resolve_as(ShadowConfig, file=config, overrides=settings), out, store, model)
-    prepared = prepare_shadows(request)
+    resolved = resolve_as(ShadowConfig, file=config, overrides=settings)
+    prepared = prepare_shadows(ShadowRequest(resolved, out, store, model))
     engine = choose_engine(workers=workers, ray=ray, device=prepared.plan.settings.device)
-    known = known_seconds(prepared)
+    known = known_seconds(prepared.plan, prepared.store)
     tally = Tally(prepared.plan.jobs, workers=engine.workers or 1, known=known)
-    if progress not in ("none", "json"):
-        typer.echo(_planned(tally, len(known), engine.workers), err=True)
+    if in_words(progress):
+        at_once = f"{engine.workers} at once" if engine.workers else "on the cluster"
+        typer.echo(f"{planned_text(tally, len(known))}; {at_once}", err=True)
     if plan:
         return
     with RunProgress(tally, progress) as shown, tracked(track) as tracking:
-
-        def both(event: Event) -> None:
-            shown(event)
-            tracking(event)
-
+        watch = told_to(shown, tracking)
         if not known and not prepared.run.complete:
-            work = ShadowWork(prepared.plan, prepared.seeds)
-            engine.engine.run(pilot(prepared), work=work, store=prepared.store, watch=both)
-        if progress not in ("none", "json"):
-            shown.say(_cost(seconds_to_come(prepared), engine.workers))
-        results = carry_out(prepared, engine.engine, watch=both)
+            carry_out_pilot(prepared, engine.engine, watch=watch)
+        if in_words(progress):
+            shown.say(_cost(seconds_to_come(prepared.plan, prepared.store), engine.workers))
+        results = carry_out(prepared, engine.engine, watch=watch)
+    _tell(results, out, as_json=as_json)
+
+
+def _tell(results: dict[str, Any], out: Path, *, as_json: bool) -> None:
+    from ..workflows.audit_shadow import RESULTS
+
     if as_json:
         typer.echo(json.dumps(results, indent=2))
     else:
@@ -88,12 +81,6 @@ def shadow(
         typer.echo(f"written to {out / RESULTS}; `warp report {out}` makes a page of it")
     if results["failures"]:
         raise typer.Exit(1)
-
-
-def _planned(tally: Any, there: int, workers: int | None) -> str:
-    stages = ", ".join(f"{stage.jobs} {stage.name}" for stage in tally.stages.values())
-    at_once = f"{workers} at once" if workers else "on the cluster"
-    return f"planned: {stages}; {there} are there already; {at_once}"
 
 
 def _cost(seconds: float, workers: int | None) -> str:
@@ -140,21 +127,17 @@ def show(results: dict[str, Any]) -> None:
 def _row(arm: dict[str, Any]) -> list[str]:
     score = arm["all"]
     if score is None:
-        return [arm["name"], "", arm["problem"], "", "", "", "", _estimate(arm["accuracy"]["test"])]
+        return [arm["name"], "", arm["problem"], "", "", "", "", estimate(arm["accuracy"]["test"])]
     rate = next(rate for rate in score["rates"] if rate["fpr"] == 0.01)
     part = arm["slices"]["most memorised 5 %"]
     retain, strongest = arm["retain_leakage"], arm["strongest"]
     return [
         arm["name"],
-        _estimate(score["auc"]),
+        estimate(score["auc"]),
         score["verdict"],
-        _estimate(rate["tpr"]) if rate["resolved"] else "unresolved",
-        _estimate(part["auc"]) if part else "",
-        _estimate(retain["difference"]) if retain else "",
-        _estimate(strongest["strength"]) if strongest else "",
-        _estimate(arm["accuracy"]["test"]),
+        estimate(rate["tpr"]) if rate["resolved"] else "unresolved",
+        estimate(part["auc"]) if part else "",
+        estimate(retain["difference"]) if retain else "",
+        estimate(strongest["strength"]) if strongest else "",
+        estimate(arm["accuracy"]["test"]),
     ]
-
-
-def _estimate(found: dict[str, float] | None) -> str:
-    return "" if found is None else f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"

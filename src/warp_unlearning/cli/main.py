@@ -62,6 +62,9 @@ app.add_typer(audit, name="audit")
 app.add_typer(runs_app, name="runs")
 
 
+INTERRUPTED = 130
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"warp-unlearning {__version__}")
@@ -90,9 +93,11 @@ def main() -> None:
     except OSError as error:
         typer.echo(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": "), err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
-        sys.exit(130)
+    except SystemExit as end:
+        # Typer ends so at an interrupt, without a word.
+        if end.code == INTERRUPTED:
+            typer.echo("stopped; the same command goes on from what has been kept", err=True)
+        raise
     except Exception as error:
         if os.environ.get("WARP_DEBUG"):
             raise

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .options import ConfigFile, Json, Overrides, assign
-from .run_progress import RunProgress, Style
+from .options import ConfigFile, Device, Json, Overrides, Plan, ProgressStyle, assign
+from .run_progress import RunProgress, in_words, planned_text
 
 
 def reproduce(
@@ -36,7 +36,7 @@ def reproduce(
     pairs: Annotated[int | None, typer.Option(help="Shadows whose models are attacked with their weights.")] = None,
     recipes: Annotated[Path | None, typer.Option(help="The recipes.yaml of a `warp tune`.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides every random draw but the defences'.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")] = None,
+    device: Device = None,
     store: Annotated[
         Path | None, typer.Option(help="Where results of jobs are kept; in the folder unless studies are to share it.")
     ] = None,
@@ -48,8 +48,8 @@ def reproduce(
     only_results: Annotated[
         bool, typer.Option("--only-results", help="Do no job: write tables from what the store holds.")
     ] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be done.")] = False,
-    progress: Annotated[Style, typer.Option(help="auto, bars, lines, json (one object a line) or none.")] = "auto",
+    plan: Plan = False,
+    progress: ProgressStyle = "auto",
     as_json: Json = False,
 ) -> None:
     """Measure a table or a figure of the paper again, beside the paper's numbers.
@@ -78,19 +78,15 @@ def reproduce(
         recipes=recipes,
         seed=seed,
         device=device,
+        methods=_names(methods),
+        defenses=_names(defenses),
     )
-    for name, chosen in (("methods", methods), ("defenses", defenses)):
-        if chosen is not None:
-            settings.append(f"{name}={json.dumps([one.strip() for one in chosen.split(',')])}")
     resolved = resolve_as(ReproduceConfig, file=config, overrides=settings)
-    request = ReproduceRequest(resolved, out, store, anyway, only_results)
-    prepared = prepare_study(request)
+    prepared = prepare_study(ReproduceRequest(resolved, out, store, anyway, only_results))
     jobs = prepared.planned.to_do(prepared.store)
-    there = sum(prepared.store.has(job.key) for job in jobs)
     tally = Tally(jobs)
-    if progress not in ("none", "json"):
-        stages = ", ".join(f"{stage.jobs} {stage.name}" for stage in tally.stages.values())
-        typer.echo(f"planned: {stages}; {there} are there already", err=True)
+    if in_words(progress):
+        typer.echo(planned_text(tally, sum(prepared.store.has(job.key) for job in jobs)), err=True)
     if plan:
         return
     engine: Engine = IdleEngine()
@@ -103,10 +99,21 @@ def reproduce(
     else:
         typer.echo((out / TABLE).read_text())
         typer.echo(f"written to {out}")
+    _exit(results, only_results=only_results)
+
+
+def _names(given: str | None) -> list[str] | None:
+    return None if given is None else [name.strip() for name in given.split(",")]
+
+
+def _exit(results: dict[str, Any], *, only_results: bool) -> None:
+    """End with the exit code that says what is missing, where anything is."""
     if results["failures"]:
         raise typer.Exit(1)
-    if results["left"] and not only_results:
-        typer.echo(f"the time was up with {results['left']} jobs left; run the command again to go on", err=True)
+    if results["left"]:
+        why = "the store lacks" if only_results else "the time was up with"
+        how = "run the command without --only-results" if only_results else "run the command again"
+        typer.echo(f"{why} {results['left']} jobs{'' if only_results else ' left'}; {how} to go on", err=True)
         raise typer.Exit(3)
 
 

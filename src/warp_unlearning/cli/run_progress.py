@@ -18,6 +18,17 @@ Style = Literal["auto", "bars", "lines", "json", "none"]
 _SHARE = 10
 
 
+def in_words(style: Style) -> bool:
+    """Whether more is said than events, as it suits a reader."""
+    return style not in ("none", "json")
+
+
+def planned_text(tally: Tally, there: int) -> str:
+    """What is to be done, by stages, and how much of it is there already."""
+    stages = ", ".join(f"{stage.jobs} {stage.name}" for stage in tally.stages.values())
+    return f"planned: {stages}; {there} are there already"
+
+
 class RunProgress:
     """Shows every event of a run; use it as a context, so that the terminal is left in order."""
 

@@ -157,9 +157,10 @@ def merge_results(
 ) -> None:
     """Take packed results into a store; those that are there already stay as they are."""
     from ..runs.store import Store
-    from ..runs.store_pack import take_in
+    from ..runs.store_pack import require_packed, take_in
 
     for file in files:
+        require_packed(file)
         done = take_in(Store(store), file)
         typer.echo(f"{file}: took {done.results} results; {done.known} were there already")
 

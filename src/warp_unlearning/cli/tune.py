@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import Json, Overrides, UserModel, assign
-from .run_progress import RunProgress, Style
+from .options import Device, Json, Overrides, ProgressStyle, RunFolder, SettingsFile, UserModel, assign
+from .run_progress import RunProgress, Style, in_words
 
 if TYPE_CHECKING:
     from ..runs.events import Watch
     from ..runs.job import Job
+    from ..workflows.engines import ChosenEngine
+    from ..workflows.tune import PreparedTuning, Watching
 
 
 def tune(
-    config: Annotated[Path | None, typer.Argument(help="A YAML file of settings; all have defaults.")] = None,
+    config: SettingsFile = None,
     *,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the run; a stopped run there is taken up again.")],
+    out: RunFolder,
     override: Overrides = None,
     method: Annotated[list[str] | None, typer.Option(help="A method to tune; several times for more.")] = None,
     defense: Annotated[
@@ -37,12 +39,12 @@ def tune(
         Path | None, typer.Option(help="An .npy file of points that a study audits: not forgotten or measured here.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Decides every random draw.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")] = None,
+    device: Device = None,
     store: Annotated[
         Path | None, typer.Option(help="Where models and trials are kept; in the run unless several are to share it.")
     ] = None,
     model: UserModel = None,
-    progress: Annotated[Style, typer.Option(help="auto, bars, lines, json (one object a line) or none.")] = "auto",
+    progress: ProgressStyle = "auto",
     as_json: Json = False,
 ) -> None:
     """Search settings of methods and defences, with as many trials for each, on shadows that no report uses.
@@ -64,38 +66,43 @@ def tune(
         audited=audited,
         seed=seed,
         device=device,
+        methods=method or None,
+        defenses=defense or None,
     )
-    for name, given in (("methods", method), ("defenses", defense)):
-        if given:
-            settings.append(f"{name}={json.dumps(given)}")
     resolved = resolve_as(TuneConfig, file=config, overrides=settings)
     prepared = prepare_tuning(TuneRequest(resolved, out, store, model))
     engine = choose_study_engine(prepared.plan.settings.device, at_once=jobs)
-    if progress not in ("none", "json"):
-        units = len(list(prepared.plan.units()))
-        arms = len(prepared.plan.settings.arms)
-        typer.echo(
-            f"planned: {arms} arms of {resolved.trials} trials, each on {units} forget sets of shadows from 1000 on; "
-            f"{engine.workers} at once",
-            err=True,
-        )
-
-    @contextmanager
-    def watching(heading: str, planned: Sequence[Job]) -> Iterator[Watch]:
-        from ..runs.tally import Tally
-
-        with RunProgress(Tally(planned, workers=engine.workers or 1), progress) as shown:
-            if progress not in ("none", "json"):
-                shown.say(heading)
-            yield shown
-
-    results = carry_out_tuning(prepared, engine.engine, watching=watching)
+    if in_words(progress):
+        typer.echo(_planned(prepared, engine), err=True)
+    results = carry_out_tuning(prepared, engine.engine, watching=_watching(engine, progress))
     if as_json:
         typer.echo(json.dumps(results, indent=2))
     else:
         show(results, out)
     if any(arm["chosen"] is None for arm in results["arms"]):
         raise typer.Exit(1)
+
+
+def _planned(prepared: PreparedTuning, engine: ChosenEngine) -> str:
+    units = len(list(prepared.plan.units()))
+    return (
+        f"planned: {len(prepared.plan.settings.arms)} arms of {prepared.config.trials} trials, each on {units} forget "
+        f"sets of shadows from 1000 on; {engine.workers} at once"
+    )
+
+
+def _watching(engine: ChosenEngine, progress: Style) -> Watching:
+    """Progress of its own for every round of jobs, under its heading."""
+    from ..runs.tally import Tally
+
+    @contextmanager
+    def watching(heading: str, planned: Sequence[Job]) -> Iterator[Watch]:
+        with RunProgress(Tally(planned, workers=engine.workers or 1), progress) as shown:
+            if in_words(progress):
+                shown.say(heading)
+            yield shown
+
+    return watching
 
 
 def show(results: dict[str, Any], out: Path) -> None:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from ..errors import InputError, nearest
-from ..runs.yaml_text import load_yaml
+from ..runs.yaml_text import RepeatedKey, load_yaml
 from ..training.recipe import RECIPES
 from .schema import Config
 
@@ -63,6 +63,8 @@ def _read(path: Path) -> dict[str, Any]:
         data = load_yaml(path.read_text())
     except OSError as error:
         raise InputError(f"the configuration {path} cannot be read: {error.strerror}; give a YAML file") from error
+    except RepeatedKey as error:
+        raise InputError(f"the configuration {path} has {error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"the configuration {path} is not YAML ({reason}); write sections of key: value") from error
@@ -84,6 +86,8 @@ def parse_override(override: str) -> dict[str, Any]:
         raise InputError(f"the override {override!r} is not of the form key.sub=value, such as training.lr=0.1")
     try:
         value: Any = load_yaml(text)
+    except RepeatedKey as error:
+        raise InputError(f"the override {override!r} has {error}") from error
     except yaml.YAMLError as error:
         raise InputError(f"the value of the override {override!r} is not YAML; put it in quotes") from error
     for part in reversed(key.strip().split(".")):

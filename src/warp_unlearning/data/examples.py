@@ -120,6 +120,8 @@ def as_examples(source: object, *, what: str) -> Examples:
 
 
 def _from_pair(pair: Sequence[Tensor], what: str) -> TensorExamples:
+    if pair[0].is_meta or pair[1].is_meta:
+        raise DataError(f"the {what} set is on the device meta and holds no numbers; give its values")
     x, y = pair[0], _class_labels(pair[1], what)
     if len(x) != len(y):
         raise DataError(f"the {what} set has {len(x)} inputs and {len(y)} labels; they must be as many")

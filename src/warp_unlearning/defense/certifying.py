@@ -88,7 +88,7 @@ class Teleported:
         if others.held_out is not None and now_others.held_out is not None and self.view.validation is not None:
             held_out = drift(others.held_out, now_others.held_out, self.view.validation[1])
         left, notes = left_and_noted(move)
-        notes = (*notes, *_unmeasured(self.energies, self.view))
+        notes = (*notes, *_unmeasured(self.energies, self.view), *_frozen_moved(self.model, before))
         return Certificate(
             symmetry=type(self.symmetry).__name__,
             settings=settings_of(self.symmetry),
@@ -138,7 +138,7 @@ class Teleported:
             layers=(),
             left=left,
             pinned=(),
-            notes=(*notes, *_unmeasured(self.energies, self.view), BRIEF),
+            notes=(*notes, *_unmeasured(self.energies, self.view), *_frozen_moved(self.model, before), BRIEF),
             seconds=perf_counter() - began,
         )
 
@@ -147,6 +147,16 @@ def _unmeasured(energies: tuple[float | None, float | None], view: View) -> tupl
     if None in energies and view.forget is not None:
         return ("gradient energies could not be measured on this network",)
     return ()
+
+
+def _frozen_moved(model: nn.Module, before: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Said of parameters that no training would change: a symmetry that keeps the function needs them all."""
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad and name in before}
+    moved = [name for name, p in frozen.items() if not torch.equal(p, before[name])]
+    if not moved:
+        return ()
+    others = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
+    return (f"frozen parameters moved with the others: {moved[0]}{others}",)
 
 
 def _pinned(symmetry: Symmetry, model: nn.Module, probe: Probe) -> tuple[PinnedChannels, ...]:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..errors import InputError
 from . import ghost
 from .batch_axes import unclear_uses
-from .energy_checks import check_batch, check_finite, check_losses, check_model
+from .energy_checks import check_batch, check_finite, check_losses, check_model, misfit
 from .fallback import materialised_energy
 from .ghost.rule import GhostRule, Part
 from .traced_pass import TracedPass, traced_pass
@@ -87,7 +88,10 @@ def parameters_without_rules(model: nn.Module, x: Tensor, y: Tensor, *, loss: Lo
 
 
 def _energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss, differentiable: bool) -> Tensor:
-    traced = traced_pass(model, x)
+    try:
+        traced = traced_pass(model, x)
+    except RuntimeError as error:
+        raise misfit(model, x, error) from error
     try:
         return _energy_of_pass(traced, model, x, y, loss=loss, differentiable=differentiable)
     finally:
@@ -98,7 +102,13 @@ def _energy_of_pass(
     traced: TracedPass, model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss, differentiable: bool
 ) -> Tensor:
     trace = traced.trace
-    losses = loss(traced.output, y)
+    try:
+        losses = loss(traced.output, y)
+    except IndexError as error:
+        raise InputError(
+            f"the labels {int(y.min())} to {int(y.max())} do not fit an output of shape {tuple(traced.output.shape)}: "
+            f"{error}"
+        ) from error
     check_losses(losses, len(x))
     refuse_infinite = check_finite(losses)
     require_unchanged(trace.uses)

@@ -18,6 +18,8 @@ def check_batch(x: Tensor, y: Tensor) -> None:
         raise InputError(
             f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}; give at least one example, and a label for each"
         )
+    if x.is_meta or y.is_meta:
+        raise InputError("the examples are on the device meta and hold no numbers; give their values")
     if x.is_floating_point() and not bool(x.isfinite().all()):
         bad = int((~x.isfinite().flatten(1).all(1)).nonzero()[0]) if x.dim() > 1 else 0
         raise InputError(f"x holds a NaN or infinite number in example {bad}; remove that example or repair its values")
@@ -38,6 +40,15 @@ def check_model(model: nn.Module) -> None:
                     )
     if not trained:
         raise InputError(f"{type(model).__name__} has no trainable parameter; set requires_grad_(True) on some")
+
+
+def misfit(model: nn.Module, x: Tensor, error: RuntimeError) -> RuntimeError | InputError:
+    """What to raise where the model failed on x: the types, if they differ, and else the error itself."""
+    kinds = {p.dtype for p in model.parameters()}
+    if not x.is_floating_point() or x.dtype in kinds or isinstance(error, torch.OutOfMemoryError):
+        return error
+    others = ", ".join(sorted(str(kind) for kind in kinds))
+    return InputError(f"x has type {x.dtype} and the weights {others}; give both one type, as in `x.float()`")
 
 
 def check_losses(losses: Tensor, batch: int) -> None:

@@ -15,7 +15,10 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"the device {name!r} cannot be used: {str(error).splitlines()[0]}; try auto or cpu"
-        ) from error
+        raise InputError(f"the device {name!r} cannot be used: {_first_sentence(error)}; try auto or cpu") from error
     return device
+
+
+def _first_sentence(error: BaseException) -> str:
+    """What torch says first: in one line it may go on with all of its backends."""
+    return str(error).splitlines()[0].split(". ", 1)[0].rstrip(".")

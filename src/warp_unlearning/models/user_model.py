@@ -13,6 +13,7 @@ from types import ModuleType
 from torch import nn
 
 from ..errors import InputError, WarpError, nearest
+from .model_checks import check_network
 
 
 def load_builder(spec: str) -> Callable[..., nn.Module]:
@@ -63,6 +64,7 @@ def _checked(builder: Callable[..., object], spec: str) -> Callable[..., nn.Modu
             raise InputError(f"{spec} failed to build a model: {_line(error)}; mend it or its options") from error
         if not isinstance(model, nn.Module):
             raise InputError(f"{spec} returned a {type(model).__name__}; make it return an nn.Module")
+        check_network(model, what=f"what {spec} returned")
         return model
 
     return build

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from .labels import arm_label, brief, defense_label, method_label
 from .measures import written
 from .plots import Gallery, Plot
-from .shadow_results import Arm, ShadowResults
+from .shadow_arm import Arm
+from .shadow_results import ShadowResults
 from .style import blank, look
 
 _TEXT = "Seconds to unlearn one model, the mean with its 95 % interval."

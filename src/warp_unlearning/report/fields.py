@@ -11,6 +11,8 @@ from typing import Any, NoReturn, TypeVar
 from ..errors import DataError
 
 T = TypeVar("T")
+Pairs = tuple[tuple[str, str], ...]
+"""Names with texts, in the order of a file."""
 
 # Control characters are not allowed in XML, lone surrogates not in UTF-8, and bidirectional controls reorder what
 # surrounds them.
@@ -124,9 +126,14 @@ class Field:
             self.wrong(" or ".join(repr(name) for name in known))
         return str(self.value)
 
-    def scalars(self) -> tuple[tuple[str, str], ...]:
+    def scalars(self) -> Pairs:
         """Nested plain data as (dotted name, text) pairs, in the order of the file."""
         return tuple(_flat(self.value, self.place.rpartition(".")[2], top=True))
+
+    def pairs(self) -> Pairs:
+        """`scalars` of what must be an object."""
+        self.mapping()
+        return self.scalars()
 
 
 def _flat(value: Any, name: str, *, top: bool = False) -> Iterator[tuple[str, str]]:

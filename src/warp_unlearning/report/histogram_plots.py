@@ -6,10 +6,12 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
+from .audit_shapes import Histogram
 from .labels import arm_label, brief, defense_label, method_label
 from .measures import written
 from .plots import Gallery, Plot
-from .shadow_results import Arm, Histogram, ShadowResults
+from .shadow_arm import Arm
+from .shadow_results import ShadowResults
 from .style import FAINT, FORGOTTEN, NEVER, blank
 
 _TEXT = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .shadow_results import Arm
+from .shadow_arm import Arm
 
 _METHODS = {
     "ngp": "NGP",

@@ -8,7 +8,8 @@ from ..stats.reading import Verdict
 from .labels import NO_DEFENSE, arm_label, counted, defense_label, listed, method_label
 from .measures import Estimate, worst
 from .pair_results import PairResults
-from .shadow_results import Arm, ShadowResults
+from .shadow_arm import Arm
+from .shadow_results import ShadowResults
 
 # More names than this would hide the sentence they stand in.
 NAMED = 4

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..stats.reading import Verdict
-from .fields import Field
+from .fields import Field, Pairs
 from .measures import Estimate, Rate, read_estimate, read_rate, read_verdict
-
-Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from .labels import brief, defense_label, method_label
 from .measures import NOT_MEASURED, Estimate, Rate, written
 from .plots import Gallery, Plot
 from .roc_plots import SHOWN
-from .shadow_results import Arm, ShadowResults
+from .shadow_arm import Arm
+from .shadow_results import ShadowResults
 from .style import FAINT, GRID, INK, Look, blank, look
 
 _TEXT = (

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..stats.reading import Verdict
-from .fields import Field
+from .fields import Field, Pairs
 from .measures import Estimate, read_estimate, worst
 
-Pairs = tuple[tuple[str, str], ...]
 Scores = Mapping[str, Estimate]
 
 METRICS = ("psnr", "ssim", "mse", "feature_mse", "lpips")

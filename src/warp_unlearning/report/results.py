@@ -47,6 +47,11 @@ def read_results(path: Path) -> Results:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read as JSON ({error}); make the audit again") from error
     whole = Field(data, str(file))
+    if isinstance(data, dict) and data.get("kind") == "study":
+        raise InputError(
+            f"{file} holds the study {data.get('study', '(no name)')}, which is written already: see its table.md and "
+            f"its figures in {file.parent}; `warp report` is for an audit or a reconstruction"
+        )
     version = whole["schema_version"].value
     if type(version) is not int or version != SCHEMA_VERSION:
         raise DataError(

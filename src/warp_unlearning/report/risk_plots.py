@@ -8,10 +8,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
+from .audit_shapes import Curve
 from .histogram_plots import title_of
 from .labels import arm_label
 from .plots import Gallery, Plot
-from .shadow_results import Arm, Curve, ShadowResults
+from .shadow_arm import Arm
+from .shadow_results import ShadowResults
 from .style import INK, NEVER, blank
 
 GROUPS = 10

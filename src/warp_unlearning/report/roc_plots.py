@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from .labels import brief, defense_label, method_label
 from .measures import Rate, written
 from .plots import Gallery, Plot
-from .shadow_results import Arm, ShadowResults
+from .shadow_arm import Arm
+from .shadow_results import ShadowResults
 from .style import FAINT, GRID, PERCENT, blank, look
 
 Scale = Literal["linear", "log"]

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar
 
-from ..stats.reading import Verdict
-from .fields import Field
-from .measures import Estimate, Rate, Score, read_estimate, read_rate, read_score, read_verdict, reading, worst
-
-Pairs = tuple[tuple[str, str], ...]
+from .fields import Field, Pairs
+from .shadow_arm import Arm, read_arm
 
 
 @dataclass(frozen=True)
@@ -28,130 +23,6 @@ class Audited:
     forget_set_size: int
     training_examples: int
     seed: int
-
-
-@dataclass(frozen=True)
-class RetainLeakage:
-    """How well examples that nobody asked to forget are told from unseen ones, before and after."""
-
-    before: Estimate
-    after: Estimate
-    difference: Estimate
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """The share of the attacker's advantage over chance that a defence takes away; None where none can be stated."""
-
-    auc: Estimate | None
-    tpr_at_1: Estimate | None
-    note: str
-
-
-@dataclass(frozen=True)
-class GradientTest:
-    """The gradient-difference test, mean over so many pairs of models. `rates` are means of each pair's rate at the
-    threshold of that pair's own negatives; they may be empty.
-    """
-
-    auc: Estimate
-    pairs: int
-    rates: tuple[Rate, ...]
-
-    def rate(self, fpr: float) -> Rate | None:
-        """The rate at `fpr`, None where the file has none."""
-        return next((rate for rate in self.rates if abs(rate.fpr - fpr) < 1e-9), None)
-
-
-@dataclass(frozen=True)
-class Strongest:
-    """The strongest attacker who holds the models before and after; `strength` is max(AUC, 1 − AUC).
-
-    `verdict` is what the file says of it. Without one, a single pair's interval can be read, since it holds for all
-    attacks at once; a mean over several pairs cannot: every strength is at least ½, so that their mean lies above ½
-    even where nothing leaks.
-    """
-
-    attack: str
-    strength: Estimate
-    pairs: int
-    verdict: Verdict | None
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Shares of examples that the unlearned models classify correctly."""
-
-    forget: Estimate | None
-    retain: Estimate | None
-    test: Estimate | None
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Vertices of an ROC curve, or any two lists of one length."""
-
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """Densities of the log likelihood ratio under the two hypotheses."""
-
-    edges: tuple[float, ...]
-    forgotten: tuple[float, ...]
-    never: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """What unlearning one model took, and by what share that is more than without the defence."""
-
-    unlearning: Estimate | None
-    defense_share: Estimate | None
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One method with one defence, or without (`defense` None); parts that were not measured are None.
-
-    `problem` says why there are no scores, empty where there are.
-    """
-
-    name: str
-    method: str
-    defense: str | None
-    settings: Pairs
-    complete: bool
-    missing: int
-    problem: str
-    score: Score | None
-    slices: Mapping[str, Score | None]
-    against_originals: Score | None
-    retain_leakage: RetainLeakage | None
-    reduction: Reduction | None
-    gradient_test: GradientTest | None
-    strongest: Strongest | None
-    accuracy: Accuracy | None
-    roc: Curve | None
-    histogram: Histogram | None
-    risk: Curve | None
-    seconds: Seconds | None
-
-    @property
-    def verdicts(self) -> Mapping[str, Verdict | None]:
-        """What each test of this arm says by itself; None where it was not made."""
-        found = {"shadow models": None if self.score is None else self.score.verdict}
-        found |= {name: None if score is None else score.verdict for name, score in self.slices.items()}
-        found["gradient test"] = None if self.gradient_test is None else reading(self.gradient_test.auc)
-        found["strongest attacker"] = None if self.strongest is None else self.strongest.verdict
-        return found
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """A leak if any test found one, no leak only if every test that was made found none."""
-        return worst(list(self.verdicts.values()))
 
 
 @dataclass(frozen=True)
@@ -208,7 +79,7 @@ class ShadowResults:
 
 def read_shadow(field: Field) -> ShadowResults:
     """The results from the whole of a file."""
-    arms = tuple(_arm(arm) for arm in field["arms"])
+    arms = tuple(read_arm(arm) for arm in field["arms"])
     if not arms:
         field["arms"].wrong("at least one combination of method and defence")
     return ShadowResults(
@@ -220,7 +91,7 @@ def read_shadow(field: Field) -> ShadowResults:
         tuple((failure["job"].text(), failure["reason"].text()) for failure in field["failures"]),
         field["notes"].texts(),
         field["not_tested"].texts(),
-        *(_pairs(field[name]) for name in ("configuration", "digests", "versions", "hardware")),
+        *(field[name].pairs() for name in ("configuration", "digests", "versions", "hardware")),
     )
 
 
@@ -239,84 +110,6 @@ def _audited(field: Field) -> Audited:
     )
 
 
-def _arm(field: Field) -> Arm:
-    return Arm(
-        field["name"].text(),
-        field["method"].text(),
-        field["defense"].maybe(Field.text),
-        _pairs(field["settings"]),
-        field["complete"].flag(),
-        field["missing"].count(),
-        (field["problem"].maybe(Field.text) or "") if "problem" in field else "",
-        field["all"].maybe(read_score),
-        field["slices"].maybe(lambda f: {name: score.maybe(read_score) for name, score in f.items()}) or {},
-        field["against_originals"].maybe(read_score),
-        field["retain_leakage"].maybe(
-            lambda f: RetainLeakage(*(read_estimate(f[name]) for name in ("before", "after", "difference")))
-        ),
-        field["reduction"].maybe(
-            lambda f: Reduction(f["auc"].maybe(read_estimate), f["tpr_at_1"].maybe(read_estimate), f["note"].text())
-        ),
-        field["gradient_test"].maybe(_gradient_test),
-        field["strongest"].maybe(_strongest),
-        field["accuracy"].maybe(
-            lambda f: Accuracy(*(f[name].maybe(read_estimate) for name in ("forget", "retain", "test")))
-        ),
-        field["roc"].maybe(_roc),
-        field["histogram"].maybe(_histogram),
-        field["risk"].maybe(_risk),
-        field["seconds"].maybe(
-            lambda f: Seconds(f["unlearning"].maybe(read_estimate), f["defense_share"].maybe(read_estimate)),
-        ),
-    )
-
-
-def _gradient_test(field: Field) -> GradientTest:
-    # Some files have null for the rates of several pairs.
-    rates = field["rates"].maybe(lambda found: tuple(read_rate(rate) for rate in found)) if "rates" in field else None
-    return GradientTest(read_estimate(field["auc"]), field["pairs"].count(), rates or ())
-
-
-def _strongest(field: Field) -> Strongest:
-    strength, pairs = read_estimate(field["strength"]), field["pairs"].count()
-    verdict = reading(strength) if pairs == 1 else None
-    if "verdict" in field:
-        verdict = field["verdict"].maybe(read_verdict)
-    return Strongest(field["attack"].text(), strength, pairs, verdict)
-
-
-def _roc(field: Field) -> Curve | None:
-    fpr, tpr = field["fpr"].numbers(), field["tpr"].numbers()
-    if len(fpr) != len(tpr):
-        field.wrong(f"as many values of tpr as of fpr ({len(tpr)} and {len(fpr)} found)")
-    if any(not 0 <= rate <= 1 for rate in (*fpr, *tpr)):
-        field.wrong("rates between 0 and 1")
-    return Curve(fpr, tpr) if len(fpr) > 1 else None
-
-
-def _histogram(field: Field) -> Histogram | None:
-    edges, forgotten, never = (field[name].numbers() for name in ("edges", "forgotten", "never"))
-    if edges and not len(edges) - 1 == len(forgotten) == len(never):
-        field.wrong(f"one value fewer than the {len(edges)} edges under each hypothesis")
-    if any(left >= right for left, right in pairwise(edges)):
-        field["edges"].wrong("a rising list of numbers")
-    return Histogram(edges, forgotten, never) if len(edges) > 1 else None
-
-
-def _risk(field: Field) -> Curve | None:
-    norms = [norm.maybe_number() for norm in field["gradient_norm"]]
-    scores = [score.maybe_number() for score in field["score"]]
-    if len(norms) != len(scores):
-        field.wrong(f"as many scores as gradient norms ({len(scores)} and {len(norms)} found)")
-    known = [(n, s) for n, s in zip(norms, scores, strict=True) if n is not None and s is not None]
-    return Curve(tuple(n for n, _ in known), tuple(s for _, s in known)) if known else None
-
-
 def _stage(field: Field) -> Stage:
     jobs, done, failed = (field[name].count() for name in ("jobs", "done", "failed"))
     return Stage(field["name"].text(), jobs, done, failed, field["seconds"].maybe_number())
-
-
-def _pairs(field: Field) -> Pairs:
-    field.mapping()
-    return field.scalars()

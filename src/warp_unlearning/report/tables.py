@@ -10,7 +10,8 @@ from .labels import DEFENSES, counted, defense_label, method_label
 from .measures import NOT_MEASURED, Estimate, Written, written, written_rate
 from .pair_results import PairResults
 from .roc_plots import SHOWN
-from .shadow_results import Arm, ShadowResults
+from .shadow_arm import Arm
+from .shadow_results import ShadowResults
 
 
 @dataclass(frozen=True)

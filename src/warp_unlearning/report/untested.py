@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .labels import DEFENSES, arm_label, counted, defense_label, listed
 from .roc_plots import SHOWN
-from .shadow_results import Arm, ShadowResults
+from .shadow_arm import Arm
+from .shadow_results import ShadowResults
 
 
 def not_tested(results: ShadowResults) -> tuple[str, ...]:

@@ -42,3 +42,13 @@ Watch = Callable[[Event], None]
 
 def ignore(event: Event) -> None:
     """Watch nothing."""
+
+
+def told_to(*watches: Callable[[Event], object]) -> Watch:
+    """Tell every event to each of these, in their order."""
+
+    def tell(event: Event) -> None:
+        for watch in watches:
+            watch(event)
+
+    return tell

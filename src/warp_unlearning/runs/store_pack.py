@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import DataError, InputError
+from ..errors import DataError, InputError, nearest
 from .key import Key
 from .store import Store
 
@@ -28,6 +28,7 @@ def pack(store: Store, file: Path, *, without: Collection[str] = ()) -> Packed:
     """Write every result of `store`, each verified, to `file`, but those of the kinds `without`."""
     if file.exists():
         raise InputError(f"{file} is there already; give another name")
+    _require_kinds(store, without)
     count = 0
     # Plain, not compressed: scores are numbers without pattern, and weights even more so.
     with tarfile.open(file, "w") as archive:
@@ -43,6 +44,14 @@ def pack(store: Store, file: Path, *, without: Collection[str] = ()) -> Packed:
                 archive.addfile(info, io.BytesIO(data))
             count += 1
     return Packed(count)
+
+
+def _require_kinds(store: Store, kinds: Collection[str]) -> None:
+    """Refuse a kind that no result of the store has: whoever misspells one would pack what was to stay."""
+    held = {entry.manifest.key.kind for entry in store.entries()} if kinds else set()
+    for kind in kinds:
+        if held and kind not in held:
+            raise InputError(f"the store holds no result of the kind {kind!r}; {nearest(kind, held)}")
 
 
 def take_in(store: Store, file: Path) -> Packed:
@@ -61,6 +70,21 @@ def take_in(store: Store, file: Path) -> Packed:
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror or error}") from error
     return Packed(taken, known)
+
+
+def require_packed(file: Path) -> None:
+    """Refuse what does not begin as a file of packed results does, before a store is made for it."""
+    try:
+        with tarfile.open(file, "r:") as archive:
+            first = archive.next()
+    except tarfile.TarError as error:
+        raise DataError(
+            f"{file} is no file of packed results ({error}); give one that `warp runs pack` wrote"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror or error}") from error
+    if first is not None and not first.name.endswith(f"/{_ABOUT}"):
+        raise DataError(f"{file} begins with {first.name!r}, which no file of packed results does; pack it again")
 
 
 def _results(archive: tarfile.TarFile, file: Path) -> Iterator[tuple[Key, float | None, dict[str, bytes]]]:

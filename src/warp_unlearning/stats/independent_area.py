@@ -14,7 +14,7 @@ from scipy import stats
 from ..errors import InputError
 from .clusters import Spread, check_level, share_interval
 from .influence import Influence, area_influence
-from .intervals import Estimate, proportion
+from .intervals import Estimate
 from .roc import Floats, finite_scores
 
 # Below this many scores their own variance is not trusted alone.
@@ -22,23 +22,36 @@ FEW = 30
 
 
 def independent_area(positive: ArrayLike, negative: ArrayLike, *, level: float = 0.95) -> Estimate:
-    """The area with an interval on the logit scale.
+    """The area with an interval on the logit scale, where that is within the widest that scores can have.
 
-    Of sets that do not overlap the influences say nothing: there the interval is the exact one of a proportion, as if
-    only the smaller set had been drawn. Scores that are all equal rank nothing, and their interval is [0, 1].
+    Whatever the scores, the variance of an area A is at most A(1 − A)/n, n being the size of the smaller set: that of n
+    draws which are each wholly right or wholly wrong. So the interval ends at the latest where the exact one of a
+    proportion does, of A n successes in n trials. The logit scale passes it where A is close to 0 or 1 and n is small,
+    as it divides by A(1 − A). Sets that do not overlap have the exact interval alone, since their influences say
+    nothing. Scores that are all equal rank nothing, and their interval is [0, 1].
 
     >>> str(independent_area([3.0, 4.0, 2.0, 6.0], [1.0, 2.5, 0.0, 5.0]))
     '0.750 [0.210, 0.971]'
     """
     check_level(level)
     found = area_influence(positive, negative)
+    widest = _widest(found.value, min(len(found.positive), len(found.negative)), level)
     if _spread(found.positive, found.negative).variance > 0 and 0 < found.value < 1:
         spread = _spread(found.positive, found.negative, area=found.value)
-        return share_interval(found.value, spread, level=level)
-    if found.value in (0.0, 1.0):
-        fewer = min(len(found.positive), len(found.negative))
-        return proportion(round(found.value) * fewer, fewer, level=level)
-    return Estimate(found.value, 0.0, 1.0)
+        return _within(share_interval(found.value, spread, level=level), widest)
+    return widest if found.value in (0.0, 1.0) else Estimate(found.value, 0.0, 1.0)
+
+
+def _widest(area: float, trials: int, level: float) -> Estimate:
+    """Clopper and Pearson's interval of area · trials successes, which need not be a whole number."""
+    tail, successes = (1 - level) / 2, area * trials
+    low = stats.beta.ppf(tail, successes, trials - successes + 1) if area > 0 else 0.0
+    high = stats.beta.isf(tail, successes + 1, trials - successes) if area < 1 else 1.0
+    return Estimate(area, float(low), float(high))
+
+
+def _within(found: Estimate, widest: Estimate) -> Estimate:
+    return Estimate(found.value, max(found.low, widest.low), min(found.high, widest.high))
 
 
 def area_p_value(positive: ArrayLike, negative: ArrayLike) -> float:

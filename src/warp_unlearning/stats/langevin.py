@@ -5,16 +5,24 @@ For projected noisy gradient descent on an m-strongly convex loss with per-sampl
 
     ε(K) = min over α > 1 of  exp(−K m η / α) · 4 α S² M² / (m σ² n²) + log(1/δ) / (α − 1).
 
+The theorem behind it asks for η ≤ 1/L, L being the smoothness of the loss. L is not given here, but it is at least m:
+a step size above 1/m is refused, one between 1/L and 1/m is for the caller to avoid.
+
 A deep network is not strongly convex, so for it the result is a *noise level* and nothing more.
 """
 
 from __future__ import annotations
 
-from math import exp, inf, log, sqrt
+from collections.abc import Callable
+from math import exp, inf, isfinite, log, sqrt
+from numbers import Integral
 
 from scipy.optimize import brentq, minimize_scalar
 
 from ..errors import InputError
+
+# By so much η m may exceed 1 where η was computed as 1/m.
+_ROUNDING = 1e-9
 
 
 def langevin_noise(
@@ -39,9 +47,12 @@ def langevin_noise(
     """
     share, decay = _accounting(steps, strong_convexity, step_size, clip, removed, total)
     confidence = _log_inverse(delta, total)
-    if epsilon <= 0:
-        raise InputError(f"epsilon is {epsilon}; it must be positive")
+    if not (isfinite(epsilon) and epsilon > 0):
+        raise InputError(f"epsilon is {epsilon}; it must be positive and finite")
+    return _representable(lambda: _least_noise(epsilon, share, decay, confidence), "epsilon", epsilon, "noise")
 
+
+def _least_noise(epsilon: float, share: float, decay: float, confidence: float) -> float:
     def slope(log_excess: float) -> float:
         # α − 1 = (L/ε)(1 + e^t) keeps the search on the side where the denominator is positive.
         beyond = confidence / epsilon * (1 + exp(log_excess))
@@ -73,9 +84,14 @@ def langevin_epsilon(
     """
     share, decay = _accounting(steps, strong_convexity, step_size, clip, removed, total)
     confidence = _log_inverse(delta, total)
-    if noise <= 0:
+    if not (isfinite(noise) and noise >= 0):
+        raise InputError(f"noise is {noise}; it must be finite and not negative")
+    if noise == 0:
         return inf
+    return _representable(lambda: _least_epsilon(noise, share, decay, confidence), "noise", noise, "epsilon")
 
+
+def _least_epsilon(noise: float, share: float, decay: float, confidence: float) -> float:
     def bound(log_beyond: float) -> float:
         order = 1 + exp(log_beyond)
         return exp(-decay / order) * order * share / noise**2 + confidence / exp(log_beyond)
@@ -87,20 +103,48 @@ def _accounting(
     steps: int, strong_convexity: float, step_size: float, clip: float, removed: int, total: int
 ) -> tuple[float, float]:
     """4S²M²/(m n²) and K m η."""
-    if steps < 1 or not 1 <= removed <= total:
+    if not all(map(_is_whole, (steps, removed, total))) or steps < 1 or not 1 <= removed <= total:
         raise InputError(
-            f"steps={steps}, removed={removed}, total={total}; at least one step and 1 to {total} removals are needed"
+            f"steps={steps}, removed={removed}, total={total}; whole numbers, at least one step and 1 to {total} "
+            "removals are needed"
         )
-    if min(strong_convexity, step_size, clip) <= 0:
+    given = (strong_convexity, step_size, clip)
+    if not all(isfinite(value) and value > 0 for value in given):
         raise InputError(
-            f"strong_convexity={strong_convexity}, step_size={step_size}, clip={clip}; each must be positive"
+            f"strong_convexity={strong_convexity}, step_size={step_size}, clip={clip}; each must be positive and finite"
         )
-    share = 4 * removed**2 * clip**2 / (strong_convexity * total**2)
-    return share, steps * strong_convexity * step_size
+    if step_size * strong_convexity > 1 + _ROUNDING:
+        raise InputError(
+            f"step_size is {step_size:g} with strong_convexity={strong_convexity:g}; the accounting holds for steps of "
+            f"at most 1/smoothness, and no loss is less smooth than its strong convexity: give at most "
+            f"1/strong_convexity = {1 / strong_convexity:g}"
+        )
+    return (
+        _representable(lambda: 4 * (removed / total) ** 2 * clip**2 / strong_convexity, "clip", clip, "bound"),
+        steps * strong_convexity * step_size,
+    )
+
+
+def _is_whole(count: object) -> bool:
+    return isinstance(count, Integral) and not isinstance(count, bool)
+
+
+def _representable(compute: Callable[[], float], name: str, value: float, wanted: str) -> float:
+    """The outcome where floating-point numbers can hold it and what leads to it."""
+    try:
+        found = compute()
+    except (ArithmeticError, ValueError):
+        found = 0.0
+    if not (isfinite(found) and found > 0):
+        raise InputError(
+            f"{name} is {value:g}; the {wanted} of the accounting with these settings is outside of what "
+            f"floating-point numbers hold: give a more moderate {name}"
+        )
+    return found
 
 
 def _log_inverse(delta: float | None, total: int) -> float:
     value = 1 / total if delta is None else delta
     if not 0 < value < 1:
         raise InputError(f"delta is {value}; it must lie between 0 and 1 (the default is 1/total)")
-    return log(1 / value)
+    return -log(value)

@@ -159,6 +159,11 @@ def _check(
         raise InputError(f"fpr={fpr}, half_width={half_width}; a rate between 0 and 1 and a positive width are needed")
     if min(points, forget_sets, jobs) < 1:
         raise InputError(f"points={points}, forget_sets={forget_sets}, jobs={jobs}; each must be at least 1")
+    if 0 < share <= 1 and round(share * (points // 2)) < forget_sets:
+        raise InputError(
+            f"{forget_sets} forget sets from {share} of the {points // 2} points a shadow trains on; they are disjoint "
+            "and each needs a point: ask for fewer, or audit more points"
+        )
     if tpr is not None and not 0 < tpr < 1:
         raise InputError(f"tpr={tpr}; it must lie between 0 and 1")
     if not 0 < share <= 1 or not 0 <= correlation <= 1:

@@ -37,8 +37,7 @@ def read_area(area: Estimate, *, margin: float = MARGIN) -> Reading:
     >>> read_area(Estimate(0.1, 0.05, 0.2)).verdict, read_area(Estimate(0.5, 0.4, 0.6)).verdict
     ('leak', 'inconclusive')
     """
-    if not margin > 0:
-        raise InputError(f"the margin is {margin}; it must be positive, for example {MARGIN}")
+    require_margin(margin)
     verdict: Verdict = "inconclusive"
     if area.low > 0.5 or area.high < 0.5:
         verdict = "leak"
@@ -50,6 +49,14 @@ def read_area(area: Estimate, *, margin: float = MARGIN) -> Reading:
     }
     direction = "none" if area.value == 0.5 else sides[area.value > 0.5]
     return Reading(verdict, direction, max(area.value, 1 - area.value), area, margin)
+
+
+def require_margin(margin: float) -> None:
+    """Refuse a margin that no interval, or any, would stay within."""
+    if not 0 < margin < 0.5:
+        raise InputError(
+            f"the margin is {margin}; it must be above 0 and below ½, which every interval stays within: {MARGIN}, say"
+        )
 
 
 def strength_of(area: Estimate) -> Estimate:

@@ -11,11 +11,13 @@ import numpy as np
 from ..data.plain import plain
 from ..runs.store import Store
 from ..stats.intervals import mean
+from .arm_audits import paired_audits
+from .arm_rows import arm_rows
 from .cell_plan import CellPlan
 from .cell_scores import cell_arm_scores, cell_original_scores, cell_summaries
 from .cell_settings import StudyArm
 from .pair_means import mean_area, mean_rates
-from .shadow_results import NOT_TESTED, THREAT, arm_rows, paired_audits
+from .shadow_results import NOT_TESTED, THREAT
 from .shadow_scores import ArmScores
 
 SCHEMA_VERSION = 1
@@ -105,15 +107,19 @@ def _pair_attacks(scores: ArmScores) -> list[dict[str, Any]]:
 
 
 def _teleports(summaries: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """How many an unlearning makes, the share that was taken back, and by what factor one changes the energy."""
+    """How many an unlearning makes, the shares that were taken back and that moved nothing (those taken back among
+    them), and by what factor one changes the energy.
+    """
     made = [s["teleports"] for s in summaries if s.get("teleports", {}).get("count")]
     if not made:
         return None
     pairs = [p for t in made for p in zip(t["energy_before"], t["energy_after"], strict=True)]
     ratios = [after / before for before, after in pairs if before and after is not None]
+    count = sum(t["count"] for t in made)
     return {
         "count": _mean([float(t["count"]) for t in made]),
-        "taken_back": sum(t["taken_back"] for t in made) / sum(t["count"] for t in made),
+        "taken_back": sum(t["taken_back"] for t in made) / count,
+        "unmoved": sum(distance == 0 for t in made for distance in t["moved"]) / count,
         "energy_factor": _mean(ratios) if ratios else None,
     }
 

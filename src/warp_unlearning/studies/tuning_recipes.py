@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .tuning_results import CHOSEN
+
+MATCHED = (
+    "Chosen here: of each arm the trial with the least membership advantage on held-out points, among those that are "
+    "at most a point less accurate there than the base's trial of the smallest norm."
+)
 SCHEMA_VERSION = 1
 
 
@@ -24,6 +30,19 @@ def recipes(results: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[s
         if arm["chosen"] is not None
     ]
     return {"schema_version": SCHEMA_VERSION, "kind": "recipes", "provenance": dict(provenance), "arms": arms}
+
+
+def at_matched_accuracy(results: Mapping[str, Any], frontier: Mapping[str, Any]) -> dict[str, Any]:
+    """The results with other choices: of each arm the trial that the frontier has as `matched`, of least advantage
+    among those as accurate as the base's choice, less a point; None where there is no such trial.
+    """
+    found = {name: best for method in frontier["matched"] for name, best in method["arms"].items()}
+    arms = []
+    for arm in results["arms"]:
+        best = found.get(arm["name"])
+        row = None if best is None else next(trial for trial in arm["trials"] if trial["number"] == best["trial"])
+        arms.append({**arm, "chosen": row and {"trial": row["number"], **{name: row[name] for name in CHOSEN}}})
+    return {**results, "arms": arms}
 
 
 def shadow_options(arm: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,10 @@ SIZE = (
 )
 
 
+CHOSEN = ("method_settings", "defense_settings", "objectives", "norm", "accuracy", "held_out_accuracy", "advantage")
+"""What is told of a chosen trial."""
+
+
 def tuning_results(plan: TuningPlan, store: Store, trials: Mapping[str, Sequence[Trial]]) -> dict[str, Any]:
     """All arms; `trials` has those of each by its name. What the run itself knows is added by its caller."""
     settings, first = plan.settings, plan.design[0]
@@ -143,7 +147,7 @@ def _arm(plan: TuningPlan, store: Store, arm: TunedArm, trials: Sequence[Trial])
     chosen = None
     if best is not None:
         row = rows[best.number]
-        chosen = {"trial": best.number, **{name: row[name] for name in _CHOSEN}}
+        chosen = {"trial": best.number, **{name: row[name] for name in CHOSEN}}
     return {
         "name": arm.name,
         "method": arm.start.method,
@@ -155,9 +159,6 @@ def _arm(plan: TuningPlan, store: Store, arm: TunedArm, trials: Sequence[Trial])
         "chosen": chosen,
         "trials": rows,
     }
-
-
-_CHOSEN = ("method_settings", "defense_settings", "objectives", "norm", "accuracy", "held_out_accuracy", "advantage")
 
 
 def _row(plan: TuningPlan, store: Store, arm: TunedArm, trial: Trial) -> dict[str, Any]:

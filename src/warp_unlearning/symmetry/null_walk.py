@@ -205,8 +205,8 @@ class _Terms:
             given["loss_slope"] = layout.gathered(found.of_loss)
         vectors = ground.projection(torch.stack(list(given.values())))
         exact = vectors.double()
-        products = tuple((exact[i:] * exact[i]).sum(1) for i in range(len(exact)))
-        return cls(tuple(given), vectors, products)
+        products = exact @ exact.mT
+        return cls(tuple(given), vectors, tuple(row[i:] for i, row in enumerate(products)))
 
     def steepest(self, products: list[float], settings: Lengths, unit: float) -> tuple[dict[str, float], float]:
         """How much of each vector is in the direction of steepest descent of L, less its part along the loss's slope;

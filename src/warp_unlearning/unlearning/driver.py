@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Generator
 from copy import deepcopy
 from dataclasses import dataclass
+from numbers import Integral
 from time import perf_counter
 
 import torch
@@ -20,6 +21,7 @@ from ..methods.protocol import Method, Task
 from ..methods.registry import as_method
 from ..models.device import choose_device
 from ..models.digest import model_digest
+from ..models.model_checks import check_network
 from ..models.normalisation import enter_mode
 from ..models.quiet import draws_nothing
 from ..randomness import LayerDraws, Streams
@@ -71,8 +73,10 @@ def unlearn(
     >>> len(result.history)
     5
     """
+    check_network(model)
     chosen = as_method(method)
     guarding = as_defense(defense)
+    _check_seeds(seed, defense_seed)
     place = choose_device(str(device)) if device is not None else _device_of(model)
     working = working_copy(model, place)
     task = make_task(working, forget=forget, retain=retain, validation=validation, seed=seed)
@@ -108,6 +112,13 @@ def unlearn(
     return Unlearned(working, driven.history, driven.teleports, seconds, DeletionRecord((deletion,)))
 
 
+def _check_seeds(seed: object, defense_seed: object) -> None:
+    seeds = {"seed": seed} if defense_seed is None else {"seed": seed, "defense_seed": defense_seed}
+    for name, value in seeds.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise InputError(f"{name} is {value!r}; give a whole number")
+
+
 def working_copy(model: nn.Module, device: torch.device) -> nn.Module:
     """A copy on `device`, without gradients, that shares nothing with `model`."""
     copy = deepcopy(model).to(device)
@@ -120,7 +131,9 @@ def make_task(model: nn.Module, *, forget: object, retain: object, validation: o
     device = _device_of(model)
     given = {"forget": forget, "retain": retain, "validation": validation}
     sets: dict[str, Examples] = {
-        what: as_examples(source, what=what).to(device) for what, source in given.items() if source is not None
+        what: as_examples(source, what=what).to(device)
+        for what, source in given.items()
+        if source is not None or what != "validation"
     }
     classes = check_examples(model, sets)
     check_disjoint(sets["forget"], sets["retain"])

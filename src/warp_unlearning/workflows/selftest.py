@@ -1,9 +1,10 @@
 """Do the audits see what is there, and only that? They must find planted leaks and none in retrained models.
 
 Real networks are trained on digits with random labels (`planted_leak`), a pair of them audited by `audit_pair` and
-sixteen shadows by `shadow_audit`. A planted leak must be found with an AUC, or 1 − AUC, above 0.9. Where nothing leaks
-the interval must contain ½: one of level 0.999, since a sound audit must not fail one time in twenty, and widened to
-hold for all attacks that were tried at once.
+sixteen shadows by `shadow_audit`. A planted leak must be found with an AUC, or 1 − AUC, above 0.9 and an interval that
+excludes ½, as an audit that calls it a leak must have. Where nothing leaks the interval must contain ½: one of level
+0.999, since a sound audit must not fail one time in twenty, and widened to hold for all attacks that were tried at
+once.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def _confidence(model: nn.Module, examples: TensorExamples) -> Floats:
 
 
 def _found(what: str, attack: str, strength: Estimate) -> Check:
-    return Check(what, attack, "a leak", strength, strength.value > FOUND)
+    return Check(what, attack, "a leak", strength, strength.value > FOUND and strength.low > 0.5)
 
 
 def _clean(what: str, attack: str, strength: Estimate) -> Check:

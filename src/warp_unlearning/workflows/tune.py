@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from hashlib import sha256
 from importlib.metadata import version
-from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from ..config.resolve import RESOLVED, as_plain
 from ..config.tune import TuneConfig
@@ -27,7 +22,7 @@ from ..models.device import choose_device
 from ..models.example_checks import check_examples
 from ..randomness import Streams
 from ..report.frontier_plots import frontier_plot
-from ..runs.directory import MANIFEST, RunDirectory, start_run
+from ..runs.directory import MANIFEST, RunDirectory
 from ..runs.engine import Engine
 from ..runs.events import Watch, ignore
 from ..runs.job import Job
@@ -36,7 +31,7 @@ from ..runs.yaml_text import dump_yaml
 from ..studies.shadow_work import new_network
 from ..studies.tuning_design import tuning_design
 from ..studies.tuning_plan import Planned, TuningPlan, make_plan
-from ..studies.tuning_recipes import recipes, shadow_options
+from ..studies.tuning_recipes import MATCHED, at_matched_accuracy, recipes, shadow_options
 from ..studies.tuning_results import frontier, told, tuning_results
 from ..studies.tuning_search import Search, imported_optuna, storage_at
 from ..studies.tuning_settings import TuningSettings
@@ -44,10 +39,15 @@ from ..studies.tuning_tables import markdown
 from ..studies.tuning_work import TuningWork
 from ..studies.workplace import Workplace
 from ..unlearning.record import now, versions
+from .job_request import JobRequest
+from .network_file import network_file_digest
+from .run_account import machine_account
+from .shared_run import run_lock, start_shared_run
 from .source import read_indices
 from .tuned_arms import tuned_arms
 
 RESULTS, TABLE, FRONTIER, RECIPES, TRIALS = "results.json", "tuning.md", "frontier.json", "recipes.yaml", "trials.db"
+MATCHED_RECIPES = "recipes-matched.yaml"
 _NO_WATCH: AbstractContextManager[Watch] = nullcontext(ignore)
 Watching = Callable[[str, Sequence[Job]], AbstractContextManager[Watch]]
 """Given a heading and the jobs that come next: a context with what is told of them."""
@@ -58,14 +58,9 @@ class TrialError(WarpError):
 
 
 @dataclass(frozen=True)
-class TuneRequest:
-    """What to tune and where the results go. The store is in the run unless another is named, which several may share.
-    `network_file` is a user's FILE.py:build.
-    """
+class TuneRequest(JobRequest[TuneConfig]):
+    """What to tune; `network_file` is a user's FILE.py:build."""
 
-    config: TuneConfig
-    out: Path
-    store: Path | None = None
     network_file: str | None = None
 
 
@@ -98,7 +93,7 @@ def prepare_tuning(request: TuneRequest) -> PreparedTuning:
         seed=config.seed,
         audited=audited,
     )
-    network_digest = _file_digest(request.network_file)
+    network_digest = network_file_digest(request.network_file)
     found = {
         "data": data.digest,
         "network_file": network_digest,
@@ -107,10 +102,9 @@ def prepare_tuning(request: TuneRequest) -> PreparedTuning:
     }
     # The number of trials may grow from one start to the next; all else is another run.
     decides = {name: value for name, value in as_plain(config).items() if name != "trials"}
-    with _starting(request.out):
-        run = start_run(request.out, kind="tune", config=decides | {RESOLVED: found})
+    run = start_shared_run(request.out, kind="tune", config=decides | {RESOLVED: found})
     plan = make_plan(settings, data, network_digest=network_digest, design=design)
-    return PreparedTuning(run, Store(request.store or request.out / "store"), plan, data, config, found)
+    return PreparedTuning(run, request.open_store(), plan, data, config, found)
 
 
 def carry_out_tuning(
@@ -210,11 +204,7 @@ def _about_run(prepared: PreparedTuning) -> dict[str, Any]:
         "configuration": as_plain(prepared.config),
         "digests": {name: prepared.found[name] for name in ("data", "network_file", "audited")},
         "versions": prepared.found["versions"],
-        "hardware": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count() or 0,
-            "device": settings.device,
-        },
+        "hardware": machine_account(settings.device),
     }
 
 
@@ -228,6 +218,8 @@ def _write(prepared: PreparedTuning, results: Mapping[str, Any]) -> None:
         write_atomically(run.path / f"frontier.{form}", plot.file(form))
     provenance = _provenance(results)
     write_atomically(run.path / RECIPES, _yaml(recipes(results, provenance)))
+    noted = {**provenance, "notes": [*provenance["notes"], MATCHED]}
+    write_atomically(run.path / MATCHED_RECIPES, _yaml(recipes(at_matched_accuracy(results, shown), noted)))
     folder = run.path / "recipes"
     folder.mkdir(mode=0o700, exist_ok=True)
     for arm in results["arms"]:
@@ -265,26 +257,10 @@ def _provenance(results: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _file_digest(spec: str | None) -> str | None:
-    if spec is None:
-        return None
-    file = Path(spec.rpartition(":")[0])
-    try:
-        return sha256(file.read_bytes()).hexdigest()
-    except OSError as error:
-        raise InputError(f"the network file {file} cannot be read: {error.strerror}") from error
-
-
-def _starting(out: Path) -> FileLock:
-    """One process of this machine at a time may make the folder, which is not there yet to hold a lock."""
-    name = sha256(str(out.resolve()).encode()).hexdigest()[:24]
-    return FileLock(Path(gettempdir()) / f"warp-{os.getuid()}-{name}.lock", mode=0o600)
-
-
 @contextmanager
 def _alone(run: RunDirectory) -> Iterator[None]:
     """Rounds follow each other, so only one process may search."""
-    lock = FileLock(run.path / ".lock", mode=0o600)
+    lock = run_lock(run)
     try:
         lock.acquire(timeout=0)
     except Timeout as error:

@@ -223,6 +223,22 @@ def test_bad_input(problem: PlantedProblem) -> None:
         audited(problem, problem.original, problem.original, steps=None, defense="wrap")
     with pytest.raises(InputError, match="probes is 0"):
         audited(problem, problem.original, problem.original, probes=0)
+    with pytest.raises(InputError, match="margin is 5"):
+        audited(problem, problem.original, problem.original, margin=5)
+    first, _ = problem.retrained
+    with pytest.raises(InputError, match="model retrained 1 has the very weights of original"):
+        audited(problem, problem.original, first, retrained=deepcopy(problem.original))
+    with pytest.raises(InputError, match="model retrained 2 has the very weights of retrained 1"):
+        audited(problem, problem.original, first, retrained=[first, deepcopy(first)])
+
+
+def test_what_was_trained_on_cannot_stand_for_what_was_never_seen(problem: PlantedProblem) -> None:
+    x, y = problem.test.x, problem.test.y
+    few = max(1, len(y) // 150)
+    with pytest.raises(DataError, match=rf"{len(y)} of {len(y)} test examples are also in the retain set"):
+        audited(problem, problem.original, problem.original, retain=(x, y))
+    found = audited(problem, problem.original, problem.original, retain=(x[:few], y[:few]))
+    assert f"{few} of {len(y)} test examples are also in the retain set" in found.notes
     with pytest.raises(InputError, match="one architecture"):
         audited(problem, problem.original, nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval())
     wrong = TensorExamples(problem.forget.x.clone(), problem.forget.y)

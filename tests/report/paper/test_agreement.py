@@ -24,7 +24,9 @@ def number(printed: str) -> PaperNumber:
         (Estimate(0.53, None, None), "0.545", "no interval", "0.530 (no interval); paper 0.545"),
         (None, "0.545", "not measured", "not measured; paper 0.545"),
         (Estimate(2.5, 2.4, 2.6), "2..3", "agrees", "paper 2 to 3, agrees"),
-        (Estimate(4.0, 3.9, 4.1), "2..3", "differs", "by +0.500"),
+        (Estimate(4.0, 3.9, 4.1), "2..3", "differs", "by +1.000"),
+        (Estimate(1.18, 1.0, 1.39), "2..3", "differs", "by −0.820"),
+        (Estimate(0.05, 0.04, 0.06), "<0.01", "differs", "by +0.040"),
     ],
 )
 def test_the_rule(ours: Estimate | None, printed: str, outcome: str, words: str) -> None:

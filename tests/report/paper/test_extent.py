@@ -118,3 +118,29 @@ def test_files_that_do_not_say_how_much_there_is_are_read(begun: dict[str, Any])
     text = audited_text(read_study(begun))
     assert text.startswith("**Incomplete: 577 of 1,920 unlearned models are there.** Every")
     assert "32 shadows × 10 forget sets, each" in text
+
+
+@pytest.mark.parametrize("name", ["table1", "whitebox", "radar", "risk-vs-norm", "langevin", "tradeoff", "sensitivity"])
+def test_an_arm_in_which_no_teleport_moved_anything_is_no_measured_defence(name: str, study: Make, arm: Make) -> None:
+    method = "langevin" if name == "langevin" else "ngp"
+    swept = {{"langevin": "epsilon", "sensitivity": "energy"}.get(name, "lr"): 4.0}
+    arms = [
+        arm("ngp", name="alone", method=method, swept=swept),
+        arm("ngp", "warp", name="warp", method=method, swept=swept, teleports={"unmoved": 1.0}),
+        arm("ngp", "warp", name="kick", method=method, swept=swept, defense="kick", teleports={"unmoved": 0.25}),
+    ]
+    text = render(study(name, arms)).markdown
+    label = "Langevin + WARP, ε = 4" if name == "langevin" else "NGP + WARP"
+    assert f"| {label} (no teleport moved anything) |" in text
+    assert "- warp: no teleport moved anything: these are the models without the defence" in text
+    assert "- kick: 25 % of the teleports" in text
+    if name in ("table1", "whitebox", "tradeoff"):
+        assert "‡" in text.split("NGP + WARP (no teleport moved anything) |")[-1]
+        assert "‡ no teleport moved anything, so that there is no defence to measure" in text
+
+
+def test_moved_teleports_and_files_that_do_not_say_are_passed_over(study: Make, arm: Make) -> None:
+    for teleports in (None, {"count": 3}, {"unmoved": 0.0}):
+        text = render(study("table1", [arm("ngp"), arm("ngp", "warp", teleports=teleports)])).markdown
+        assert "moved anything" not in text
+        assert "Teleports that moved nothing" not in text

@@ -297,3 +297,39 @@ def test_names_from_outside_cannot_break_a_table(study: Make, arm: Make) -> None
     found = render(study("table1", [arm("ngp", method="a|b\n<script>")])).markdown
     assert "a\\|b &lt;script>" in found
     assert "<script>" not in found
+
+
+@pytest.mark.parametrize("name", ["runtime", "reconstruction", "adaptive"])
+def test_a_study_of_rows_says_which_are_not_there(name: str, every_study: Studies) -> None:
+    results = every_study[name]
+    assert "Incomplete" not in render({**results, "missing": []}).markdown
+    text = render({**results, "missing": ["first, spread 0.2", "second"]}).markdown
+    there = len(results["rows"])
+    assert text.split("\n\n")[1].startswith(f"**Incomplete: {there} of {there + 2} rows are there.**")
+    assert "Not measured:\n\n- first, spread 0.2\n- second\n" in text
+
+
+def test_seconds_are_as_fine_as_the_shares_beside_them_need(every_study: Studies) -> None:
+    rows = [
+        {"method": "ngp", "defense": None, "seconds": estimate(0.031234, 0.0001), "runs": 5},
+        {"method": "ngp", "defense": "warp", "seconds": estimate(0.088888, 0.0001), "runs": 5},
+    ]
+    found = render({**every_study["runtime"], "rows": rows})
+    assert "| 0.03123 [0.03113, 0.03133] |" in line(found, "NGP")
+    assert "| 0.08889 [0.08879, 0.08899] |" in line(found, "NGP + WARP")
+    assert "WARP, mean over 1 method, %: 184.6" in found.markdown
+    assert "| 30.00 [29.50, 30.50] |" in line(render(every_study["runtime"]), "NGP")
+
+
+def test_langevin_lines_of_a_figure_are_those_of_one_defence(study: Make, arm: Make) -> None:
+    arms = [
+        {**arm("ngp", defense, method="langevin"), "swept": {"epsilon": e}}
+        for e in (1, 4)
+        for defense in (None, "warp")
+    ]
+    found = render(study("langevin", arms))
+    figure = found.figures["langevin.svg"].decode()
+    for label in ("ours", "ours + WARP"):
+        assert [figure.count(f" {label} at {e} ") for e in (1, 4)] == [3, 3]
+    assert "Langevin + WARP, ε = 1" in found.markdown
+    assert "Langevin + WARP, ε = 4" in found.markdown

@@ -114,3 +114,35 @@ def test_the_results_of_an_audit_need_only_a_name_and_a_kind(data: dict[str, Any
     _, about = read_about({**data, "kind": "study", "study": "table1"})
     assert (about.study, about.commands) == ("table1", ())
     assert len(read_study({**data, "kind": "study", "study": "table1"}).arms) == len(data["arms"])
+
+
+def test_no_change_is_stated_of_an_arm_that_is_not_or_that_was_not_measured(study: Make, arm: Make) -> None:
+    base, warp = arm("ngp"), arm("ngp", "warp", reduction=None)
+    base["all"] = None
+    found = read_study(study("table1", [base, warp]))
+    assert found.advantage_gone(found.arms[1]).note == "the arm without a defence to compare with was not measured"
+    found = read_study(study("table1", [warp]))
+    assert "there is no arm without a defence" in found.advantage_gone(found.arms[0]).note
+    neither = read_study(study("table1", [base, {**warp, "all": None}]))
+    assert neither.advantage_gone(neither.arms[1]).note == ""
+
+
+def test_an_arm_that_moved_nothing_has_no_changes(study: Make, arm: Make) -> None:
+    warp = arm("ngp", "warp", against={"kick": {"auc": estimate(0.1), "test_accuracy": None}})
+    warp["reduction"] |= {"difference": estimate(0.1), "privacy": estimate(0.1)}
+    warp["gradient_test"] |= {"difference": estimate(0.1), "reduction": estimate(0.1)}
+    moving = read_study(study("table1", [arm("ngp"), warp]))
+    assert moving.lowered(moving.arms[1]).paired
+    assert moving.lower_than(moving.arms[1], "kick").paired
+    found = read_study(study("table1", [arm("ngp"), {**warp, "teleports": {"unmoved": 1.0}}]))
+    item = found.arms[1]
+    changes = [
+        found.lowered(item),
+        found.advantage_gone(item),
+        found.privacy_gained(item),
+        found.lower_than(item, "kick"),
+        found.gradient_gone(item),
+        found.gradient_lowered(item),
+        found.gradient_privacy(item),
+    ]
+    assert all(change.estimate is None and "no teleport moved anything" in change.note for change in changes)

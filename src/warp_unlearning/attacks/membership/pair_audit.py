@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from ...errors import DataError, InputError
 from ...models.digest import model_digest
 from ...models.example_checks import check_examples
 from ...randomness import Streams
-from ...stats.reading import MARGIN
+from ...stats.reading import MARGIN, require_margin
 from ...unlearning.checks import copies_of
 from ...unlearning.record import examples_digest
 from ..undoing.registry import default_steps
@@ -23,8 +24,24 @@ from .model_pair import check_pair, device_of
 from .pair_attacks import Attack, Floats, PairAttacker, PairScores
 from .pair_report import PairAudit, overall, overall_beyond, rows_of, strongest_of
 
+# The share of a test set that may have copies in a retain set, as natural data do.
+_BY_CHANCE = 0.01
 _Scores = dict[Attack, Floats] | None
 _Others = tuple[_Scores, _Scores]
+
+
+class PairOptions(TypedDict, total=False):
+    """What an audit may be told beside the models and what was forgotten; `PairAuditor` has the defaults."""
+
+    retain: object | None
+    retrained: nn.Module | Sequence[nn.Module]
+    background: int
+    probes: int
+    ridge: float
+    relative_ridge: bool
+    level: float
+    margin: float
+    seed: int
 
 
 def audit_pair(
@@ -33,17 +50,9 @@ def audit_pair(
     *,
     forget: object,
     test: object,
-    retain: object | None = None,
-    retrained: nn.Module | Sequence[nn.Module] = (),
     defense: str | None = None,
     steps: Sequence[str] | str | None = None,
-    background: int = 1000,
-    probes: int = 512,
-    ridge: float = 1e-3,
-    relative_ridge: bool = True,
-    level: float = 0.95,
-    margin: float = MARGIN,
-    seed: int = 0,
+    **options: Unpack[PairOptions],
 ) -> PairAudit:
     """Attack a pair of models with everything that needs no shadow model.
 
@@ -53,22 +62,9 @@ def audit_pair(
     attacker uses to undo a defence, by all `steps` that apply, or by those against `defense`: its name, "none", or None
     where it is unknown. `retrained` is a model that never saw the forget set: the same attacks on the original and it
     show what even retraining reveals. With two of them, the attacks on this pair show what they find where nothing was
-    forgotten. `seed` decides the draws of the auditor.
+    forgotten. `seed` decides the draws of the auditor. What is not given is as in `PairAuditor`.
     """
-    auditor = PairAuditor(
-        original,
-        forget=forget,
-        test=test,
-        retain=retain,
-        retrained=retrained,
-        background=background,
-        probes=probes,
-        ridge=ridge,
-        relative_ridge=relative_ridge,
-        level=level,
-        margin=margin,
-        seed=seed,
-    )
+    auditor = PairAuditor(original, forget=forget, test=test, **options)
     return auditor.audit(unlearned, defense=defense, steps=steps)
 
 
@@ -99,6 +95,7 @@ class PairAuditor:
     ) -> None:
         if background < 2:
             raise InputError(f"background is {background}; attacks need at least 2 examples to fit")
+        require_margin(margin)
         self._references = [retrained] if isinstance(retrained, nn.Module) else list(retrained)
         self._models = {"original": original}
         self._models |= {f"retrained {i + 1}": model for i, model in enumerate(self._references)}
@@ -106,9 +103,11 @@ class PairAuditor:
         self._sets = _sets(original, {"forget": forget, "test": test, "retain": retain}, device)
         for model in self._models.values():
             check_pair(original, model)
+        _require_apart(self._known_digests)
         streams, sets = Streams(seed, "pair audit"), self._sets
         held_out = streams.generator("held out")
         self._parts = divide(sets["forget"].y, sets["test"].y, background=background, generator=held_out)
+        self._kept_notes = _require_unkept(sets["test"], sets.get("retain"))
         self._fitted = sets["test"].select(self._parts.background)
         self._probes = _probes(sets.get("retain", self._fitted), probes, streams.generator("probes"))
         self._ridge, self._relative = ridge, relative_ridge
@@ -142,7 +141,7 @@ class PairAuditor:
             settings={"defense": defense, "steps": list(tried), "ridge": self._ridge}
             | {"relative_ridge": self._relative, "seed": self._seed},
             threat=threat_of(len(self._probes), len(self._fitted), from_retain="retain" in self._sets),
-            notes=(*self._parts.notes, *_notes(models, found, self._references)),
+            notes=(*self._parts.notes, *self._kept_notes, *_notes(models, found, self._references)),
             level=level,
             margin=margin,
             scores=found.scores,
@@ -215,6 +214,31 @@ def _sets(original: nn.Module, given: Mapping[str, object | None], device: torch
             "forgotten cannot stand for those never seen: remove them from the test set"
         )
     return fixed
+
+
+def _require_unkept(test: TensorExamples, retain: TensorExamples | None) -> list[str]:
+    """An error where examples that both models were trained on stand for those never seen, and a note of a few that may
+    be there by chance.
+    """
+    copies = torch.empty(0) if retain is None else copies_of(retain, test)
+    if len(copies) > _BY_CHANCE * len(test):
+        raise DataError(
+            f"{len(copies)} of {len(test)} test examples are also in the retain set (first: test row "
+            f"{int(copies[0])}); what was trained on cannot stand for what was never seen: give others as test set"
+        )
+    return [f"{len(copies)} of {len(test)} test examples are also in the retain set"] if len(copies) else []
+
+
+def _require_apart(digests: Mapping[str, str]) -> None:
+    """Refuse a reference that is the original, or another reference, under another name."""
+    known: dict[str, str] = {}
+    for name, digest in digests.items():
+        if digest in known:
+            raise InputError(
+                f"the model {name} has the very weights of {known[digest]}; a reference is trained from scratch "
+                "without the forget set: give such a model, or none"
+            )
+        known[digest] = name
 
 
 def _candidates(sets: Mapping[str, TensorExamples], parts: HeldOut) -> TensorExamples:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..plots import Plot
 from .agreement import direction, shown
+from .extent import missing_text, rows_text
 from .image_rows import ImageRow, paired, read_rows
 from .markdown import bullets, table
 from .panels import Line, lines_plot
@@ -35,8 +36,10 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
         "PSNR in dB; own-target share.",
         table(heads, lines),
         bullets(_claims(rows, spreads)),
+        missing_text(about),
         plots={"adaptive": _plot(rows, spreads)},
         folder=folder,
+        intro=rows_text(about, len(rows)),
     )
 
 

@@ -135,7 +135,7 @@ _WORDS: dict[Outcome, str] = {
 
 
 def _signed(ours: Estimate, paper: PaperNumber, digits: int) -> str:
-    """Ours less the paper's; from the nearer end where the paper has a range or a bound."""
-    value = ours.value or 0.0
-    target = paper.value if paper.value is not None else min(max(value, paper.low), paper.high)
+    """Ours less the paper's as printed; from the nearer end where the paper has a range or a bound."""
+    value, (low, high) = ours.value or 0.0, paper.ends
+    target = min(max(value, low), high)
     return f"{value - target:+.{digits}f}".replace("-", "−")

@@ -8,7 +8,7 @@ from ..labels import method_label
 from .agreement import beside, direction, shown
 from .formulas import improvement
 from .markdown import paragraphs, table
-from .names import paper_cell, row_name
+from .names import paper_cell
 from .numbers import PaperNumber, PaperTable
 from .rendered import SEPARATE
 from .study import Change, StudyArm
@@ -61,7 +61,7 @@ def _row(item: StudyArm, paper: PaperTable, column: str, lowered: Change, gone: 
     elif judged.outcome == "agrees":
         text += ", agrees"
     return [
-        row_name(method, defense),
+        item.title,
         change_text(lowered),
         direction(lowered.estimate),
         text,

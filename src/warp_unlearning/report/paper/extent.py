@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..labels import counted, listed, method_label
 from .markdown import bullets, paragraphs
 from .names import in_order, row_name
-from .study import Study, StudyArm
+from .study import IDLE, About, Study, StudyArm
 
 # The data and the network of the paper's tables, as audits name them.
 PAPER = ("cifar10", "resnet18")
@@ -32,13 +32,32 @@ def audited_text(study: Study, *, of_pairs: bool = False) -> str:
 
 
 def problems(study: Study, *, of_pairs: bool = False) -> str:
-    """Arms that are not complete, and points that the audit by shadow models leaves out, arms alike on one line."""
+    """Arms that are not complete, teleports that moved nothing, and points that the audit by shadow models leaves out,
+    arms alike on one line.
+    """
     lacking = _alike(study, lambda item: item.arm.problem or _missing(study, item))
+    unmoved = _alike(study, _unmoved)
     dropped = [] if of_pairs else _alike(study, lambda item: " ".join(item.arm.score.notes) if item.arm.score else "")
     return paragraphs(
         f"Incomplete:\n\n{bullets(lacking)}" if lacking else "",
+        f"Teleports that moved nothing:\n\n{bullets(unmoved)}" if unmoved else "",
         f"Left out of the audit by shadow models:\n\n{bullets(dropped)}" if dropped else "",
     ).strip()
+
+
+def rows_text(about: About, there: int) -> str:
+    """How many rows of a study of rows there are, where they are not all."""
+    if not about.missing:
+        return ""
+    return (
+        f"**Incomplete: {there:,} of {counted(there + len(about.missing), 'row')} {'is' if there == 1 else 'are'} "
+        "there.** What is said below of several rows is of those."
+    )
+
+
+def missing_text(about: About) -> str:
+    """The rows that a study of rows was to have and does not."""
+    return f"Not measured:\n\n{bullets(about.missing)}" if about.missing else ""
 
 
 def _so_far(study: Study, of_pairs: bool) -> str:
@@ -105,6 +124,13 @@ def _missing(study: Study, item: StudyArm) -> str:
             *([f"{item.diverged:,} of {of:,} models diverged and are left out"] if item.diverged else []),
         ]
     )
+
+
+def _unmoved(item: StudyArm) -> str:
+    """Certificates say why: the weights may be further from the original than `radius` allows, by noise say."""
+    if item.idle:
+        return f"{IDLE}: these are the models without the defence, and no measurement of it"
+    return f"{100 * item.unmoved:.0f} % of the teleports" if item.unmoved else ""
 
 
 def _alike(study: Study, told: Callable[[StudyArm], str]) -> list[str]:

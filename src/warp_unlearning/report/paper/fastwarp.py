@@ -12,7 +12,6 @@ from .bounds import bound_cell, magnitude
 from .extent import audited_text, problems
 from .formulas import difference, ratio
 from .markdown import table
-from .names import row_name
 from .numbers import paper_table
 from .panels import trade_plot
 from .rendered import Rendered, rendered
@@ -30,10 +29,7 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
     """Every arm, and the distance of FastWARP from WARP with the paper's bounds."""
     study, paper = read_study(results), paper_table("fig:fastwarp")
     arms = ordered(study)
-    rows = [
-        [row_name(i.arm.method, i.arm.defense), i.settings, shown(i.one_minus_auc), shown(i.test_accuracy)]
-        for i in arms
-    ]
+    rows = [[i.title, i.settings, shown(i.one_minus_auc), shown(i.test_accuracy)] for i in arms]
     far, cells = [], []
     for fast in (item for item in arms if item.arm.defense == "fastwarp"):
         privacy, accuracy = _apart(study.beside(fast, "warp"), fast)

@@ -14,7 +14,7 @@ from ..plots import Plot
 from .agreement import Cell, beside, rate_beside, shown
 from .extent import audited_text, problems
 from .markdown import table
-from .names import SLICES, row_name
+from .names import SLICES, defense_name
 from .numbers import paper_table
 from .panels import Line, lines_plot
 from .rendered import Rendered, rendered
@@ -33,7 +33,7 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
     """A row for every ε and for the other arms."""
     study = read_study(results)
     arms = _ordered(study)
-    rows = [[_name(item), *_cells(item)] for item in arms]
+    rows = [[item.titled(_name(item)), *_cells(item)] for item in arms]
     missing, absent = missing_rows((_name(item) for item in arms), paper_table("tab:dp-langevin-tradeoff"))
     heads = ["arm", "AUC", _RATE]
     for name in SLICES:
@@ -55,15 +55,16 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
 
 def _ordered(study: Study) -> list[StudyArm]:
     noisy = [item for item in study.arms if item.arm.method == "langevin"]
-    noisy.sort(key=lambda item: item.value_of("epsilon") or 0.0)
+    noisy.sort(key=lambda item: (item.value_of("epsilon") or 0.0, item.arm.defense is not None))
     return [*noisy, *(item for item in study.arms if item.arm.method != "langevin")]
 
 
 def _name(item: StudyArm) -> str:
     epsilon = item.value_of("epsilon")
-    if item.arm.method == "langevin" and item.arm.defense is None and epsilon is not None:
-        return f"Langevin, ε = {epsilon:g}"
-    return row_name(item.arm.method, item.arm.defense)
+    if item.arm.method != "langevin" or epsilon is None:
+        return item.row
+    defense = item.arm.defense
+    return f"Langevin{'' if defense is None else f' + {defense_name(defense)}'}, ε = {epsilon:g}"
 
 
 def _cells(item: StudyArm) -> list[Cell]:
@@ -87,7 +88,8 @@ def _claims(study: Study) -> str:
     as_good = [
         item
         for item in study.arms
-        if item.arm.method == "langevin" and item.arm.accuracy is not None and item.arm.score is not None
+        if item.arm.method == "langevin" and not item.idle
+        if item.arm.accuracy is not None and item.arm.score is not None
         if _at_least(item.arm.accuracy.test, warp.arm.accuracy.test)
     ]
     if not as_good:
@@ -125,18 +127,21 @@ def _verdict(mine: Estimate, theirs: Estimate | None) -> str:
 
 def _plot(arms: list[StudyArm]) -> Plot:
     noisy = [item for item in arms if item.value_of("epsilon") is not None]
+    defenses = dict.fromkeys(item.arm.defense for item in noisy)
     paper = paper_table("tab:dp-langevin-tradeoff")
 
-    def line(label: str, kind: str) -> Line:
-        points = tuple((item.value_of("epsilon") or 0.0, _measure(item, kind)) for item in noisy)
+    def line(defense: str | None, kind: str) -> Line:
+        own = [item for item in noisy if item.arm.defense == defense]
+        points = tuple((item.value_of("epsilon") or 0.0, _measure(item, kind)) for item in own)
         column = "test accuracy" if kind == "test" else f"{kind}: AUC"
-        known = [(item.value_of("epsilon") or 0.0, paper.number(_name(item), column)) for item in noisy]
-        return Line(label, None, points, tuple((x, n.value) for x, n in known if n is not None and n.value is not None))
+        known = [(item.value_of("epsilon") or 0.0, paper.number(_name(item), column)) for item in own]
+        label = "ours" if defense is None else f"ours + {defense_name(defense)}"
+        theirs = tuple((x, n.value) for x, n in known if n is not None and n.value is not None)
+        return Line(label, defense, points, theirs)
 
     panels = [
-        ("AUC", [line("ours", "all")]),
-        ("AUC, most memorised 5 %", [line("ours", SLICES[1])]),
-        ("test accuracy", [line("ours", "test")]),
+        (name, [line(defense, kind) for defense in defenses])
+        for name, kind in (("AUC", "all"), ("AUC, most memorised 5 %", SLICES[1]), ("test accuracy", "test"))
     ]
     return lines_plot("Langevin noise by ε", "ε", panels, log=True)
 

@@ -37,6 +37,14 @@ class PaperNumber:
     high: float
     spread: float | None
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The ends of the range as printed, without what rounds to them; twice the number where it is no range."""
+        if self.value is not None:
+            return self.value, self.value
+        first, between, last = self.printed.partition("..")
+        return (float(first), float(last)) if between else (-inf, self.high)
+
     def __str__(self) -> str:
         words = self.printed.replace("..", " to ").replace("~", "about ").replace("<", "at most ")
         return words.replace("-", "−").replace("±", " ± ")

@@ -9,7 +9,7 @@ from ..radar_plots import radar_gallery
 from .agreement import Cell, beside, rate_beside
 from .extent import audited_text, problems
 from .markdown import table
-from .names import RATES, SLICES, row_name
+from .names import RATES, SLICES
 from .numbers import paper_table
 from .rendered import Rendered, rendered
 from .study import StudyArm, read_study
@@ -27,7 +27,7 @@ _NOTE = (
 def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
     """The values of the six axes beside the paper's, and a chart a method."""
     study = read_study(results)
-    rows = [[row_name(item.arm.method, item.arm.defense), *_cells(item)] for item in ordered(study)]
+    rows = [[item.title, *_cells(item)] for item in ordered(study)]
     cells = [cell for row in rows for cell in row if isinstance(cell, Cell)]
     gallery = radar_gallery(study.shadow)
     smallest = "TPR at 0.1 %"
@@ -54,7 +54,7 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
 
 
 def _cells(item: StudyArm) -> list[Cell]:
-    arm, row = item.arm, row_name(item.arm.method, item.arm.defense)
+    arm, row = item.arm, item.row
     black, white = paper_table("tab:bb_mm_advred"), paper_table("fig:wb_privacy")
     part = arm.slices.get(_MEMORISED)
     fpr, name = next(iter(RATES.items()))

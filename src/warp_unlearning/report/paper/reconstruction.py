@@ -11,6 +11,7 @@ from typing import Any
 
 from ..plots import Plot
 from .agreement import Cell, beside, direction, shown
+from .extent import missing_text, rows_text
 from .image_rows import ImageRow, paired, read_rows
 from .markdown import bullets, paragraphs, table
 from .numbers import PaperNumber, paper_table
@@ -57,9 +58,11 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
         if "none" in arms and len(arms) > 1
         else "",
         _claims(found),
+        missing_text(about),
         plots={"reconstruction": _plot(rows)},
         folder=folder,
         cells=cells,
+        intro=rows_text(about, len(rows)),
     )
 
 

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from ..audit_shapes import Curve
 from ..measures import Estimate
 from ..risk_plots import risk_gallery
-from ..shadow_results import Curve
 from .agreement import direction, shown
 from .extent import audited_text, problems
 from .markdown import paragraphs, table
-from .names import row_name
 from .rendered import Rendered, rendered
 from .study import StudyArm, read_study
 from .table1 import ordered
@@ -56,5 +55,4 @@ def _row(item: StudyArm) -> list[str]:
     found = item.correlation
     if found is None and item.arm.risk is not None:
         found = Estimate(rank_correlation(item.arm.risk), None, None)
-    name = row_name(item.arm.method, item.arm.defense)
-    return [name, f"{count:,}", shown(found), direction(found, falls="yes", rises="no, it falls")]
+    return [item.title, f"{count:,}", shown(found), direction(found, falls="yes", rises="no, it falls")]

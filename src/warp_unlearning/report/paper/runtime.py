@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import floor, log10
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from ..fields import Field
-from ..labels import brief, method_label
+from ..labels import brief, counted, method_label
 from ..measures import Estimate, read_estimate, written
 from ..plots import Plot
 from ..style import blank, look
 from .agreement import Cell, beside, shown
+from .extent import missing_text, rows_text
 from .formulas import difference, ratio
 from .markdown import bullets, table
 from .names import defense_name, in_order, row_name
@@ -46,13 +48,13 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
         whole["rows"].wrong("at least one time")
     found = {(row.method, row.defense): row for row in timed}
     methods = in_order(tuple(dict.fromkeys(row.method for row in timed)))
-    rows, cells = [], []
+    rows, cells, digits = [], [], seconds_digits(row.seconds for row in timed)
     for method in methods:
         for defense in dict.fromkeys(row.defense for row in timed):
             row = found.get((method, defense))
             if row is None:
                 continue
-            line, judged = _row(row, found.get((method, None)))
+            line, judged = _row(row, found.get((method, None)), digits)
             rows.append(line)
             cells += judged
     claims, judged = _claims(found, methods)
@@ -63,10 +65,22 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
         _NOTE,
         table(heads, rows),
         bullets(claims),
+        missing_text(about),
         plots={"runtime": _plot(timed, methods)},
         folder=folder,
         cells=[*cells, *judged],
+        intro=rows_text(about, len(timed)),
     )
+
+
+def seconds_digits(found: Iterable[Estimate]) -> int:
+    """Decimals with which the shortest time has four digits that count, so that shares can be checked; at least two.
+
+    >>> seconds_digits([Estimate(0.0312, None, None), Estimate(2.0, None, None)])
+    5
+    """
+    known = [seconds.value for seconds in found if seconds.value]
+    return max(2, 3 - floor(log10(min(known)))) if known else 2
 
 
 def extra(row: Timed, base: Timed | None) -> Estimate | None:
@@ -111,9 +125,9 @@ def _timed(field: Field) -> Timed:
     )
 
 
-def _row(row: Timed, base: Timed | None) -> tuple[list[Cell | str], list[Cell]]:
+def _row(row: Timed, base: Timed | None, digits: int) -> tuple[list[Cell | str], list[Cell]]:
     name = row_name(row.method, row.defense)
-    seconds = beside(row.seconds, paper_table("fig:fastTime").number(name, "value"), digits=2, compared=False)
+    seconds = beside(row.seconds, paper_table("fig:fastTime").number(name, "value"), digits=digits, compared=False)
     if row.defense is None:
         return [name, seconds, f"{row.runs}", ""], [seconds]
     table_of = paper_table("fig:runtime")
@@ -136,8 +150,8 @@ def _claims(found: dict[tuple[str, str | None], Timed], methods: tuple[str, ...]
         cell = beside(mean_of(list(shares.values())), printed, digits=1, scale=100)
         cells.append(cell)
         texts.append(
-            f"{defense_name(defense)}, mean over {len(shares)} methods, %: {cell}; without NGP, which the paper calls "
-            f"an exception: {shown(mean_of(others), digits=1, scale=100)}"
+            f"{defense_name(defense)}, mean over {counted(len(shares), 'method')}, %: {cell}; without NGP, which the "
+            f"paper calls an exception: {shown(mean_of(others), digits=1, scale=100)}"
         )
     for method in methods:
         rows = [found.get((method, defense)) for defense in (None, "warp", "fastwarp")]
@@ -159,8 +173,9 @@ def _faster(base: Timed | None, exact: Timed | None, fast: Timed | None) -> Esti
 
 
 def _plot(timed: list[Timed], methods: tuple[str, ...]) -> Plot:
+    digits = seconds_digits(row.seconds for row in timed)
     words = "; ".join(
-        f"{row_name(row.method, row.defense)} {written(row.seconds, digits=2, unit=' s')}" for row in timed
+        f"{row_name(row.method, row.defense)} {written(row.seconds, digits=digits, unit=' s')}" for row in timed
     )
     return Plot("Time to unlearn one model", f"Bars of seconds: {words}.", partial(_draw, timed, methods))
 

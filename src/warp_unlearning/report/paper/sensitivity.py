@@ -37,7 +37,7 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
         arms = sorted((i for i in study.arms if i.value_of(name) is not None), key=lambda i: i.value_of(name) or 0)
         found = _ranges(arms, words)
         cells += [cell for row in found for cell in row if isinstance(cell, Cell)]
-        rows = [[row_name(i.arm.method, i.arm.defense), f"{i.value_of(name):g}", *_values(i)] for i in arms]
+        rows = [[i.title, f"{i.value_of(name):g}", *_values(i)] for i in arms]
         parts.append(
             paragraphs(
                 f"### {label.capitalize()}",

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import DataError
-from ..fields import Field
+from ..fields import Field, Pairs
 from ..measures import Estimate, Rate, read_estimate, read_rate
-from ..shadow_results import Arm, Pairs, ShadowResults, read_shadow
+from ..shadow_arm import Arm
+from ..shadow_results import ShadowResults, read_shadow
 from .agreement import known
 from .formulas import advantage_gone, difference, privacy_gain
+from .names import row_name
 
 SCHEMA_VERSION = 1
+IDLE = "no teleport moved anything"
 Swept = tuple[tuple[str, float], ...]
 
 # What the page of one audit needs and a study may leave out.
@@ -33,12 +36,13 @@ _LEFT_OUT: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class About:
-    """What every study says of itself."""
+    """What every study says of itself; `missing` are the rows that it was to have, where it is a study of rows."""
 
     study: str
     hardware: Pairs
     commands: tuple[str, ...]
     notes: tuple[str, ...]
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ class Against:
 class StudyArm:
     """An arm of an audit with what a study adds: how many forget sets of each shadow it was to unlearn, of how many
     shadows it has models, how many diverged (they are among its missing ones), what was swept, all attacks on pairs,
-    and paired changes. `sets` and `shadows` are None where the file does not say.
+    paired changes, and the share of its teleports that moved nothing. `sets`, `shadows` and `unmoved` are None where
+    the file does not say.
     """
 
     arm: Arm
@@ -87,6 +92,26 @@ class StudyArm:
     gradient_reduction: Estimate | None
     correlation: Estimate | None
     against: Mapping[str, Against]
+    unmoved: float | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no teleport moved anything: its models are those without the defence, and measure none."""
+        return self.unmoved == 1
+
+    @property
+    def row(self) -> str:
+        """The arm as our tables and the paper's name it."""
+        return row_name(self.arm.method, self.arm.defense)
+
+    @property
+    def title(self) -> str:
+        """The arm as the first cell of its row has it: its name, and what its numbers must not be read without."""
+        return self.titled(self.row)
+
+    def titled(self, name: str) -> str:
+        """Another name of the arm, with the same said after it."""
+        return f"{name} ({IDLE})" if self.idle else name
 
     @property
     def one_minus_auc(self) -> Estimate | None:
@@ -161,30 +186,25 @@ class Study:
 
     def lowered(self, item: StudyArm) -> Change:
         """How much lower the AUC is (of scores turned around where it is below ½) than without the defence."""
-        base = self.base_of(item)
-        if known(item.lower_by):
-            return Change(item.lower_by, True)
-        return _separate(base, item, _strength, difference)
+        return _changed(item, item.lower_by) or _separate(self.base_of(item), item, _strength, difference)
 
     def advantage_gone(self, item: StudyArm) -> Change:
         """The share of the advantage over guessing that is gone."""
         reduction = item.arm.reduction
-        if reduction is not None:
+        if reduction is not None and not item.idle:
             return Change(reduction.auc, True, reduction.note)
         return _separate(self.base_of(item), item, _strength, advantage_gone)
 
     def privacy_gained(self, item: StudyArm) -> Change:
         """By what share 1 − AUC rises."""
-        if known(item.privacy):
-            return Change(item.privacy, True)
-        return _separate(self.base_of(item), item, _strength, privacy_gain)
+        return _changed(item, item.privacy) or _separate(self.base_of(item), item, _strength, privacy_gain)
 
     def lower_than(self, item: StudyArm, defense: str) -> Change:
         """How much lower the AUC is than with another defence."""
         paired = item.against.get(defense)
-        if paired is not None and known(paired.auc):
-            return Change(paired.auc, True)
-        return _separate(self.beside(item, defense), item, _strength, difference)
+        other = self.beside(item, defense)
+        found = None if paired is None else paired.auc
+        return _changed(item, found) or _separate(other, item, _strength, difference, f"with {defense}")
 
     def beside(self, item: StudyArm, defense: str | None) -> StudyArm | None:
         """The arm of the same method and sweep with this defence."""
@@ -193,9 +213,8 @@ class Study:
 
     def gradient_gone(self, item: StudyArm) -> Change:
         """The share of the gradient-difference test's advantage over guessing that is gone."""
-        if known(item.gradient_reduction):
-            return Change(item.gradient_reduction, True)
-        return _separate(self.base_of(item), item, _gradient_strength, advantage_gone)
+        paired = _changed(item, item.gradient_reduction)
+        return paired or _separate(self.base_of(item), item, _gradient_strength, advantage_gone)
 
     def gradient_privacy(self, item: StudyArm) -> Change:
         """By what share 1 − AUC of the gradient-difference test rises."""
@@ -203,9 +222,8 @@ class Study:
 
     def gradient_lowered(self, item: StudyArm) -> Change:
         """How much lower the AUC of the gradient-difference test is."""
-        if known(item.gradient_lower_by):
-            return Change(item.gradient_lower_by, True)
-        return _separate(self.base_of(item), item, _gradient_strength, difference)
+        paired = _changed(item, item.gradient_lower_by)
+        return paired or _separate(self.base_of(item), item, _gradient_strength, difference)
 
 
 def read_about(results: Mapping[str, Any]) -> tuple[Field, About]:
@@ -220,7 +238,8 @@ def read_about(results: Mapping[str, Any]) -> tuple[Field, About]:
     hardware = whole["hardware"].scalars() if "hardware" in whole else ()
     commands = whole["commands"].texts() if "commands" in whole else ()
     notes = whole["notes"].texts() if "notes" in whole else ()
-    return whole, About(whole["study"].text(), hardware, commands, notes)
+    missing = whole["missing"].texts() if "missing" in whole else ()
+    return whole, About(whole["study"].text(), hardware, commands, notes, missing)
 
 
 def read_study(results: Mapping[str, Any]) -> Study:
@@ -238,6 +257,7 @@ def _study_arm(arm: Arm, field: Field) -> StudyArm:
     swept = tuple((name, value.number()) for name, value in field["swept"].items()) if _given(field, "swept") else ()
     attacks = tuple(_attack(item) for item in field["pair_attacks"]) if _given(field, "pair_attacks") else ()
     reduction, test, risk = field["reduction"], field["gradient_test"], field["risk"]
+    teleports = field["teleports"] if _given(field, "teleports") else None
     against = {name: _against(item) for name, item in field["against"].items()} if _given(field, "against") else {}
     sets, shadows, diverged = (
         field[name].count() if _given(field, name) else None for name in ("sets", "shadows", "diverged")
@@ -255,6 +275,7 @@ def _study_arm(arm: Arm, field: Field) -> StudyArm:
         read_estimate(test["reduction"]) if _given(test, "reduction") else None,
         read_estimate(risk["correlation"]) if _given(risk, "correlation") else None,
         against,
+        teleports["unmoved"].number() if teleports is not None and _given(teleports, "unmoved") else None,
     )
 
 
@@ -282,18 +303,31 @@ def _gradient_strength(item: StudyArm) -> Estimate | None:
     return None if item.arm.gradient_test is None else item.arm.gradient_test.auc.strength
 
 
+def _changed(item: StudyArm, paired: Estimate | None) -> Change | None:
+    """The paired change where it is known, and the arm moved anything."""
+    return Change(paired, True) if known(paired) and not item.idle else None
+
+
 def _separate(
     base: StudyArm | None,
     item: StudyArm,
     measure: Callable[[StudyArm], Estimate | None],
     change: Callable[[Estimate, Estimate], Estimate | None],
+    which: str = "without a defence",
 ) -> Change:
+    """The change from two separate intervals, or why there is none; `which` is the arm compared with."""
+    if item.idle:
+        return Change(None, False, f"{IDLE}, so that there is no defence to measure")
     before, after = (None if a is None else measure(a) for a in (base, item))
-    if base is None or before is None:
-        return Change(None, False, "there is no arm without a defence to compare with")
+    if base is None:
+        return Change(None, False, f"there is no arm {which} to compare with, or none of the same settings")
+    if after is None:
+        return Change(None, False)
+    if before is None:
+        return Change(None, False, f"the arm {which} to compare with was not measured")
     if change is advantage_gone and (before.low is None or before.low <= 0.5):
         return Change(None, False, "the advantage without the defence is not distinguishable from guessing")
-    return Change(None if after is None else change(before, after), False)
+    return Change(change(before, after), False)
 
 
 def swept_values(arms: Iterable[StudyArm], name: str) -> list[float]:

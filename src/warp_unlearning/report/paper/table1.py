@@ -12,7 +12,7 @@ from .agreement import Cell, beside, direction, rate_beside, shown
 from .changes import change_table, change_text
 from .extent import audited_text, problems
 from .markdown import paragraphs, table
-from .names import KICK, RATES, SLICES, in_order, paper_cell, row_name
+from .names import KICK, RATES, SLICES, in_order, paper_cell
 from .numbers import PaperTable, paper_table
 from .panels import Mark, Panel, rows_plot
 from .rendered import SEPARATE, Rendered, rendered
@@ -35,7 +35,7 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
     cells += found
     defended = [item for item in arms if item.arm.defense is not None]
     changed = change_table(defended, paper, "all: AUC", study.lowered, study.advantage_gone, study.privacy_gained)
-    missing, absent = missing_rows((row_name(i.arm.method, i.arm.defense) for i in arms), paper)
+    missing, absent = missing_rows((item.row for item in arms), paper)
     return rendered(
         "Table 1: U-LiRA",
         study.about,
@@ -58,8 +58,7 @@ def _beyond_kick(study: Study, defended: list[StudyArm]) -> str:
     for item in defended:
         if item.arm.defense != KICK and study.beside(item, KICK) is not None:
             change = study.lower_than(item, KICK)
-            name = row_name(item.arm.method, item.arm.defense)
-            rows.append([name, change_text(change), direction(change.estimate, falls="yes", rises="no, less")])
+            rows.append([item.title, change_text(change), direction(change.estimate, falls="yes", rises="no, less")])
     if not rows:
         return ""
     heads = ["arm", "AUC lower than with a random kick by", "does it do more than the kick?"]
@@ -92,7 +91,7 @@ def score_of(item: StudyArm, kind: str) -> Score | None:
 
 def score_cells(item: StudyArm, kind: str, paper: PaperTable, row: str | None = None) -> list[Cell]:
     """Area and rates of an arm beside the paper's `row`."""
-    score, row = score_of(item, kind), row or row_name(item.arm.method, item.arm.defense)
+    score, row = score_of(item, kind), row or item.row
     return [
         beside(None if score is None else score.auc, paper.number(row, f"{kind}: AUC"), chance=0.5),
         *(
@@ -107,7 +106,7 @@ def _scores(arms: list[StudyArm], paper: PaperTable, kind: str) -> tuple[str, li
     for item in arms:
         found = score_cells(item, kind, paper)
         cells += found
-        rows.append([row_name(item.arm.method, item.arm.defense), *found])
+        rows.append([item.title, *found])
     return table(["arm", "AUC", *RATES.values()], rows), cells
 
 
@@ -121,7 +120,7 @@ def _accuracy(arms: list[StudyArm], paper: PaperTable) -> tuple[str, list[Cell]]
         )
         cells.append(test)
         others = [shown(None if accuracy is None else part) for part in _parts(item)]
-        rows.append([row_name(item.arm.method, item.arm.defense), *others, test])
+        rows.append([item.title, *others, test])
     return table(["arm", "retain", "forget", "test"], rows), cells
 
 

@@ -78,7 +78,7 @@ def _highest(study: Study, method: str) -> tuple[str, Cell]:
 def _row(study: Study, item: StudyArm) -> list[str]:
     gone = "" if item.arm.defense is None else change_text(study.advantage_gone(item), scale=100, digits=1)
     return [
-        row_name(item.arm.method, item.arm.defense),
+        item.title,
         item.settings,
         shown(item.test_accuracy),
         shown(item.one_minus_auc),

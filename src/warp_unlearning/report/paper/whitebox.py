@@ -13,7 +13,7 @@ from .agreement import Cell, beside, rate_beside, shown
 from .changes import change_table
 from .extent import audited_text, problems
 from .markdown import paragraphs, table
-from .names import RATES, defense_name, in_order, paper_cell, row_name
+from .names import RATES, defense_name, in_order, paper_cell
 from .numbers import PaperTable, paper_table
 from .panels import Mark, Panel, rows_plot
 from .rendered import Rendered, rendered
@@ -21,11 +21,12 @@ from .study import Study, StudyArm, read_study
 from .table1 import missing_rows, ordered
 
 _RATES = (
-    "Means over pairs of an original and an unlearned model, with Student's interval over pairs; of a single pair its "
-    "own numbers. A TPR is the mean of each pair's TPR at the threshold that lets that share of the pair's own "
-    "never-seen examples pass: an attacker who calibrates on each model. It is resolved where it is in every pair; the "
-    "negatives are those of the pair with the fewest. Rates take the score as it is, forgotten higher: where the AUC "
-    "is below ½, an attacker who turns the score around does better than they say."
+    "Means over pairs of an original and an unlearned model, with Student's interval over pairs, or what the errors "
+    "within pairs amount to where that reaches further; of a single pair its own numbers. A TPR is the mean of each "
+    "pair's TPR at the threshold that lets that share of the pair's own never-seen examples pass: an attacker who "
+    "calibrates on each model. It is resolved where it is in every pair; the negatives are those of the pair with the "
+    "fewest. Rates take the score as it is, forgotten higher: where the AUC is below ½, an attacker who turns the "
+    "score around does better than they say."
 )
 _STRONGEST = (
     "The strongest attacker of an arm is picked afterwards; its interval holds for all attackers of the arm at once, "
@@ -40,7 +41,7 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
     naive, cells = _naive(arms, paper)
     defended = [item for item in arms if item.arm.defense is not None]
     changed = change_table(defended, paper, "AUC", study.gradient_lowered, study.gradient_gone, study.gradient_privacy)
-    missing, absent = missing_rows((row_name(i.arm.method, i.arm.defense) for i in arms), paper)
+    missing, absent = missing_rows((item.row for item in arms), paper)
     return rendered(
         "White box: attackers who hold both models",
         study.about,
@@ -59,7 +60,7 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
 def _naive(arms: list[StudyArm], paper: PaperTable) -> tuple[str, list[Cell]]:
     rows, cells = [], []
     for item in arms:
-        test, row = item.arm.gradient_test, row_name(item.arm.method, item.arm.defense)
+        test, row = item.arm.gradient_test, item.row
         found = [
             beside(None if test is None else test.auc, paper.number(row, "AUC"), chance=0.5),
             *(
@@ -68,7 +69,7 @@ def _naive(arms: list[StudyArm], paper: PaperTable) -> tuple[str, list[Cell]]:
             ),
         ]
         cells += found
-        rows.append([row, "0" if test is None else f"{test.pairs}", *found])
+        rows.append([item.title, "0" if test is None else f"{test.pairs}", *found])
     return table(["arm", "pairs", "AUC", *RATES.values()], rows), cells
 
 
@@ -88,7 +89,7 @@ def _attackers(study: Study, arms: list[StudyArm]) -> list[str]:
 def _head(item: StudyArm) -> str:
     """The defence, and how many pairs its numbers are means over."""
     pairs = max((attack.pairs for attack in item.attacks), default=0)
-    return defense_name(item.arm.defense) + (f", {counted(pairs, 'pair')}" if pairs else "")
+    return item.titled(defense_name(item.arm.defense)) + (f", {counted(pairs, 'pair')}" if pairs else "")
 
 
 def _auc(item: StudyArm, name: str) -> str:

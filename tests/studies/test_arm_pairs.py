@@ -1,4 +1,4 @@
-"""Fields of an audit's rows that compare a defence with its base, and risks with gradient norms."""
+"""What attacks on pairs of models leave in the row of an arm, alone and beside its base."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
 
-from warp_unlearning.attacks.membership.audit import Audit, Observations
 from warp_unlearning.report.fields import Field
-from warp_unlearning.report.shadow_results import _gradient_test as read_gradient_test
+from warp_unlearning.report.shadow_arm import read_gradient_test
 from warp_unlearning.stats.intervals import mean
 from warp_unlearning.stats.paired_share import paired_reduction
-from warp_unlearning.studies.shadow_results import (
-    _gradient_test,
-    _strongest,
-    gradient_difference,
-    gradient_reduction,
-    risk_correlation,
-)
+from warp_unlearning.studies.arm_pairs import gradient_difference, gradient_reduction, gradient_test, strongest_attack
 from warp_unlearning.studies.shadow_scores import ArmScores
 from warp_unlearning.studies.study_results import _pair_attacks
 
@@ -75,7 +67,7 @@ def test_areas_below_one_half_are_turned_around() -> None:
 
 def test_what_several_pairs_leave_is_read_back() -> None:
     base = attacked({(0, 0): 0.70, (1, 0): 0.72})
-    written = _gradient_test(base, None)
+    written = gradient_test(base, None)
     assert written is not None
     assert (written["difference"], written["reduction"]) == (None, None)
     read = read_gradient_test(Field(written, "results"))
@@ -100,57 +92,7 @@ def test_every_attack_has_its_mean_area_and_rates() -> None:
 
 
 def test_a_strength_is_at_most_1() -> None:
-    found = _strongest(attacked({(0, 0): 0.80, (1, 0): 0.95}))
+    found = strongest_attack(attacked({(0, 0): 0.80, (1, 0): 0.95}))
     assert found is not None
     assert found["strength"]["value"] == pytest.approx(0.875)
     assert (found["strength"]["low"], found["strength"]["high"]) == (0.5, 1.0)
-
-
-def made(norms: np.ndarray, scores: np.ndarray) -> Audit:
-    """An audit whose positives are all cells of a table of shadows and points."""
-    rows, columns = (index.ravel().astype(np.int32) for index in np.indices(scores.shape))
-    observed = Observations(scores.ravel(), columns, rows)
-    return Audit(observed, observed, np.arange(len(scores)), scores.shape[1], 1.0, "pooled")
-
-
-def table(draw: np.random.Generator, shadows: int, points: int) -> tuple[np.ndarray, np.ndarray]:
-    """Norms and scores that both owe to the point, scores to the shadow as well."""
-    common = draw.normal(size=(1, points))
-    norms = np.exp(common + 0.3 * draw.normal(size=(shadows, points)))
-    shift = 0.4 * draw.normal(size=(shadows, 1))
-    return norms, 0.7 * common + draw.normal(size=(shadows, points)) + shift
-
-
-def test_the_correlation_is_spearmans_and_a_bootstrap_over_points_gives_its_interval() -> None:
-    draw = np.random.default_rng(20)
-    norms, _ = table(draw, 6, 150)
-    scores = np.log(norms) + draw.normal(size=norms.shape) + draw.normal(size=(1, 150))
-    norms[0, :5] = np.nan
-    found = risk_correlation(made(norms, scores), norms.ravel())
-    assert found is not None
-    known = np.isfinite(norms)
-    assert found["value"] == pytest.approx(spearmanr(norms[known], scores[known])[0])
-    boot = []
-    for _ in range(300):
-        pick = draw.integers(150, size=150)
-        x, y = norms[:, pick], scores[:, pick]
-        boot.append(spearmanr(x[np.isfinite(x)], y[np.isfinite(x)])[0])
-    low, high = np.quantile(boot, [0.025, 0.975])
-    assert found["high"] - found["low"] == pytest.approx(high - low, rel=0.25)
-
-
-def test_the_interval_of_the_correlation_covers_where_shadows_and_points_move_together() -> None:
-    draw = np.random.default_rng(21)
-    truth = np.mean([spearmanr(*(part.ravel() for part in table(draw, 8, 60)))[0] for _ in range(400)])
-    covered = 0
-    for _ in range(200):
-        norms, scores = table(draw, 8, 60)
-        found = risk_correlation(made(norms, scores), norms.ravel())
-        assert found is not None
-        covered += found["low"] <= truth <= found["high"]
-    assert 0.91 <= covered / 200 <= 0.995
-
-
-def test_there_may_be_nothing_to_correlate() -> None:
-    same = np.ones((4, 10))
-    assert risk_correlation(made(same, np.random.default_rng(0).normal(size=(4, 10))), same.ravel()) is None

@@ -1,0 +1,166 @@
+"""One arm of a shadow audit, a method with a defence or without, from its results file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..stats.reading import Verdict
+from .audit_shapes import Curve, Histogram, read_histogram, read_risk, read_roc
+from .fields import Field, Pairs
+from .measures import Estimate, Rate, Score, read_estimate, read_rate, read_score, read_verdict, reading, worst
+
+
+@dataclass(frozen=True)
+class RetainLeakage:
+    """How well examples that nobody asked to forget are told from unseen ones, before and after."""
+
+    before: Estimate
+    after: Estimate
+    difference: Estimate
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The share of the attacker's advantage over chance that a defence takes away; None where none can be stated."""
+
+    auc: Estimate | None
+    tpr_at_1: Estimate | None
+    note: str
+
+
+@dataclass(frozen=True)
+class GradientTest:
+    """The gradient-difference test, mean over so many pairs of models. `rates` are means of each pair's rate at the
+    threshold of that pair's own negatives; they may be empty.
+    """
+
+    auc: Estimate
+    pairs: int
+    rates: tuple[Rate, ...]
+
+    def rate(self, fpr: float) -> Rate | None:
+        """The rate at `fpr`, None where the file has none."""
+        return next((rate for rate in self.rates if abs(rate.fpr - fpr) < 1e-9), None)
+
+
+@dataclass(frozen=True)
+class Strongest:
+    """The strongest attacker who holds the models before and after; `strength` is max(AUC, 1 − AUC).
+
+    `verdict` is what the file says of it. Without one, a single pair's interval can be read, since it holds for all
+    attacks at once; a mean over several pairs cannot: every strength is at least ½, so that their mean lies above ½
+    even where nothing leaks.
+    """
+
+    attack: str
+    strength: Estimate
+    pairs: int
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Shares of examples that the unlearned models classify correctly."""
+
+    forget: Estimate | None
+    retain: Estimate | None
+    test: Estimate | None
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """What unlearning one model took, and by what share that is more than without the defence."""
+
+    unlearning: Estimate | None
+    defense_share: Estimate | None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method with one defence, or without (`defense` None); parts that were not measured are None.
+
+    `problem` says why there are no scores, empty where there are.
+    """
+
+    name: str
+    method: str
+    defense: str | None
+    settings: Pairs
+    complete: bool
+    missing: int
+    problem: str
+    score: Score | None
+    slices: Mapping[str, Score | None]
+    against_originals: Score | None
+    retain_leakage: RetainLeakage | None
+    reduction: Reduction | None
+    gradient_test: GradientTest | None
+    strongest: Strongest | None
+    accuracy: Accuracy | None
+    roc: Curve | None
+    histogram: Histogram | None
+    risk: Curve | None
+    seconds: Seconds | None
+
+    @property
+    def verdicts(self) -> Mapping[str, Verdict | None]:
+        """What each test of this arm says by itself; None where it was not made."""
+        found = {"shadow models": None if self.score is None else self.score.verdict}
+        found |= {name: None if score is None else score.verdict for name, score in self.slices.items()}
+        found["gradient test"] = None if self.gradient_test is None else reading(self.gradient_test.auc)
+        found["strongest attacker"] = None if self.strongest is None else self.strongest.verdict
+        return found
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """A leak if any test found one, no leak only if every test that was made found none."""
+        return worst(list(self.verdicts.values()))
+
+
+def read_arm(field: Field) -> Arm:
+    """One arm from its row of the file."""
+    return Arm(
+        field["name"].text(),
+        field["method"].text(),
+        field["defense"].maybe(Field.text),
+        field["settings"].pairs(),
+        field["complete"].flag(),
+        field["missing"].count(),
+        (field["problem"].maybe(Field.text) or "") if "problem" in field else "",
+        field["all"].maybe(read_score),
+        field["slices"].maybe(lambda f: {name: score.maybe(read_score) for name, score in f.items()}) or {},
+        field["against_originals"].maybe(read_score),
+        field["retain_leakage"].maybe(
+            lambda f: RetainLeakage(*(read_estimate(f[name]) for name in ("before", "after", "difference")))
+        ),
+        field["reduction"].maybe(
+            lambda f: Reduction(f["auc"].maybe(read_estimate), f["tpr_at_1"].maybe(read_estimate), f["note"].text())
+        ),
+        field["gradient_test"].maybe(read_gradient_test),
+        field["strongest"].maybe(_strongest),
+        field["accuracy"].maybe(
+            lambda f: Accuracy(*(f[name].maybe(read_estimate) for name in ("forget", "retain", "test")))
+        ),
+        field["roc"].maybe(read_roc),
+        field["histogram"].maybe(read_histogram),
+        field["risk"].maybe(read_risk),
+        field["seconds"].maybe(
+            lambda f: Seconds(f["unlearning"].maybe(read_estimate), f["defense_share"].maybe(read_estimate)),
+        ),
+    )
+
+
+def read_gradient_test(field: Field) -> GradientTest:
+    """The gradient-difference test of one arm."""
+    # Some files have null for the rates of several pairs.
+    rates = field["rates"].maybe(lambda found: tuple(read_rate(rate) for rate in found)) if "rates" in field else None
+    return GradientTest(read_estimate(field["auc"]), field["pairs"].count(), rates or ())
+
+
+def _strongest(field: Field) -> Strongest:
+    strength, pairs = read_estimate(field["strength"]), field["pairs"].count()
+    verdict = reading(strength) if pairs == 1 else None
+    if "verdict" in field:
+        verdict = field["verdict"].maybe(read_verdict)
+    return Strongest(field["attack"].text(), strength, pairs, verdict)

@@ -1,0 +1,54 @@
+"""What a configuration of `warp reproduce`, with tuned recipes where it names some, asks of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..config.reproduce import ReproduceConfig
+from ..config.tuned_recipes import read_recipes
+from ..studies.study import Asked, Settings
+
+
+def asked_of(config: ReproduceConfig) -> Asked:
+    """What a configuration asks of a study; its own options go over those of its recipes."""
+    methods, defenses = _from_recipes(config.recipes)
+    return Asked(
+        methods=tuple(dict.fromkeys(config.methods)),
+        defenses=config.defenses,
+        method_options=_over(methods, config.method_options, of=0),
+        defense_options=_over(defenses, config.defense_options, of=1),
+        shadows=config.shadows,
+        forget_sets=config.forget_sets,
+        pairs=config.pairs,
+        epochs=config.epochs,
+        seed=config.seed,
+        device=config.device,
+        data_path=config.data_path,
+    )
+
+
+def _over(recipes: Settings, given: Settings, *, of: int) -> Settings:
+    """What is given for a method or a defence goes over the recipes of every arm that has it; `of` says which of the
+    two a name like "method + defence" is looked up by.
+    """
+    found: dict[str, Mapping[str, Any]] = {**given}
+    for name, settings in recipes.items():
+        own = name.split(" + ")[min(of, name.count(" + "))]
+        found[name] = {**settings, **given.get(own, {}), **given.get(name, {})}
+    return found
+
+
+def _from_recipes(file: Path | None) -> tuple[Settings, Settings]:
+    """Settings by arm; a random kick has those of WARP, whose control it is."""
+    methods: dict[str, Mapping[str, Any]] = {}
+    defenses: dict[str, Mapping[str, Any]] = {}
+    for arm in () if file is None else read_recipes(file).arms:
+        names = [arm.method] if arm.defense is None else [f"{arm.method} + {arm.defense}"]
+        names += [f"{arm.method} + kick"] if arm.defense == "warp" else []
+        for name in names:
+            methods[name] = arm.method_options.get(arm.method, {})
+            if arm.defense is not None:
+                defenses[name] = arm.defense_options.get(arm.defense, {})
+    return methods, defenses
