@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -30,29 +29,23 @@ _Scores = dict[Attack, Floats] | None
 _Others = tuple[_Scores, _Scores]
 
 
-class PairOptions(TypedDict, total=False):
-    """What an audit may be told beside the models and what was forgotten; `PairAuditor` has the defaults."""
-
-    retain: object | None
-    retrained: nn.Module | Sequence[nn.Module]
-    background: int
-    probes: int
-    ridge: float
-    relative_ridge: bool
-    level: float
-    margin: float
-    seed: int
-
-
 def audit_pair(
     original: nn.Module,
     unlearned: nn.Module,
     *,
     forget: object,
     test: object,
+    retain: object | None = None,
+    retrained: nn.Module | Sequence[nn.Module] = (),
     defense: str | None = None,
     steps: Sequence[str] | str | None = None,
-    **options: Unpack[PairOptions],
+    background: int = 1000,
+    probes: int = 512,
+    ridge: float = 1e-3,
+    relative_ridge: bool = True,
+    level: float = 0.95,
+    margin: float = MARGIN,
+    seed: int = 0,
 ) -> PairAudit:
     """Attack a pair of models with everything that needs no shadow model.
 
@@ -62,9 +55,22 @@ def audit_pair(
     attacker uses to undo a defence, by all `steps` that apply, or by those against `defense`: its name, "none", or None
     where it is unknown. `retrained` is a model that never saw the forget set: the same attacks on the original and it
     show what even retraining reveals. With two of them, the attacks on this pair show what they find where nothing was
-    forgotten. `seed` decides the draws of the auditor. What is not given is as in `PairAuditor`.
+    forgotten. `seed` decides the draws of the auditor.
     """
-    auditor = PairAuditor(original, forget=forget, test=test, **options)
+    auditor = PairAuditor(
+        original,
+        forget=forget,
+        test=test,
+        retain=retain,
+        retrained=retrained,
+        background=background,
+        probes=probes,
+        ridge=ridge,
+        relative_ridge=relative_ridge,
+        level=level,
+        margin=margin,
+        seed=seed,
+    )
     return auditor.audit(unlearned, defense=defense, steps=steps)
 
 
