@@ -93,7 +93,7 @@ def _stack(files: Sequence[Path], size: tuple[int, int] | None) -> NDArray[np.ui
         if image.shape[:2] != images[0].shape[:2]:
             raise DataError(
                 f"{file} is {image.shape[:2]} (height, width) and {files[0]} is {images[0].shape[:2]}; "
-                "make them equal or give a size to resize to"
+                "make them equal, or give a size to resize to (the setting data.size)"
             )
     channels = max(image.shape[2] for image in images)
     return np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])

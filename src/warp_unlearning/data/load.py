@@ -60,5 +60,6 @@ def load_data(
     if fetch and locate(path) is None:
         return load_cifar10(fetch_cifar10(path))
     if not path.exists():
-        raise DataError(f"there is nothing at {path}; {_HOW_TO_GET[name]}")
+        seen = "" if path.is_absolute() else f", seen from {Path.cwd()}"
+        raise DataError(f"there is nothing at {path}{seen}; {_HOW_TO_GET[name]} (the setting data.path)")
     return load_image_folder(path, size=size) if name == "folder" else _FROM_PATH[name](path)

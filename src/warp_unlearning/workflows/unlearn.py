@@ -147,7 +147,8 @@ def _check_known(index: IndexArray, known: IndexArray, validation: IndexArray) -
         why = "is in the validation set" if unknown[0] in validation else "was forgotten already"
         raise DataError(
             f"the model never learned from, or no longer knows, {len(unknown)} of the examples to forget (first: "
-            f"{unknown[0]}, which {why}); remove them from the indices"
+            f"{unknown[0]}, which {why}); remove them from the indices. The run that trained it has in train.npy those "
+            "that it learned from"
         )
 
 
