@@ -34,6 +34,14 @@ def test_when_the_time_is_up_the_table_says_so_and_the_code_is_3(warp: Warp, sma
     assert (out / "audited.npy").is_file()
 
 
+def test_a_table_of_what_a_store_lacks_is_no_success(warp: Warp, small: Path, tmp_path: Path) -> None:
+    given = ("--config", small, "--out", tmp_path / "out", "--device", "cpu", "--only-results", "--progress", "none")
+    answer = warp("reproduce", "table1", *given)
+    assert answer.code == 3
+    assert answer.err == "the store lacks 216 jobs; run the command without --only-results to go on\n"
+    assert (tmp_path / "out" / "table.md").is_file()
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -162,3 +162,10 @@ def test_a_folder_that_is_no_store_is_left_alone(tmp_path: Path, command: list[s
 def test_the_commands_are_those_documented() -> None:
     group = typer.main.get_command(runs_app)
     assert sorted(group.commands) == ["gc", "list", "merge", "pack", "show", "verify"]  # type: ignore[attr-defined]
+
+
+def test_no_store_is_made_for_a_file_that_cannot_be_taken_in(tmp_path: Path) -> None:
+    (tmp_path / "bad.tar").write_bytes(b"no archive")
+    with pytest.raises(DataError, match="is no file of packed results"):
+        run(tmp_path / "store", "merge", str(tmp_path / "bad.tar"))
+    assert not (tmp_path / "store").exists()

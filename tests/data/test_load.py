@@ -69,3 +69,11 @@ def test_fetch_only_if_the_data_are_not_there(tmp_path: Path, monkeypatch: pytes
 
 def test_the_names_are_those_promised() -> None:
     assert NAMES == ("digits", "cifar10", "fashion_mnist", "npz", "folder")
+
+
+def test_a_relative_path_is_told_with_the_folder_it_is_seen_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=rf"nothing at mine\.npz, seen from {tmp_path}; .*the setting data\.path"):
+        load_data("npz", path=Path("mine.npz"))
