@@ -205,6 +205,14 @@ def test_a_table_is_not_written_over_by_one_that_leaves_out_what_it_has(
     prepare_study(ReproduceRequest(config(blobs, **more), tmp_path / "out"))
 
 
+@pytest.mark.parametrize("text", ["", "- 1\n", "a: [", "a: 1\na: 2\n"])
+def test_a_folder_whose_configuration_cannot_be_read_is_left_alone(blobs: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"config\.yaml (is damaged: .*|holds no settings.*); give another --out"):
+        prepare_study(ReproduceRequest(config(blobs), tmp_path))
+    assert (tmp_path / "config.yaml").read_text() == text
+
+
 def test_a_folder_of_something_else_is_left_alone(blobs: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").touch()

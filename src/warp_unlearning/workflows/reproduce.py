@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any
 
 import torch
+import yaml
 
 from ..config.reproduce import ReproduceConfig
 from ..config.resolve import as_plain
@@ -136,7 +137,7 @@ def _settled(config: ReproduceConfig, *, uses_device: bool) -> ReproduceConfig:
 
 def _require_growth(out: Path, config: ReproduceConfig) -> None:
     """Refuse to write over the table of another study, or of arms and shadows that this one leaves out."""
-    old, new = load_yaml((out / CONFIG).read_text()), as_plain(config)
+    old, new = _configuration_in(out), as_plain(config)
     for name in ("study", "size", "seed"):
         if name in old and old[name] != new[name]:
             raise InputError(f"{out} holds a study with {name} {old[name]}, not {new[name]}; give another --out")
@@ -146,6 +147,16 @@ def _require_growth(out: Path, config: ReproduceConfig) -> None:
             raise InputError(f"{out} holds results of {name} that are left out here, {left_out[0]}; give another --out")
     if None not in (old.get("shadows"), new["shadows"]) and old["shadows"] > new["shadows"]:
         raise InputError(f"{out} holds a study of {old['shadows']} shadows, not {new['shadows']}; give another --out")
+
+
+def _configuration_in(out: Path) -> dict[str, Any]:
+    try:
+        found = load_yaml((out / CONFIG).read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{out / CONFIG} is damaged: {str(error).splitlines()[0]}; give another --out") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{out / CONFIG} holds no settings, so that it is no study's; give another --out")
+    return found
 
 
 def _open(out: Path, config: ReproduceConfig) -> RunDirectory:
