@@ -164,6 +164,15 @@ def test_the_commands_are_those_documented() -> None:
     assert sorted(group.commands) == ["gc", "list", "merge", "pack", "show", "verify"]  # type: ignore[attr-defined]
 
 
+def test_a_packed_file_with_the_name_of_one_is_compressed(store: Store, tmp_path: Path) -> None:
+    for name in ("p.tar", "p.tar.xz"):
+        told = run(store, "pack", str(tmp_path / name)).output
+        assert told.startswith("packed 3 results, ")
+        answer = run(tmp_path / f"into {name}", "merge", str(tmp_path / name))
+        assert "took 3 results; 0 were there already" in answer.output
+    assert (tmp_path / "p.tar.xz").stat().st_size < (tmp_path / "p.tar").stat().st_size / 5
+
+
 def test_no_store_is_made_for_a_file_that_cannot_be_taken_in(tmp_path: Path) -> None:
     (tmp_path / "bad.tar").write_bytes(b"no archive")
     with pytest.raises(DataError, match="is no file of packed results"):

@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event as Flag
+from threading import get_ident
 
 import pytest
 from trial_work import Trial, expected, layered, results
@@ -16,6 +18,7 @@ from warp_unlearning.runs.job import Job, NoRoom, Steps
 from warp_unlearning.runs.key import Key
 from warp_unlearning.runs.local_engine import LocalEngine
 from warp_unlearning.runs.store import Store
+from warp_unlearning.waiting import idly
 
 
 class Turns:
@@ -130,6 +133,71 @@ def test_jobs_of_a_lower_order_come_first(store: Store, work: Stepped) -> None:
         jobs, work=work, store=store, watch=lambda e: seen.append(e.key) if e.what == "started" else None
     )
     assert seen == [job.key for job in reversed(jobs)]
+
+
+class Waiting(Trial):
+    """Every job waits in the middle of a step until all of them do; notes which thread takes steps, and whether two
+    are ever at work at once.
+    """
+
+    def steps(self, job: Job, store: Store) -> Steps:
+        seen = self.__dict__.setdefault("seen", {})
+        mine = seen.setdefault(job.key.digest, set())
+        with self._alone(mine):
+            yield_to_all = self.__dict__.setdefault("gate", Flag())
+            self.__dict__["inside"] = self.__dict__.get("inside", 0) + 1
+            if self.__dict__["inside"] == self.__dict__["wanted"]:
+                yield_to_all.set()
+            self.__dict__["working"] -= 1
+            with idly():
+                assert yield_to_all.wait(20)
+            self.__dict__["working"] += 1
+        yield
+        with self._alone(mine):
+            found = self(job, store)
+        return found
+
+    @contextmanager
+    def _alone(self, mine: set[int]) -> Iterator[None]:
+        mine.add(get_ident())
+        self.__dict__["working"] = self.__dict__.get("working", 0) + 1
+        time.sleep(0.01)
+        self.__dict__.setdefault("most", []).append(self.__dict__["working"])
+        yield
+        self.__dict__["working"] -= 1
+
+
+def test_who_waits_in_the_middle_of_a_step_lets_others_work(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "marks").mkdir()
+    work, jobs = Waiting(tmp_path / "marks"), [Job(Key("a", 1, {"i": i})) for i in range(4)]
+    work.__dict__["wanted"] = 4
+    outcome = FleetEngine(4, Turns).run(jobs, work=work, store=store, watch=ignore)
+    assert outcome.complete
+    assert results(store, jobs) == expected(jobs)
+    assert set(work.__dict__["most"]) == {1}
+    threads = [next(iter(ids)) for ids in work.__dict__["seen"].values() if len(ids) == 1]
+    assert len(set(threads)) == 4
+    assert get_ident() not in threads
+
+
+def test_an_interrupt_while_jobs_wait_lets_go_of_their_claims(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "marks").mkdir()
+    work, jobs = Waiting(tmp_path / "marks"), [Job(Key("a", 1, {"i": i})) for i in range(3)]
+    # The gate opens for two, and the third is interrupted at its start.
+    work.__dict__["wanted"] = 2
+    started: list[Key] = []
+
+    def interrupt(event: Event) -> None:
+        started.append(event.key)
+        if len(started) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        FleetEngine(3, Turns).run(jobs, work=work, store=store, watch=interrupt)
+    assert results(store, jobs) == {}
+    outcome = FleetEngine(3, Turns).run(jobs, work=work, store=store, watch=ignore)
+    assert outcome.complete
+    assert results(store, jobs) == expected(jobs)
 
 
 def test_bad_input(store: Store, work: Stepped) -> None:

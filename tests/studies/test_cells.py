@@ -135,7 +135,8 @@ def test_a_cell_is_the_method_by_itself(plan: CellPlan, store: Store, data: Imag
     audited = data.train.select(torch.from_numpy(plan.division.audited))
     expected = logit_confidence(model.eval()(audited.x).detach().double().numpy(), audited.y.numpy())
     found = arrays_of(store.read(plan.key(Cell("cell", 2, 1, "ngp"))).read(SCORES))
-    np.testing.assert_allclose(found["confidence"], expected, rtol=1e-4, atol=1e-4)
+    assert {name: values.dtype.name for name, values in found.items()} == {"confidence": "float16", "energy": "float32"}
+    np.testing.assert_allclose(found["confidence"].astype(np.float64), expected, rtol=2**-11 + 1e-4, atol=1e-4)
     about = json.loads(store.read(plan.key(Cell("cell", 2, 1, "ngp"))).read(ABOUT))
     forget = points["forget"]
     assert about["accuracy"]["forget"] == pytest.approx(float((model(forget.x).argmax(1) == forget.y).float().mean()))
@@ -182,6 +183,7 @@ def test_scores_are_gathered_with_what_each_model_forgot(plan: CellPlan, store: 
     assert (found.forgotten | found.never | found.kept).all()
     assert len(found.energy) == found.forgotten.sum()
     originals = cell_original_scores(plan, store)
+    assert {a.dtype.name for a in (found.confidence, found.energy, originals.confidence)} == {"float64"}
     assert originals.confidence.shape == (6, 60)
     assert (originals.trained == ~found.never[::2]).all()
 

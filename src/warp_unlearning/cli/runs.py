@@ -137,13 +137,16 @@ def gc(
 @runs_app.command("pack")
 def pack_results(
     store: StorePath,
-    file: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(help="The file to write; compressed if its name ends in .xz or .gz.", show_default=False),
+    ],
     without: Annotated[
         list[str] | None,
         typer.Option(help='A kind to leave out, such as "original", whose weights are large; several times for more.'),
     ] = None,
 ) -> None:
-    """Write results to a file, for a store on another machine."""
+    """Write results to a file, for a store on another machine or for keeping."""
     from ..runs.store_pack import pack
 
     done = pack(_open(store), file, without=without or ())

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..gradients.energy import gradient_energy
+from ..linalg.on_host import on_host
 from ..models.normalisation import norm_mode
 from ..symmetry.certificate import Certificate, Certify, Labelled, drift_numbers, read_drift
 from ..symmetry.move import Move, Translation, apply_move
@@ -132,10 +133,10 @@ class _Judged:
 
     def drifts(self, after: _Judged, view: View) -> Drifts:
         """Both compared with what they are later, in one read."""
-        judges = drift_numbers(self.judges, after.judges, view.judges[1])
+        numbers = [drift_numbers(self.judges, after.judges, view.judges[1])]
         if self.forget is None or after.forget is None or view.forget is None:
-            return Drifts(read_drift(judges.cpu(), len(view.judges[1])), None)
-        read = torch.stack([judges, drift_numbers(self.forget, after.forget, view.forget[1])]).cpu()
+            return Drifts(read_drift(on_host(numbers)[0], len(view.judges[1])), None)
+        read = on_host([*numbers, drift_numbers(self.forget, after.forget, view.forget[1])])
         return Drifts(read_drift(read[0], len(view.judges[1])), read_drift(read[1], len(view.forget[1])))
 
 

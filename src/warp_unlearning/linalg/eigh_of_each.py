@@ -8,12 +8,14 @@ longer by cuSOLVER's batched routine than one after another (on an H200, in floa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from threading import local
 
 import torch
 from torch import Tensor
+
+from ..waiting import idly
 
 _THREADS = 4
 # Up to so many rows torch has a routine of its own for a stack.
@@ -33,6 +35,8 @@ def eigh_of_each(stacks: Sequence[Tensor]) -> list[Decomposed]:
     for i in sorted(range(len(stacks)), key=lambda i: -stacks[i].shape[1]):
         current = torch.cuda.current_stream(stacks[i].device)
         found[i] = [_threads().submit(_beside, part, current) for part in parts[i]]
+    with idly():
+        wait([future for own in found.values() for future in own])
     return [_joined([future.result() for future in found[i]]) for i in range(len(stacks))]
 
 

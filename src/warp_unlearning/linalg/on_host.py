@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..waiting import await_device
+
 
 def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Each tensor in float64 on the host, in its shape, by one transfer for each device they lie on."""
@@ -18,7 +20,9 @@ def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
                 kinds.setdefault(tensor.dtype, []).append(place)
         places = [place for own in kinds.values() for place in own]
         parts = [torch.cat([tensors[place].detach().reshape(-1) for place in own]).double() for own in kinds.values()]
-        joined = (parts[0] if len(parts) == 1 else torch.cat(parts)).cpu()
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        await_device(device)
+        joined = joined.cpu()
         for place, part in zip(places, torch.split(joined, [tensors[place].numel() for place in places]), strict=True):
             found[place] = part.reshape(tensors[place].shape)
     return [part for part in found if part is not None]

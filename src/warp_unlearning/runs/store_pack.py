@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, InputError, nearest
+from .compressed import DAMAGE, reading, require_whole, writing
 from .key import Key
 from .store import Store
 
 _ABOUT = ".key.json"
+_UNREADABLE: tuple[type[Exception], ...] = (tarfile.TarError, *DAMAGE)
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,17 @@ class Packed:
 
 
 def pack(store: Store, file: Path, *, without: Collection[str] = ()) -> Packed:
-    """Write every result of `store`, each verified, to `file`, but those of the kinds `without`."""
+    """Write every result of `store`, each verified, to `file`, but those of the kinds `without`.
+
+    A tar file, compressed where the name ends in .xz or .gz; the same results give the same bytes.
+    """
     if file.exists():
         raise InputError(f"{file} is there already; give another name")
     _require_kinds(store, without)
     count = 0
-    # Plain, not compressed: scores are numbers without pattern, and weights even more so.
-    with tarfile.open(file, "w") as archive:
+    # By digest, the files of a result side by side. Compressed, headers and keys nearly vanish and scores lose about a
+    # quarter of their size; weights lose next to nothing.
+    with writing(file) as stream, tarfile.open(fileobj=stream, mode="w") as archive:
         for entry in store.entries():
             key = entry.manifest.key
             if key.kind in without:
@@ -58,15 +64,19 @@ def take_in(store: Store, file: Path) -> Packed:
     """Put every result of `file` into `store`; those that are there are left as they are."""
     taken = known = 0
     try:
-        with tarfile.open(file, "r:") as archive:
+        # The checksum of a compressed file comes last, and damage before it may read as scores.
+        require_whole(file)
+        with reading(file) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             for key, seconds, files in _results(archive, file):
                 if store.has(key):
                     known += 1
                 else:
                     store.write(key, files, seconds=seconds)
                     taken += 1
-    except (tarfile.TarError, EOFError) as error:
-        raise DataError(f"{file} is no file of packed results, or is cut short ({error}); pack it again") from error
+    except _UNREADABLE as error:
+        raise DataError(
+            f"{file} is no file of packed results, or is damaged or cut short ({error}); pack it again"
+        ) from error
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror or error}") from error
     return Packed(taken, known)
@@ -75,9 +85,9 @@ def take_in(store: Store, file: Path) -> Packed:
 def require_packed(file: Path) -> None:
     """Refuse what does not begin as a file of packed results does, before a store is made for it."""
     try:
-        with tarfile.open(file, "r:") as archive:
+        with reading(file) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             first = archive.next()
-    except tarfile.TarError as error:
+    except _UNREADABLE as error:
         raise DataError(
             f"{file} is no file of packed results ({error}); give one that `warp runs pack` wrote"
         ) from error

@@ -32,7 +32,7 @@ from ..runs.store import Store
 from .cell_settings import CellSettings
 
 # A change of what a kind of job computes changes its number, so that results of before are not taken for it.
-VERSIONS = {"original": 1, "scores": 1, "cell": 1}
+VERSIONS = {"original": 1, "scores": 2, "cell": 2}
 
 
 @dataclass(frozen=True)

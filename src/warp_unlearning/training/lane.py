@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from ..waiting import idly
+
 _AHEAD = 32
 
 
@@ -29,7 +31,8 @@ class DeviceLane:
             yield
             return
         if len(self._taken) == _AHEAD:
-            self._taken.popleft().synchronize()
+            with idly():
+                self._taken.popleft().synchronize()
         with torch.cuda.stream(self._stream):
             yield
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import DivergedError
 from ..training.update import Update
+from ..waiting import await_device
 
 
 class Guard:
@@ -41,7 +42,9 @@ class Guard:
         state = self._model.state_dict()
         norms = torch._foreach_norm([state[n] for n in self._floating])
         sums = torch.stack([torch.stack(norms).sum().double()])  # finite if and only if every norm is
-        numbers = torch.cat([torch.stack(losses).double(), sums] if losses else [sums]).tolist()
+        joined = torch.cat([torch.stack(losses).double(), sums] if losses else [sums])
+        await_device(joined.device)
+        numbers = joined.tolist()
         self._check(numbers[:-1], numbers[-1])
         values = iter(numbers)
         for update in self._waiting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import cycle
 
+from ..cuda_sleep import sleep_while_waiting
 from ..errors import InputError
 from ..runs.cores import available_cores
 from ..runs.engine import Engine
@@ -37,8 +38,11 @@ def choose_study_engine(device: str, *, at_once: int | None, alone: bool = False
         from ..training.lane import DeviceLane
 
         count = 1 if alone else at_once or LANES
+        place = torch.device(device)
+        if count > 1:
+            sleep_while_waiting(place.index or 0)
         # The same lanes whenever the engine is used: memory is kept for each.
-        lanes = cycle([DeviceLane(torch.device(device)) for _ in range(count)])
+        lanes = cycle([DeviceLane(place) for _ in range(count)])
         return ChosenEngine(FleetEngine(count, lambda: next(lanes)), count)
     count = 1 if alone else at_once or available_cores()
     return ChosenEngine(LocalEngine(workers=count), count)

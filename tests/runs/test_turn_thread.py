@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Event, get_ident
+
+import pytest
+
+from warp_unlearning.runs.turn_thread import TurnThread
+from warp_unlearning.waiting import idly
+
+
+@pytest.fixture
+def roused() -> Event:
+    return Event()
+
+
+@pytest.fixture
+def thread(roused: Event) -> Iterator[TurnThread[int]]:
+    made: TurnThread[int] = TurnThread(roused.set)
+    yield made
+    made.close()
+
+
+def test_calls_are_done_one_after_another_in_one_other_thread(thread: TurnThread[int]) -> None:
+    found = []
+    for _ in range(2):
+        thread.start(get_ident)
+        assert not thread.free
+        assert thread.turn()
+        found.append(thread.result())
+        assert thread.free
+    assert found[0] == found[1] != get_ident()
+
+
+def test_a_call_is_begun_in_its_turn_only(thread: TurnThread[int]) -> None:
+    begun: list[int] = []
+    thread.start(lambda: begun.append(1) or 7)
+    assert begun == []
+    assert thread.turn()
+    assert (begun, thread.result()) == ([1], 7)
+
+
+def test_what_a_call_raises_is_raised_to_the_owner(thread: TurnThread[int]) -> None:
+    def fail() -> int:
+        raise KeyboardInterrupt("enough")
+
+    thread.start(fail)
+    assert thread.turn()
+    with pytest.raises(KeyboardInterrupt, match="enough"):
+        thread.result()
+    assert thread.free
+
+
+def test_a_turn_ends_when_the_call_waits_and_another_is_asked_for(thread: TurnThread[int], roused: Event) -> None:
+    gate, trail = Event(), []
+
+    def call() -> int:
+        trail.append("before")
+        with idly():
+            assert gate.wait(10)
+        trail.append("after")
+        return 3
+
+    thread.start(call)
+    assert not thread.turn()
+    assert thread.waits
+    assert not roused.is_set()
+    gate.set()
+    assert roused.wait(10)
+    assert not thread.waits
+    # It has waited, but it is not its turn.
+    assert trail == ["before"]
+    assert thread.turn()
+    assert (trail, thread.result()) == (["before", "after"], 3)
+
+
+def test_what_fails_while_it_waits_fails_in_its_next_turn(thread: TurnThread[int], roused: Event) -> None:
+    def call() -> int:
+        with idly():
+            raise OSError("the line is dead")
+
+    thread.start(call)
+    assert not thread.turn()
+    assert roused.wait(10)
+    assert thread.turn()
+    with pytest.raises(OSError, match="the line is dead"):
+        thread.result()
+
+
+def test_closing_lets_a_call_that_waits_come_to_its_end(roused: Event) -> None:
+    thread: TurnThread[int] = TurnThread(roused.set)
+    gate, ended = Event(), []
+
+    def call() -> int:
+        with idly():
+            gate.wait(10)
+        with idly():
+            pass
+        ended.append(True)
+        return 0
+
+    thread.start(call)
+    thread.turn()
+    gate.set()
+    thread.close()
+    assert ended == [True]
+
+
+def test_closing_takes_no_notice_of_what_a_call_raises(roused: Event) -> None:
+    thread: TurnThread[int] = TurnThread(roused.set)
+
+    def call() -> int:
+        with idly():
+            pass
+        raise ValueError
+
+    thread.start(call)
+    thread.turn()
+    thread.close()
+    assert thread.free
