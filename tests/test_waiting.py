@@ -1,14 +1,19 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
 
 from warp_unlearning.cuda_sleep import sleep_while_waiting
-from warp_unlearning.waiting import await_device, idly, take_turns
+from warp_unlearning.gradients.math_attention import math_attention
+from warp_unlearning.linalg.eigh_of_each import eigh_of_each, host_is_better
+from warp_unlearning.models.full_precision import full_precision
+from warp_unlearning.randomness import LayerDraws
+from warp_unlearning.waiting import await_device, idly, keeping_turn, may_leave, take_turns, takes_turns
 
 
 def test_a_thread_that_takes_no_turns_just_waits() -> None:
@@ -41,6 +46,88 @@ def test_a_thread_that_takes_turns_leaves_its_own_while_it_waits() -> None:
         seen.append("elsewhere")
     assert seen[-1] == "elsewhere"
     assert len(seen) == 4
+
+
+def in_turns(work: Callable[[], object]) -> list[object]:
+    """What `work` gives in a thread that takes turns."""
+    found: list[object] = []
+
+    def run() -> None:
+        take_turns(nullcontext)
+        found.append(work())
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    return found
+
+
+def test_a_turn_that_is_kept_is_not_left() -> None:
+    left = []
+
+    @contextmanager
+    def leave() -> Iterator[None]:
+        left.append(True)
+        yield
+
+    def work() -> None:
+        take_turns(leave)
+        with keeping_turn():
+            with keeping_turn(), idly():
+                pass
+            with idly():
+                pass
+        assert left == []
+        with idly():
+            pass
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+    assert left == [True]
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [full_precision, math_attention, lambda: LayerDraws(0, device=torch.device("cpu"))],
+    ids=["precision", "attention", "draws"],
+)
+def test_what_the_process_shares_is_not_left_changed_to_others(shared: Callable[[], Any]) -> None:
+    def work() -> tuple[bool, bool, bool]:
+        with shared():
+            inside = may_leave()
+        return takes_turns(), inside, may_leave()
+
+    assert in_turns(work) == [(True, False, True)]
+
+
+def test_layers_that_draw_nothing_may_be_left() -> None:
+    def work() -> bool:
+        with LayerDraws(0, device=torch.device("cpu"), none=True):
+            return may_leave()
+
+    assert in_turns(work) == [True]
+
+
+def test_the_host_decomposes_only_where_others_use_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warp_unlearning.linalg.eigh_of_each.cpu_count", lambda: 16)
+    assert not host_is_better(576)
+    assert in_turns(lambda: [host_is_better(rows) for rows in (16, 576, 1152, 2304)]) == [[False, True, True, False]]
+    monkeypatch.setattr("warp_unlearning.linalg.eigh_of_each.cpu_count", lambda: 2)
+    assert in_turns(lambda: host_is_better(576)) == [False]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_host_and_the_gpu_decompose_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warp_unlearning.linalg.eigh_of_each.cpu_count", lambda: 16)
+    rows = torch.randn(3, 300, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    stacks = [(rows.mT @ rows).cuda(), (rows @ rows.mT)[:1].cuda()]
+    for found in (eigh_of_each(stacks), in_turns(lambda: eigh_of_each(stacks))[0]):
+        for stack, (values, vectors) in zip(stacks, found, strict=True):  # type: ignore[call-overload]
+            torch.testing.assert_close((vectors * values.unsqueeze(1)) @ vectors.mT, stack)
+            assert values.device == stack.device
+            assert bool((values.diff() >= 0).all())
 
 
 @pytest.mark.gpu

@@ -1,7 +1,8 @@
 """Waiting without keeping others from work, for threads that take turns.
 
 Of threads that take turns one works at a time. One that only waits, for a GPU say, leaves its turn to the others, and
-gets another once it has waited. A thread that takes no turns just waits.
+gets another once it has waited. A thread that takes no turns just waits, and so does one that keeps its turn, while it
+has changed what all threads of the process share.
 """
 
 from __future__ import annotations
@@ -22,12 +23,31 @@ _THIS = local()
 @contextmanager
 def idly() -> Iterator[None]:
     """A block in which this thread only waits, and others may work."""
-    leave: Leave | None = getattr(_THIS, "leave", None)
-    if leave is None:
+    if not may_leave():
         yield
         return
-    with leave():
+    with _THIS.leave():
         yield
+
+
+@contextmanager
+def keeping_turn() -> Iterator[None]:
+    """A block in which this thread works alone, also while it waits."""
+    _THIS.kept = getattr(_THIS, "kept", 0) + 1
+    try:
+        yield
+    finally:
+        _THIS.kept -= 1
+
+
+def takes_turns() -> bool:
+    """Whether this thread shares what it works with, such as a GPU, with others of its process."""
+    return getattr(_THIS, "leave", None) is not None
+
+
+def may_leave() -> bool:
+    """Whether others would work while this thread waits."""
+    return takes_turns() and not getattr(_THIS, "kept", 0)
 
 
 def take_turns(leave: Leave) -> None:
@@ -37,7 +57,7 @@ def take_turns(leave: Leave) -> None:
 
 def await_device(device: torch.device) -> None:
     """Wait for what the current stream of a GPU has been given, where that lets others work; reading comes next."""
-    if device.type != "cuda" or getattr(_THIS, "leave", None) is None:
+    if device.type != "cuda" or not may_leave():
         return
     # Studies on processors do without torch in the process that hands out the work.
     import torch

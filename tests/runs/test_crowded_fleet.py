@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from warp_unlearning.runs import fleet_engine, job_schedule
+from warp_unlearning.runs import fleet, job_schedule
 from warp_unlearning.runs.engine import Outcome
 from warp_unlearning.runs.events import Event, ignore
 from warp_unlearning.runs.fleet_engine import FleetEngine
@@ -99,8 +99,8 @@ class Lane:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(fleet_engine, "sleep", made.sleep)
-    for module in (fleet_engine, job_schedule):
+    monkeypatch.setattr(fleet, "sleep", made.sleep)
+    for module in (fleet, job_schedule):
         monkeypatch.setattr(module, "monotonic", lambda: made.now)
     return made
 

@@ -163,6 +163,7 @@ def test_a_kind_that_no_result_has_is_refused(store: Store, tmp_path: Path) -> N
         b"\xfd7zXZ\x00" + b"\xff" * 40,
         None,
     ],
+    ids=["empty", "text", "xz", "gzip", "cut xz", "cut gzip", "bad gzip", "bad gzip header", "bad xz", "nothing"],
 )
 def test_what_is_no_file_of_packed_results_is_told_before_a_store_is_made(
     tmp_path: Path, content: bytes | None

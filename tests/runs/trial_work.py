@@ -6,16 +6,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from threading import Barrier
 from uuid import uuid4
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.runs.job import Job
+from warp_unlearning.runs.job import Job, NoRoom, Steps
 from warp_unlearning.runs.key import Key
 from warp_unlearning.runs.store import Store
+from warp_unlearning.waiting import idly
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,45 @@ class Trial:
             os.kill(os.getpid(), signal.SIGKILL)
         if what == "leave":
             os._exit(7)
+
+
+_TWO_IN_THIS_PROCESS = Barrier(2)
+_TURNED_AWAY: set[str] = set()
+
+
+class SteppedTrial(Trial):
+    """A trial in three steps. A job may wait until another of its process does ("meet"), or find no room at first."""
+
+    def steps(self, job: Job, store: Store) -> Steps:
+        asked = job.key.ingredients
+        if asked.get("does") == "no room" and job.key.digest not in _TURNED_AWAY:
+            _TURNED_AWAY.add(job.key.digest)
+            raise NoRoom("full")
+        yield
+        if asked.get("does") == "meet":
+            with idly():
+                _TWO_IN_THIS_PROCESS.wait(20)
+        yield
+        return self(job, store)
+
+
+class EnvironmentTrial:
+    """Result: a variable of the process."""
+
+    def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
+        return {"result.bin": os.environ.get("TRIAL", "").encode()}
+
+    def steps(self, job: Job, store: Store) -> Steps:
+        yield
+        return self(job, store)
+
+
+class PlainLane:
+    """A lane without a device."""
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        yield
 
 
 def trial_result(key: Key, needed: list[bytes]) -> bytes:

@@ -23,6 +23,8 @@ from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.events import ignore
 from warp_unlearning.runs.fleet_engine import FleetEngine
 from warp_unlearning.runs.job import Job, NoRoom, Steps
+from warp_unlearning.runs.lane_worker import Lanes
+from warp_unlearning.runs.local_engine import LocalEngine
 from warp_unlearning.runs.store import Store
 from warp_unlearning.runs.store_pack import pack, take_in
 from warp_unlearning.studies.arm_audits import tried_audit
@@ -34,6 +36,7 @@ from warp_unlearning.studies.shadow_scores import ArmScores
 from warp_unlearning.studies.stored import arrays_of, weights_of
 from warp_unlearning.studies.study_results import shadows_complete, study_results
 from warp_unlearning.training.lane import DeviceLane
+from warp_unlearning.workflows.engines import GpuLane
 
 NGP = {"epochs": 2, "batch_size": 16}
 ARMS = (
@@ -80,6 +83,17 @@ def store(plan: CellPlan, tmp_path_factory: pytest.TempPathFactory) -> Store:
     outcome = LANES.run(plan.to_do(found), work=CellWork(plan, 7), store=found, watch=ignore)
     assert outcome.complete, outcome.failed
     return found
+
+
+def test_processes_with_lanes_make_the_same_models(plan: CellPlan, store: Store, tmp_path: Path) -> None:
+    apart = Store(tmp_path / "store")
+    engine = LocalEngine(workers=2, lanes=Lanes(2, GpuLane("cpu")))
+    jobs = [job for job in plan.to_do(apart) if plan.cells[job.key.digest].shadow < 2]
+    assert engine.run(jobs, work=CellWork(plan, 7), store=apart, watch=ignore).complete
+    scored = [job.key for job in jobs if job.key.kind == "cell"]
+    assert len(scored) == 16
+    for key in scored:
+        assert apart.read(key).read_all().get(SCORES) == store.read(key).read_all().get(SCORES)
 
 
 def test_the_division_and_the_forget_sets(plan: CellPlan) -> None:

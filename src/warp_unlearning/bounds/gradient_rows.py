@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..data.examples import TensorExamples
 from ..errors import DataError
 from ..gradients.each_gradient import each_gradient
+from ..gradients.math_attention import math_attention
 from .coordinates import Coordinates
 from .covariance import Array
 
@@ -24,7 +24,7 @@ def gradient_rows(model: nn.Module, examples: TensorExamples, coordinates: Coord
     largest = max(p.numel() for p in model.parameters())
     size = max(1, min(64, _AT_ONCE // largest))
     # Fused attention has no rule for gradients of single examples.
-    with sdpa_kernel(SDPBackend.MATH):
+    with math_attention():
         matrix = np.concatenate([_part(model, *pair, coordinates) for pair in _pairs(examples, size)])
     wrong = np.flatnonzero(~np.isfinite(matrix).all(1))
     if len(wrong):

@@ -44,6 +44,10 @@ def reproduce(
     at_once: Annotated[
         int | None, typer.Option(min=1, help="Models side by side: lanes of a GPU, or processes; as many as are good.")
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that share the GPU, each with --at-once lanes; good where MPS runs."),
+    ] = None,
     anyway: Annotated[bool, typer.Option("--anyway", help="Do without a GPU what is meant for one.")] = False,
     only_results: Annotated[
         bool, typer.Option("--only-results", help="Do no job: write tables from what the store holds.")
@@ -91,7 +95,9 @@ def reproduce(
         return
     engine: Engine = IdleEngine()
     if not only_results:
-        engine = choose_study_engine(prepared.config.device, at_once=at_once, alone=prepared.planned.alone).engine
+        engine = choose_study_engine(
+            prepared.config.device, at_once=at_once, processes=processes, alone=prepared.planned.alone
+        ).engine
     with RunProgress(tally, progress) as shown:
         results = carry_out_study(prepared, engine, budget=budget, watch=shown, command=_command())
     if as_json:

@@ -33,7 +33,12 @@ def epoch(
     They are drawn on the CPU, so that they are the same everywhere, and sent to `device` all at once.
     """
     batches, size = batch_shape(count, batch_size)
-    order = torch.randperm(count, generator=generator).to(device)
+    order = torch.randperm(count, generator=generator)
+    if torch.device(device).type == "cuda":
+        # From any other memory the copy would wait for all that the GPU has been given.
+        order = order.pin_memory().to(device, non_blocking=True)
+    else:
+        order = order.to(device)
     for i in range(batches):
         yield order[i * size : (i + 1) * size]
 

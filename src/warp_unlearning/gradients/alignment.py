@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .energy import cross_entropy, output_gradients, parameters_without_rules, squared_norms
+from .math_attention import math_attention
 from .traced_pass import traced_pass
 from .uses import require_unchanged
 
@@ -34,7 +34,7 @@ def alignment(model: nn.Module, x: Tensor, y: Tensor, *, directions: Mapping[str
     cross-entropy gradients gᵢ.
     """
     # Fused attention cannot be differentiated twice.
-    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), sdpa_kernel(SDPBackend.MATH):
+    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), math_attention():
         traced = traced_pass(model, x, inputs_only=x.requires_grad)
         try:
             require_unchanged(traced.trace.uses)

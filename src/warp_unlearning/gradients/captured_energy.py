@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..cuda_graphs import CudaGraph, capturable_stream
 from ..errors import InputError
@@ -27,6 +26,7 @@ from .energy import (
     squared_norms,
     unchecked_energy,
 )
+from .math_attention import math_attention
 from .parameter_slots import copy_with_same_parameters
 from .traced_pass import traced_pass
 
@@ -129,7 +129,7 @@ class CapturedEnergy:
             return CudaGraph(once, pool=pool)
 
     def _once(self) -> Replayed:
-        with torch.enable_grad(), torch.autocast("cuda", enabled=False), sdpa_kernel(SDPBackend.MATH):
+        with torch.enable_grad(), torch.autocast("cuda", enabled=False), math_attention():
             energies = unchecked_energy(self._model, self._x, self._y, loss=self._loss)
             found = self._gradients_of(energies.sum())
             of_loss = {}
@@ -138,7 +138,7 @@ class CapturedEnergy:
         return Replayed(energies.detach(), found, of_loss)
 
     def _energies_once(self) -> Tensor:
-        with torch.enable_grad(), torch.autocast("cuda", enabled=False), sdpa_kernel(SDPBackend.MATH):
+        with torch.enable_grad(), torch.autocast("cuda", enabled=False), math_attention():
             return energies_without_graph(self._model, self._x, self._y, loss=self._loss)
 
     def _gradients_of(self, total: Tensor) -> dict[str, Tensor]:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import InputError
 from . import ghost
@@ -21,6 +20,7 @@ from .batch_axes import unclear_uses
 from .energy_checks import check_batch, check_finite, check_losses, check_model, misfit
 from .fallback import materialised_energy
 from .ghost.rule import GhostRule, Part
+from .math_attention import math_attention
 from .traced_pass import TracedPass, traced_pass
 from .uses import Trace, Use, parameters_used_elsewhere, require_unchanged
 
@@ -55,7 +55,7 @@ def gradient_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cros
     check_model(model)
     differentiable = torch.is_grad_enabled()
     # Fused attention cannot be differentiated twice.
-    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), sdpa_kernel(SDPBackend.MATH):
+    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), math_attention():
         shares = -(-len(x) // CPU_EXAMPLES) if x.device.type == "cpu" else 1
         parts = zip(x.chunk(shares), y.chunk(shares), strict=True)
         energy = torch.cat([_energy(model, *part, loss=loss, differentiable=differentiable) for part in parts])

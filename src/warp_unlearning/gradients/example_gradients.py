@@ -12,11 +12,11 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .each_gradient import shares_of
 from .energy import cross_entropy, sum_of_uses
 from .layer_norm_apart import LayerNormApart
+from .math_attention import math_attention
 from .parameter_slots import parameters_replaced
 from .traced_pass import traced_pass
 
@@ -27,7 +27,7 @@ def example_gradients(model: nn.Module, x: Tensor, y: Tensor, *, names: Collecti
     Batch norm and dropout must be in eval mode. The model is left as it was.
     """
     # Fused attention cannot be differentiated twice.
-    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), sdpa_kernel(SDPBackend.MATH):
+    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), math_attention():
         traced = traced_pass(model, x, inputs_only=x.requires_grad)
         try:
             shares, elsewhere = shares_of(traced, x, y, differentiable=True)

@@ -3,6 +3,9 @@
 One of some hundred rows keeps little of a GPU busy: it is a long chain of small steps. Each is given to a thread and a
 stream of its own; threads wait for each other only where they run Python. Several of one size, from 512 rows on, take
 longer by cuSOLVER's batched routine than one after another (on an H200, in float64).
+
+Each step of that chain also keeps the whole GPU from other work. Where several models share one, a decomposition that a
+core of the host can do in a fraction of a second is done there, if the host has cores to spare.
 """
 
 from __future__ import annotations
@@ -10,14 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
+from os import cpu_count
 from threading import local
 
 import torch
 from torch import Tensor
 
-from ..waiting import idly
+from ..waiting import idly, takes_turns
 
 _THREADS = 4
+_CORES_TO_SPARE = 8
+_ROWS_ON_HOST = 1200
 # Up to so many rows torch has a routine of its own for a stack.
 _SMALL = 32
 _OWN = local()
@@ -34,10 +40,17 @@ def eigh_of_each(stacks: Sequence[Tensor]) -> list[Decomposed]:
     # The largest first, so that none is left over for the end.
     for i in sorted(range(len(stacks)), key=lambda i: -stacks[i].shape[1]):
         current = torch.cuda.current_stream(stacks[i].device)
-        found[i] = [_threads().submit(_beside, part, current) for part in parts[i]]
+        on_host = host_is_better(stacks[i].shape[1])
+        pool, way = (_host_threads(), _on_host) if on_host else (_threads(), _beside)
+        found[i] = [pool.submit(way, part, current) for part in parts[i]]
     with idly():
         wait([future for own in found.values() for future in own])
     return [_joined([future.result() for future in found[i]]) for i in range(len(stacks))]
+
+
+def host_is_better(rows: int) -> bool:
+    """Whether a matrix of so many rows is better left to a core of the host: while others use the GPU."""
+    return takes_turns() and _SMALL < rows <= _ROWS_ON_HOST and (cpu_count() or 1) >= _CORES_TO_SPARE
 
 
 def _joined(parts: Sequence[Decomposed]) -> Decomposed:
@@ -83,6 +96,22 @@ def _beside(stack: Tensor, current: torch.cuda.Stream) -> Decomposed:
     return found
 
 
+def _on_host(stack: Tensor, current: torch.cuda.Stream) -> Decomposed:
+    """The same by a core of the host."""
+    own = _own_stream(stack.device)
+    own.wait_stream(current)
+    with torch.cuda.stream(own), torch.no_grad():
+        stack.record_stream(own)
+        there = torch.empty(stack.shape, dtype=torch.float64, pin_memory=True).copy_(stack, non_blocking=True)
+        own.synchronize()
+        values, vectors = (part.pin_memory() for part in torch.linalg.eigh(there))
+        found = values.to(stack, non_blocking=True), vectors.to(stack, non_blocking=True)
+        for result in found:
+            result.record_stream(current)
+        own.synchronize()
+    return found
+
+
 def _own_stream(device: torch.device) -> torch.cuda.Stream:
     streams = _OWN.__dict__.setdefault("streams", {})
     if device not in streams:
@@ -101,3 +130,8 @@ def _load_library(device: torch.device) -> None:
 def _threads() -> ThreadPoolExecutor:
     """Kept, since what libraries set up for a thread costs more than a decomposition."""
     return ThreadPoolExecutor(_THREADS, thread_name_prefix="eigh")
+
+
+@lru_cache(maxsize=1)
+def _host_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="eigh on the host")

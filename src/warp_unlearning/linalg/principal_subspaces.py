@@ -1,6 +1,7 @@
-"""Principal subspaces of many second moments: those of one size decomposed together, and one read for all.
+"""Principal subspaces of many second moments, with few reads for all.
 
-On a GPU the eigendecomposition of a matrix of some hundred rows keeps little of it busy: they are made side by side.
+On a GPU large ones are found by products where that is possible (`leading_subspaces`). The others are decomposed, side
+by side, those of one size together.
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ from torch import Tensor
 
 from ..errors import InputError
 from .eigh_of_each import eigh_of_each
+from .leading_subspaces import leading_subspaces
 from .on_host import on_host
 from .subspace import Rule, Subspace
+
+# Below so many rows a decomposition costs less than it takes to find out whether products would do.
+_LARGE = 1000
 
 
 def principal_subspaces(moments: Sequence[Tensor], fraction: float, *, rule: Rule = "energy") -> list[Subspace]:
@@ -23,22 +28,32 @@ def principal_subspaces(moments: Sequence[Tensor], fraction: float, *, rule: Rul
     """
     if not 0 < fraction <= 1:
         raise InputError(f"the fraction of energy to keep is {fraction}; it must be above 0 and at most 1")
+    subspaces = _by_products(moments, fraction, rule)
     stacks: dict[tuple[int, torch.dtype, torch.device], list[int]] = {}
     for place, moment in enumerate(moments):
-        stacks.setdefault((len(moment), moment.dtype, moment.device), []).append(place)
+        if place not in subspaces:
+            stacks.setdefault((len(moment), moment.dtype, moment.device), []).append(place)
     vectors: dict[int, Tensor] = {}
     numbers = []
     decomposed = eigh_of_each([torch.stack([moments[place] for place in places]) for places in stacks.values()])
     for places, (values, found) in zip(stacks.values(), decomposed, strict=True):
         numbers.append(ranks_for(values.flip(1), fraction, rule=rule))
         vectors |= dict(zip(places, found, strict=True))
-    subspaces: dict[int, Subspace] = {}
     for places, read in zip(stacks.values(), on_host(numbers), strict=True):
         for place, (rank, captured) in zip(places, read.tolist(), strict=True):
             # A part that is kept must not keep the whole.
             basis = vectors.pop(place).flip(1)[:, : int(rank)].clone()
             subspaces[place] = Subspace(basis, captured)
     return [subspaces[place] for place in range(len(moments))]
+
+
+def _by_products(moments: Sequence[Tensor], fraction: float, rule: Rule) -> dict[int, Subspace]:
+    """Those that products alone give, by place."""
+    if rule != "energy" or fraction == 1:
+        return {}
+    suited = [i for i, m in enumerate(moments) if m.is_cuda and m.dtype == torch.float64 and len(m) >= _LARGE]
+    found = leading_subspaces([moments[i] for i in suited], fraction)
+    return {i: subspace for i, subspace in zip(suited, found, strict=True) if subspace is not None}
 
 
 def ranks_for(eigenvalues: Tensor, fraction: float, *, rule: Rule = "energy") -> Tensor:

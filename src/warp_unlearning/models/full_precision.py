@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from ..waiting import keeping_turn
+
 
 @contextmanager
 def full_precision() -> Iterator[None]:
@@ -19,7 +21,8 @@ def full_precision() -> Iterator[None]:
     try:
         for switch in switches:
             switch.fp32_precision = "ieee"
-        yield
+        with keeping_turn():
+            yield
     finally:
         for switch, precision in zip(switches, before, strict=True):
             switch.fp32_precision = precision

@@ -51,6 +51,15 @@ Steps = Generator[object, None, Mapping[str, bytes]]
 SteppedWork = Callable[[Job, Store], Steps]
 
 
+def stepped(work: Work) -> SteppedWork:
+    """The same work step by step, by its method `steps`."""
+    steps = getattr(work, "steps", None)
+    if steps is None:
+        raise InputError("this work cannot be done step by step; use another engine")
+    found: SteppedWork = steps
+    return found
+
+
 def finished(steps: Generator[object, None, Result]) -> Result:
     """What `steps` returns, all of them taken one after another."""
     while True:

@@ -1,4 +1,4 @@
-"""Jobs in processes on this machine: as many as there are cores, one torch thread each."""
+"""Jobs in processes on this machine: as many as there are cores, one torch thread each, or a few with several lanes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import ceil
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -16,9 +17,10 @@ from ..errors import InputError
 from .cores import available_cores
 from .engine import EngineError, Outcome
 from .events import Event, Watch
-from .job import Job, Work
+from .job import Job, Work, stepped
 from .job_schedule import Schedule
 from .job_work import THREAD_VARIABLES, pack
+from .lane_worker import Lanes
 from .local_worker import Told, serve
 from .store import Store
 
@@ -33,11 +35,16 @@ class LocalEngine:
     One thread each by default: sums over threads depend on how many there are, so results are the same bits on every
     machine with the same processor and torch only where that number is. A worker that dies (the kernel ends one
     that needs too much memory) is replaced, and its job is done again `retries` times before it fails.
+
+    With `lanes`, a worker does as many jobs at once as it has of them, step by step, as `FleetEngine` does. The
+    `environment` is added to that of the workers.
     """
 
     workers: int | None = None
     threads: int = 1
     retries: int = 1
+    lanes: Lanes | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 1), ("threads", 1), ("retries", 0)):
@@ -49,10 +56,14 @@ class LocalEngine:
         self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch, until: float | None = None
     ) -> Outcome:
         """Put the result of every job in `store`. An interrupt ends the workers at once; what is finished is kept."""
+        if self.lanes is not None:
+            stepped(work)
         store.sweep()
         schedule = Schedule(jobs, store=store, watch=watch, retries=self.retries, until=until)
-        count = min(self.workers or max(1, available_cores() // self.threads), schedule.left)
-        crew = _Crew(count, pack(work), store, self.threads)
+        at_once = 1 if self.lanes is None else self.lanes.count
+        count = min(self.workers or max(1, available_cores() // self.threads), ceil(schedule.left / at_once))
+        variables = {**dict.fromkeys(THREAD_VARIABLES, str(self.threads)), **self.environment}
+        crew = _Crew(count, _Orders(pack(work), store, self.threads, self.lanes, variables))
         try:
             while not schedule.over:
                 crew.hand_out(schedule)
@@ -67,44 +78,73 @@ class LocalEngine:
         return schedule.outcome()
 
 
+@dataclass(frozen=True, eq=False)
+class _Orders:
+    """What every worker is started with."""
+
+    work: bytes
+    store: Store
+    threads: int
+    lanes: Lanes | None
+    variables: Mapping[str, str]
+
+    @property
+    def at_once(self) -> int:
+        """How many jobs a worker does side by side."""
+        return 1 if self.lanes is None else self.lanes.count
+
+
 @dataclass(eq=False)
 class _Worker:
     process: SpawnProcess
     pipe: Connection
     ready: bool = False
-    job: Job | None = None
+    deaf: bool = False
+    jobs: dict[str, Job] = field(default_factory=dict)
 
 
 class _Crew:
     """The worker processes, started when there is something for them to do."""
 
-    def __init__(self, size: int, work: bytes, store: Store, threads: int) -> None:
+    def __init__(self, size: int, orders: _Orders) -> None:
         self._size = size
-        self._work = work
-        self._store = store
-        self._threads = threads
+        self._orders = orders
         self._workers: list[_Worker] = []
         self._failed_starts = 0
 
     def hand_out(self, schedule: Schedule) -> None:
-        """Give every worker without a job the next one that can start."""
-        idle = [worker for worker in self._workers if worker.job is None]
-        while idle or len(self._workers) < self._size:
+        """Give jobs that can start to workers that can do more, those with the fewest first."""
+        while self._has_room:
             job = schedule.take()
             if job is None:
                 return
-            worker = idle.pop() if idle else self._start()
+            worker = self._freest()
             try:
                 worker.pipe.send(job)
-                worker.job = job
+                worker.jobs[job.key.digest] = job
             except OSError:
                 # It died while it waited; `listen` finds that out.
+                worker.deaf = True
                 schedule.put_back(job)
+
+    @property
+    def _roomy(self) -> list[_Worker]:
+        return [w for w in self._workers if not w.deaf and len(w.jobs) < self._orders.at_once]
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._workers) < self._size or bool(self._roomy)
+
+    def _freest(self) -> _Worker:
+        roomy = self._roomy
+        idle = [worker for worker in roomy if not worker.jobs]
+        if idle:
+            return idle[-1]
+        return self._start() if len(self._workers) < self._size else min(roomy, key=lambda worker: len(worker.jobs))
 
     def listen(self, schedule: Schedule, watch: Watch) -> None:
         """Wait until a worker says something or dies, or a job of another process should be asked about."""
-        free = len(self._workers) < self._size or any(worker.job is None for worker in self._workers)
-        timeout = schedule.pause() if free else None
+        timeout = schedule.pause() if self._has_room else None
         heard = {*wait([end for worker in self._workers for end in (worker.pipe, worker.process.sentinel)], timeout)}
         for worker in [w for w in self._workers if w.pipe in heard or w.process.sentinel in heard]:
             self._hear(worker, schedule, watch)
@@ -129,8 +169,11 @@ class _Crew:
     def _start(self) -> _Worker:
         ours, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        process = context.Process(target=serve, args=(theirs, self._work, self._store, self._threads), daemon=True)
-        with _without_interrupts(), _environment(dict.fromkeys(THREAD_VARIABLES, str(self._threads))):
+        orders = self._orders
+        process = context.Process(
+            target=serve, args=(theirs, orders.work, orders.store, orders.threads, orders.lanes), daemon=True
+        )
+        with _without_interrupts(), _environment(orders.variables):
             process.start()
         theirs.close()
         worker = _Worker(process, ours)
@@ -153,16 +196,16 @@ class _Crew:
             self._replace(worker, schedule)
 
     def _note(self, worker: _Worker, told: Told, schedule: Schedule, watch: Watch) -> None:
-        if not isinstance(told, tuple):
-            job, worker.job = worker.job, None
-            if job is not None:
-                schedule.settle(job, told)
+        if told[0] == "ended":
+            schedule.settle(worker.jobs.pop(told[1]), told[2])
         elif told[0] == "unloadable":
             raise EngineError(
                 f"a worker process cannot load the work; make it a function or a class of a module:\n{told[1]}"
             )
-        elif told[0] == "began" and worker.job is not None:
-            watch(Event("started", worker.job.key, at=told[1]))
+        elif told[0] == "began":
+            watch(Event("started", worker.jobs[told[1]].key, at=told[2]))
+        elif told[0] == "retried":
+            watch(Event("retried", worker.jobs[told[1]].key, reason=told[2]))
         else:
             worker.ready, self._failed_starts = True, 0
 
@@ -177,11 +220,11 @@ class _Crew:
                     f"{_FAILED_STARTS} worker processes in a row ended before they could start: {reason}; see what "
                     'they printed (a script that runs an engine needs `if __name__ == "__main__":`)'
                 )
-        if worker.job is not None:
+        for job in worker.jobs.values():
             if worker.ready:
-                schedule.died(worker.job, reason)
+                schedule.died(job, reason)
             else:
-                schedule.put_back(worker.job)
+                schedule.put_back(job)
 
 
 def _how_it_died(code: int | None) -> str:

@@ -12,19 +12,28 @@ from threading import Thread
 from time import time
 from typing import Literal
 
-from .job import Job
+from .job import Job, Work
 from .job_attempt import Attempt, attempt
 from .job_work import unpack
+from .lane_worker import Lanes, serve_in_lanes
 from .store import Store
 
-Told = tuple[Literal["ready"]] | tuple[Literal["unloadable"], str] | tuple[Literal["began"], float] | Attempt
-"""What a worker says: that it is ready, or why it cannot be; when it began a job, and how the attempt ended."""
+Told = (
+    tuple[Literal["ready"]]
+    | tuple[Literal["unloadable"], str]
+    | tuple[Literal["began"], str, float]
+    | tuple[Literal["retried"], str, str]
+    | tuple[Literal["ended"], str, Attempt]
+)
+"""What a worker says: that it is ready, or why it cannot be; of a job, by its digest, when it was begun, why it found
+no room, and how the attempt ended.
+"""
 
 _PARENT_CHECK = 1.0
 
 
-def serve(pipe: Connection, work: bytes, store: Store, threads: int) -> None:
-    """Do the jobs that come through `pipe`, one after the other."""
+def serve(pipe: Connection, work: bytes, store: Store, threads: int, lanes: Lanes | None) -> None:
+    """Do the jobs that come through `pipe`, one after the other, or as many at once as there are lanes."""
     # The terminal sends an interrupt to the whole group; the parent decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -37,9 +46,21 @@ def serve(pipe: Connection, work: bytes, store: Store, threads: int) -> None:
             pipe.send(("unloadable", traceback.format_exc()))
             return
         pipe.send(("ready",))
-        while True:
-            job: Job = pipe.recv()
-            pipe.send(attempt(job, work=loaded, store=store, began=lambda: pipe.send(("began", time()))))
+        if lanes is None:
+            _serve_one_by_one(pipe, loaded, store)
+        else:
+            serve_in_lanes(pipe, loaded, store, lanes)
+
+
+def _serve_one_by_one(pipe: Connection, work: Work, store: Store) -> None:
+    while True:
+        job: Job = pipe.recv()
+        digest = job.key.digest
+
+        def began(digest: str = digest) -> None:
+            pipe.send(("began", digest, time()))
+
+        pipe.send(("ended", digest, attempt(job, work=work, store=store, began=began)))
 
 
 def _leave_with_parent() -> None:

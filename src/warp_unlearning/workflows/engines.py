@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from itertools import cycle
+from typing import TYPE_CHECKING
 
 from ..cuda_sleep import sleep_while_waiting
 from ..errors import InputError
 from ..runs.cores import available_cores
 from ..runs.engine import Engine
 from ..runs.fleet_engine import FleetEngine
+from ..runs.lane_worker import Lanes
 from ..runs.local_engine import LocalEngine
+
+if TYPE_CHECKING:
+    from ..training.lane import DeviceLane
 
 
 @dataclass(frozen=True)
@@ -27,8 +33,44 @@ MOST_LANES = 32
 """Streams that torch gives out before it gives the first again."""
 
 
-def choose_study_engine(device: str, *, at_once: int | None, alone: bool = False) -> ChosenEngine:
-    """Lanes of a GPU in this process, or processes of one thread on the CPU; one at a time where jobs are `alone`."""
+LANES_OF_A_PROCESS = 2
+"""The same where several processes share the GPU."""
+_DEATHS = 3
+_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+
+
+@dataclass(frozen=True)
+class GpuLane:
+    """Makes lanes of a GPU, in whichever process it is called."""
+
+    device: str
+
+    def __call__(self) -> DeviceLane:
+        """A lane, whose thread sleeps while it waits."""
+        import torch
+
+        from ..training.lane import DeviceLane
+
+        place = torch.device(self.device)
+        sleep_while_waiting(place.index or 0)
+        return DeviceLane(place)
+
+
+def choose_study_engine(
+    device: str, *, at_once: int | None, processes: int | None = None, alone: bool = False
+) -> ChosenEngine:
+    """Lanes of a GPU in this process or in so many others, or processes of one thread on the CPU; one at a time where
+    jobs are `alone`.
+    """
+    if processes is not None and not device.startswith("cuda"):
+        raise InputError(
+            f"{processes} processes that share a GPU, and the device is {device}: a CPU's jobs have a process each; "
+            "say with --at-once how many"
+        )
+    if processes is not None and alone:
+        raise InputError(f"{processes} processes, for a study that times its jobs one at a time; leave them out")
+    if processes is not None:
+        return _sharing_a_gpu(device, processes, LANES_OF_A_PROCESS if at_once is None else at_once)
     if device.startswith("cuda"):
         if at_once is not None and at_once > MOST_LANES:
             raise InputError(f"{at_once} models at once; a GPU has {MOST_LANES} streams to share out: give fewer")
@@ -46,6 +88,16 @@ def choose_study_engine(device: str, *, at_once: int | None, alone: bool = False
         return ChosenEngine(FleetEngine(count, lambda: next(lanes)), count)
     count = 1 if alone else at_once or available_cores()
     return ChosenEngine(LocalEngine(workers=count), count)
+
+
+def _sharing_a_gpu(device: str, processes: int, lanes: int) -> ChosenEngine:
+    # Under MPS a process that may use the whole GPU keeps it to itself at every step of an eigendecomposition. The
+    # variable means nothing elsewhere.
+    share = os.environ.get(_SHARE, str(max(1, min(100, 250 // processes))))
+    engine = LocalEngine(
+        workers=processes, retries=_DEATHS, lanes=Lanes(lanes, GpuLane(device)), environment={_SHARE: share}
+    )
+    return ChosenEngine(engine, processes * lanes)
 
 
 def choose_engine(*, workers: int | None, ray: str | None, device: str) -> ChosenEngine:

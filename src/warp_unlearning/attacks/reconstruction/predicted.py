@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...gradients.example_gradients import example_gradients
 from ...gradients.layer_norm_apart import LayerNormApart
+from ...gradients.math_attention import math_attention
 from ...gradients.parameter_slots import parameters_replaced
 from .threat import Schedule
 
@@ -41,7 +41,7 @@ class Predictor:
         places = dict(self.model.named_parameters())
         start = {name: places[name].detach() for name in self.names}
         # Fused attention cannot be differentiated twice.
-        with LayerNormApart(), sdpa_kernel(SDPBackend.MATH):
+        with LayerNormApart(), math_attention():
             found: Weights = vmap(self._unrolled, in_dims=(None, 0, 0))(start, inputs, labels)
         return found
 

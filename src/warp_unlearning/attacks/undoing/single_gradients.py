@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ...gradients.math_attention import math_attention
 from ...gradients.per_sample import per_sample_gradients
 from ...models.full_precision import full_precision
 from .protocol import NotApplicable
@@ -19,7 +19,7 @@ def single_gradients(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor
     """
     try:
         # Fused attention has no rule for gradients of single examples.
-        with full_precision(), sdpa_kernel(SDPBackend.MATH):
+        with full_precision(), math_attention():
             return per_sample_gradients(model, x, y)[0]
     except torch.OutOfMemoryError:
         raise

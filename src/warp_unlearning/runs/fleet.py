@@ -1,0 +1,169 @@
+"""Jobs that take turns in lanes of one process, and what becomes of those that find no room."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from threading import Event as Flag
+from time import monotonic, sleep
+from typing import Protocol
+
+from .events import Event, Watch
+from .job import Job, SteppedWork
+from .job_attempt import Attempt, attempt_in_steps
+from .resting_lanes import RestingLanes
+from .store import Store
+from .turn_thread import TurnThread
+
+_NOTHING_TO_DO = 0.05
+_PAUSES = (15.0, 30.0, 60.0)
+
+
+class Lane(Protocol):
+    """Where the steps of one job after another are taken, such as a stream of a GPU."""
+
+    def turn(self) -> AbstractContextManager[object]:
+        """The context of one step."""
+
+
+class Jobs(Protocol):
+    """Where jobs come from, and who is told how they end."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do."""
+
+    @property
+    def time_left(self) -> float:
+        """Seconds in which jobs may still be begun."""
+
+    def take(self) -> Job | None:
+        """The next job; None where none can start at this moment."""
+
+    def pause(self) -> float | None:
+        """Seconds until there may be one; None where nobody knows."""
+
+    def put_back(self, job: Job) -> None:
+        """A job that was taken is to be taken again."""
+
+    def settle(self, job: Job, attempt: Attempt) -> None:
+        """Take note of how an attempt ended."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Seat:
+    """A lane and the thread that steps are taken in there: libraries keep memory for every pair of the two."""
+
+    lane: Lane
+    thread: TurnThread[Attempt | None]
+
+
+@dataclass(eq=False)
+class _Running:
+    job: Job
+    seat: _Seat
+    steps: Generator[object, None, Attempt]
+
+    def step(self) -> Attempt | None:
+        """Take a step; how the job ended, if it did."""
+        with self.seat.lane.turn():
+            try:
+                next(self.steps)
+            except StopIteration as end:
+                ended: Attempt = end.value
+                return ended
+        return None
+
+
+class Fleet:
+    """So many lanes, each with a job."""
+
+    def __init__(
+        self, lanes: int, make_lane: Callable[[], Lane], work: SteppedWork, store: Store, watch: Watch
+    ) -> None:
+        self._work, self._store, self._watch = work, store, watch
+        self._roused = Flag()
+        self._seats = [_Seat(make_lane(), TurnThread(self._roused.set)) for _ in range(lanes)]
+        self._free = list(self._seats)
+        self._running: list[_Running] = []
+        self._resting: RestingLanes[_Seat] = RestingLanes()
+        self._pauses: Counter[str] = Counter()
+        self._paused_until = 0.0
+
+    def carry_out(self, jobs: Jobs) -> None:
+        """Do jobs until there are none left. An interrupt lets each come to the end of its step, and claims are let go
+        of.
+        """
+        try:
+            while not jobs.over:
+                self._start(jobs)
+                self._advance(jobs)
+        finally:
+            self._close()
+
+    def _start(self, jobs: Jobs) -> None:
+        """Give every free lane a job that can start; where none runs, wait until one may."""
+        now = monotonic()
+        if (seat := self._resting.back(now=now)) is not None:
+            self._free.append(seat)
+        while self._free and now >= self._paused_until and (job := jobs.take()) is not None:
+            steps = attempt_in_steps(job, work=self._work, store=self._store, began=self._told(job))
+            self._running.append(_Running(job, self._free.pop(), steps))
+        if not self._running and not jobs.over:
+            wait = max(0.0, self._paused_until - now) or jobs.pause() or _NOTHING_TO_DO
+            sleep(min(wait, jobs.time_left))
+
+    def _advance(self, jobs: Jobs) -> None:
+        """One step of every job, but of those that wait."""
+        self._roused.clear()
+        for running in list(self._running):
+            thread = running.seat.thread
+            if thread.waits:
+                continue
+            if thread.free:
+                thread.start(running.step)
+            if thread.turn() and (ended := thread.result()) is not None:
+                self._end(running, ended, jobs)
+        if self._running and all(running.seat.thread.waits for running in self._running):
+            self._roused.wait()
+
+    def _close(self) -> None:
+        """End what runs, each after the step that it is in; claims are let go of."""
+        for seat in self._seats:
+            seat.thread.close()
+        for running in self._running:
+            running.steps.close()
+        self._running.clear()
+
+    def _end(self, running: _Running, ended: Attempt, jobs: Jobs) -> None:
+        self._running.remove(running)
+        if ended.end == "crowded":
+            self._turn_away(running, ended, jobs)
+        else:
+            self._leave(running, ended, jobs)
+
+    def _leave(self, running: _Running, ended: Attempt, jobs: Jobs) -> None:
+        self._free.append(running.seat)
+        if ended.end == "finished":
+            self._resting.ended_well(running.seat)
+            del self._pauses[running.job.key.kind]
+        jobs.settle(running.job, ended)
+
+    def _turn_away(self, running: _Running, ended: Attempt, jobs: Jobs) -> None:
+        now, alone, kind = monotonic(), not self._running, running.job.key.kind
+        self._resting.turned_away(self._free if alone else [*self._free, running.seat], now=now)
+        self._free = [running.seat] if alone else []
+        if alone and self._pauses[kind] == len(_PAUSES):
+            self._pauses[kind] -= 1
+            jobs.settle(running.job, ended)
+            return
+        if alone:
+            self._paused_until = now + _PAUSES[self._pauses[kind]]
+            self._pauses[kind] += 1
+        self._watch(Event("retried", running.job.key, reason=ended.reason))
+        jobs.put_back(running.job)
+
+    def _told(self, job: Job) -> Callable[[], None]:
+        return lambda: self._watch(Event("started", job.key))

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from warp_unlearning.errors import InputError
+from warp_unlearning.runs.lane_worker import Lanes
+from warp_unlearning.runs.local_engine import LocalEngine
+from warp_unlearning.workflows.engines import GpuLane, choose_study_engine
+
+SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+
+
+@pytest.mark.parametrize(("processes", "share"), [(1, "100"), (2, "100"), (4, "62"), (10, "25"), (300, "1")])
+def test_processes_share_a_gpu(processes: int, share: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SHARE, raising=False)
+    chosen = choose_study_engine("cuda", at_once=3, processes=processes)
+    engine = chosen.engine
+    assert isinstance(engine, LocalEngine)
+    assert (engine.workers, engine.lanes) == (processes, Lanes(3, GpuLane("cuda")))
+    assert engine.environment == {SHARE: share}
+    assert chosen.workers == 3 * processes
+
+
+def test_a_share_that_was_chosen_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SHARE, "40")
+    engine = choose_study_engine("cuda:1", at_once=None, processes=10).engine
+    assert isinstance(engine, LocalEngine)
+    assert engine.environment == {SHARE: "40"}
+    assert engine.lanes == Lanes(2, GpuLane("cuda:1"))
+
+
+def test_lanes_travel_to_other_processes() -> None:
+    assert pickle.loads(pickle.dumps(Lanes(2, GpuLane("cuda")))) == Lanes(2, GpuLane("cuda"))
+
+
+def test_processes_are_for_a_gpu() -> None:
+    with pytest.raises(InputError, match="10 processes that share a GPU, and the device is cpu"):
+        choose_study_engine("cpu", at_once=None, processes=10)
+
+
+def test_what_is_timed_is_alone() -> None:
+    with pytest.raises(InputError, match="2 processes, for a study that times its jobs one at a time"):
+        choose_study_engine("cuda", at_once=None, processes=2, alone=True)
