@@ -3,6 +3,9 @@
 Of threads that take turns one works at a time. One that only waits, for a GPU say, leaves its turn to the others, and
 gets another once it has waited. A thread that takes no turns just waits, and so does one that keeps its turn, while it
 has changed what all threads of the process share.
+
+Nobody waits so with a lock in hand, since the next to work may want it: a `cached_property` holds one while it is
+computed.
 """
 
 from __future__ import annotations

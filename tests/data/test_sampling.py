@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,3 +34,11 @@ def test_an_endless_order_shuffles_each_pass_anew() -> None:
     assert all(len(p.unique()) == 40 for p in passes)
     assert not torch.equal(passes[0], passes[1])
     assert not torch.equal(passes[1], passes[2])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_order_is_the_same_on_a_gpu() -> None:
+    here, there = (list(epoch(100, 8, generator=torch.Generator().manual_seed(3), device=d)) for d in ("cpu", "cuda"))
+    assert all(batch.is_cuda for batch in there)
+    assert torch.equal(torch.stack(here), torch.stack(there).cpu())

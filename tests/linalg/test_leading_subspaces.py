@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from warp_unlearning.errors import InputError
 from warp_unlearning.linalg.leading_subspaces import leading_subspaces
+from warp_unlearning.linalg.orthonormal import fixed_normal
 from warp_unlearning.linalg.principal_subspaces import principal_subspaces
 from warp_unlearning.linalg.subspace import Subspace, principal_subspace
 
@@ -77,6 +79,20 @@ def test_no_answer_where_there_is_nothing_or_no_number() -> None:
     bad[3, 5] = float("nan")
     assert leading_subspaces([zero, bad], 0.9) == [None, None]
     assert leading_subspaces([], 0.9) == []
+
+
+def test_no_answer_where_a_step_fails() -> None:
+    # Orthogonal to all columns it starts from, and beside it nothing but a cluster of equal ones.
+    start = fixed_normal(80, 20, torch.float64, torch.device("cpu"))
+    basis = torch.linalg.qr(torch.cat([start, torch.eye(80, dtype=torch.float64)[:, :60]], 1)).Q
+    values = torch.cat([torch.zeros(20), torch.full((30,), 1.0), torch.full((30,), 1e-12)]).double()
+    for found in leading_subspaces([(basis * values) @ basis.mT], 0.9):
+        assert found is None or found.captured > 0.89
+
+
+def test_a_matrix_of_few_rows_is_refused() -> None:
+    with pytest.raises(InputError, match="fewer than 4 rows; decompose it"):
+        leading_subspaces([torch.eye(3, dtype=torch.float64)], 0.9)
 
 
 def test_each_of_many_has_its_own_answer() -> None:

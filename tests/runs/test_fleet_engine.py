@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event as Flag
-from threading import get_ident
+from threading import Timer, get_ident
 
 import pytest
-from trial_work import Trial, expected, layered, results
+from trial_work import FailingLane, SteppedTrial, Trial, expected, layered, results
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.runs.engine import Engine
+from warp_unlearning.runs.engine import Engine, EngineError
 from warp_unlearning.runs.events import Event, ignore
 from warp_unlearning.runs.fleet_engine import FleetEngine
 from warp_unlearning.runs.job import Job, NoRoom, Steps
@@ -135,6 +137,23 @@ def test_jobs_of_a_lower_order_come_first(store: Store, work: Stepped) -> None:
     assert seen == [job.key for job in reversed(jobs)]
 
 
+def test_a_process_that_is_no_longer_fit_stops_and_says_so(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "marks").mkdir()
+    work = SteppedTrial(tmp_path / "marks")
+    jobs = [Job(Key("a", 1, {"does": "unfit"})), *(Job(Key("b", 1, {"i": i})) for i in range(4))]
+    with pytest.raises(EngineError, match=r"the device broke\. What is finished is kept: start again"):
+        FleetEngine(2, Turns).run(jobs, work=work, store=store, watch=ignore)
+    assert FleetEngine(2, Turns).run(jobs[1:], work=work, store=store, watch=ignore).complete
+
+
+def test_a_lane_that_fails_ends_the_run_and_says_so(store: Store, work: Stepped) -> None:
+    jobs = [Job(Key("b", 1, {"i": i})) for i in range(4)]
+    with pytest.raises(EngineError, match=r"a lane failed.*illegal memory access was encountered\. What is finished"):
+        FleetEngine(1, FailingLane).run(jobs, work=work, store=store, watch=ignore)
+    assert len(results(store, jobs)) == 1
+    assert FleetEngine(1, Turns).run(jobs, work=work, store=store, watch=ignore).complete
+
+
 class Waiting(Trial):
     """Every job waits in the middle of a step until all of them do; notes which thread takes steps, and whether two
     are ever at work at once.
@@ -198,6 +217,47 @@ def test_an_interrupt_while_jobs_wait_lets_go_of_their_claims(store: Store, tmp_
     outcome = FleetEngine(3, Turns).run(jobs, work=work, store=store, watch=ignore)
     assert outcome.complete
     assert results(store, jobs) == expected(jobs)
+
+
+class Slow(Stepped):
+    """One job waits long in its first step; the others are short."""
+
+    def steps(self, job: Job, store: Store) -> Steps:
+        if job.key.ingredients.get("does") == "wait":
+            with idly():
+                self.__dict__["gate"].wait(20)
+        yield
+        found = self(job, store)
+        if job.key.ingredients.get("opens"):
+            self.__dict__["gate"].set()
+        return found
+
+
+def test_a_lane_that_is_free_is_filled_while_all_others_wait(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "marks").mkdir()
+    work = Slow(tmp_path / "marks")
+    work.__dict__["gate"] = Flag()
+    first = Key("b", 1, {})
+    # The last can begin only when the lane beside the one that waits is filled again.
+    jobs = [Job(Key("a", 1, {"does": "wait"}), cost=9.0), Job(first), Job(Key("c", 1, {"opens": True}), (first,))]
+    began = time.monotonic()
+    assert FleetEngine(2, Turns).run(jobs, work=work, store=store, watch=ignore).complete
+    assert time.monotonic() - began < 15
+
+
+def test_an_interrupt_lets_one_work_at_a_time_to_the_end(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "marks").mkdir()
+    work, jobs = Waiting(tmp_path / "marks"), [Job(Key("a", 1, {"i": i})) for i in range(6)]
+    work.__dict__["wanted"] = 1
+    Timer(0.06, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+    def run_and_wait() -> None:
+        FleetEngine(3, Turns).run(jobs, work=work, store=store, watch=ignore)
+        time.sleep(20)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_and_wait()
+    assert set(work.__dict__["most"]) == {1}
 
 
 def test_bad_input(store: Store, work: Stepped) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import monotonic
 
 import pytest
-from trial_work import EnvironmentTrial, PlainLane, SteppedTrial, Trial, expected, layered, results
+from trial_work import EnvironmentTrial, FailingLane, NoLane, PlainLane, SteppedTrial, Trial, expected, layered, results
 
 from warp_unlearning.errors import InputError
+from warp_unlearning.runs.engine import EngineError
 from warp_unlearning.runs.events import Event, ignore
 from warp_unlearning.runs.job import Job
 from warp_unlearning.runs.key import Key
@@ -63,6 +65,36 @@ def test_jobs_of_a_process_that_dies_are_done_again(store: Store, trial: Stepped
     assert fatal in [e.key for e in events if e.what == "retried"]
 
 
+def test_a_process_that_is_no_longer_fit_is_replaced(store: Store, trial: SteppedTrial) -> None:
+    unfit = Key("a", 1, {"does": "unfit once"})
+    jobs = [Job(unfit), *(Job(Key("b", 1, {"i": i, "sleep": 0.02})) for i in range(6))]
+    events: list[Event] = []
+    engine = LocalEngine(workers=1, retries=2, lanes=TWO)
+    outcome = engine.run(jobs, work=trial, store=store, watch=events.append)
+    assert outcome.complete
+    assert results(store, jobs) == expected(jobs)
+    told = {e.key: e.reason for e in events if e.what == "retried"}
+    assert told[unfit].startswith("the device broke. What is finished is kept")
+    assert len(trial.processes()) == 2
+
+
+def test_a_job_that_no_process_is_fit_for_fails(store: Store, trial: SteppedTrial) -> None:
+    unfit, good = Key("a", 1, {"does": "unfit"}), Key("b", 1, {"sleep": 0.02})
+    engine = LocalEngine(workers=1, retries=2, lanes=Lanes(1, PlainLane))
+    outcome = engine.run([Job(unfit), Job(good)], work=trial, store=store, watch=ignore)
+    assert list(outcome.failed) == [unfit]
+    assert "it was tried 3 times" in outcome.failed[unfit]
+    assert outcome.finished == (good,)
+
+
+def test_a_process_whose_device_fails_is_replaced(store: Store, trial: SteppedTrial) -> None:
+    jobs = [Job(Key("b", 1, {"i": i})) for i in range(3)]
+    engine = LocalEngine(workers=1, retries=3, lanes=Lanes(1, FailingLane))
+    outcome = engine.run(jobs, work=trial, store=store, watch=ignore)
+    assert outcome.complete
+    assert results(store, jobs) == expected(jobs)
+
+
 def test_a_job_without_room_is_told_of_and_done_later(store: Store, trial: SteppedTrial) -> None:
     crowded = Key("a", 1, {"does": "no room"})
     jobs = [Job(crowded, cost=9.0), *(Job(Key("b", 1, {"i": i, "sleep": 0.05})) for i in range(3))]
@@ -70,6 +102,31 @@ def test_a_job_without_room_is_told_of_and_done_later(store: Store, trial: Stepp
     outcome = LocalEngine(workers=1, lanes=TWO).run(jobs, work=trial, store=store, watch=events.append)
     assert outcome.complete
     assert [(e.key, e.reason) for e in events if e.what == "retried"] == [(crowded, "full")]
+
+
+def test_the_neighbours_of_a_job_that_always_dies_are_done(store: Store, trial: SteppedTrial) -> None:
+    fatal = Key("a", 1, {"does": "die"})
+    jobs = [Job(fatal), *(Job(Key("b", 1, {"i": i, "sleep": 0.02})) for i in range(4))]
+    outcome = LocalEngine(workers=1, retries=1, lanes=TWO).run(jobs, work=trial, store=store, watch=ignore)
+    assert list(outcome.failed) == [fatal]
+    assert len(outcome.finished) == 4
+
+
+def test_a_process_without_lanes_ends_the_run_and_says_why(store: Store, trial: SteppedTrial) -> None:
+    engine = LocalEngine(workers=2, lanes=Lanes(1, NoLane))
+    with pytest.raises(EngineError, match="nowhere to work: OSError: no driver"):
+        engine.run([Job(Key("a", 1, {}))], work=trial, store=store, watch=ignore)
+
+
+def test_no_job_is_begun_after_the_time_is_up(store: Store, trial: SteppedTrial) -> None:
+    crowded = Key("a", 1, {"does": "no room"})
+    jobs = [Job(crowded, cost=9.0), Job(Key("b", 1, {"sleep": 1.0}))]
+    began = monotonic()
+    engine = LocalEngine(workers=1, lanes=TWO)
+    # Its lane rests while the other job is done, and by then it is too late.
+    outcome = engine.run(jobs, work=trial, store=store, watch=ignore, until=began + 0.8)
+    assert crowded in outcome.left
+    assert crowded not in outcome.finished
 
 
 def test_a_job_that_raises_fails_alone(store: Store, trial: SteppedTrial) -> None:

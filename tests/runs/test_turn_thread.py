@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from threading import Event, get_ident
 
@@ -118,3 +120,37 @@ def test_closing_takes_no_notice_of_what_a_call_raises(roused: Event) -> None:
     thread.turn()
     thread.close()
     assert thread.free
+
+
+def test_a_result_that_nobody_asked_for_is_not_computed_again(roused: Event) -> None:
+    thread: TurnThread[int] = TurnThread(roused.set)
+    done: list[int] = []
+    thread.start(lambda: done.append(1) or 1)
+    assert thread.turn()
+    thread.close()
+    assert done == [1]
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from warp_unlearning.runs.turn_thread import TurnThread
+
+thread = TurnThread(lambda: None)
+threading.Timer(float(sys.argv[1]), lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    while True:
+        thread.start(lambda: sum(range(200)))
+        thread.turn()
+        thread.result()
+except KeyboardInterrupt:
+    thread.close()
+    print("closed")
+"""
+
+
+@pytest.mark.parametrize("moment", [0.05, 0.0513, 0.0537, 0.0571, 0.0593, 0.061, 0.0637, 0.0669])
+def test_an_interrupt_at_any_moment_leaves_nothing_to_wait_for(moment: float) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(moment)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.stdout == "closed\n", ran.stderr

@@ -15,7 +15,7 @@ from threading import Barrier
 from uuid import uuid4
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.runs.job import Job, NoRoom, Steps
+from warp_unlearning.runs.job import Job, NoRoom, Steps, Unfit
 from warp_unlearning.runs.key import Key
 from warp_unlearning.runs.store import Store
 from warp_unlearning.waiting import idly
@@ -62,8 +62,24 @@ _TWO_IN_THIS_PROCESS = Barrier(2)
 _TURNED_AWAY: set[str] = set()
 
 
+class FailingLane:
+    """A lane whose device fails at the sixth turn."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        yield
+        self.turns += 1
+        if self.turns == 6:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
+
+
 class SteppedTrial(Trial):
-    """A trial in three steps. A job may wait until another of its process does ("meet"), or find no room at first."""
+    """A trial in three steps. A job may wait until another of its process does ("meet"), find no room at first, or its
+    first process unfit.
+    """
 
     def steps(self, job: Job, store: Store) -> Steps:
         asked = job.key.ingredients
@@ -71,6 +87,9 @@ class SteppedTrial(Trial):
             _TURNED_AWAY.add(job.key.digest)
             raise NoRoom("full")
         yield
+        if asked.get("does") == "unfit" or (asked.get("does") == "unfit once" and not self.begun(job.key)):
+            (self.marks / f"{job.key.digest}.{os.getpid()}.{uuid4().hex}").touch()
+            raise Unfit("the device broke")
         if asked.get("does") == "meet":
             with idly():
                 _TWO_IN_THIS_PROCESS.wait(20)
@@ -87,6 +106,17 @@ class EnvironmentTrial:
     def steps(self, job: Job, store: Store) -> Steps:
         yield
         return self(job, store)
+
+
+class NoLane:
+    """A lane that cannot be made."""
+
+    def __init__(self) -> None:
+        raise OSError("no driver")
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        yield
 
 
 class PlainLane:

@@ -18,7 +18,7 @@ def test_processes_share_a_gpu(processes: int, share: str, monkeypatch: pytest.M
     chosen = choose_study_engine("cuda", at_once=3, processes=processes)
     engine = chosen.engine
     assert isinstance(engine, LocalEngine)
-    assert (engine.workers, engine.lanes) == (processes, Lanes(3, GpuLane("cuda")))
+    assert (engine.workers, engine.lanes) == (processes, Lanes(3, GpuLane("cuda", min(1.0, 2 / processes))))
     assert engine.environment == {SHARE: share}
     assert chosen.workers == 3 * processes
 
@@ -28,7 +28,7 @@ def test_a_share_that_was_chosen_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     engine = choose_study_engine("cuda:1", at_once=None, processes=10).engine
     assert isinstance(engine, LocalEngine)
     assert engine.environment == {SHARE: "40"}
-    assert engine.lanes == Lanes(2, GpuLane("cuda:1"))
+    assert engine.lanes == Lanes(2, GpuLane("cuda:1", 0.2))
 
 
 def test_lanes_travel_to_other_processes() -> None:
@@ -43,3 +43,11 @@ def test_processes_are_for_a_gpu() -> None:
 def test_what_is_timed_is_alone() -> None:
     with pytest.raises(InputError, match="2 processes, for a study that times its jobs one at a time"):
         choose_study_engine("cuda", at_once=None, processes=2, alone=True)
+
+
+@pytest.mark.parametrize("processes", [None, 2])
+def test_no_more_lanes_than_there_are_streams_for(processes: int | None) -> None:
+    with pytest.raises(InputError, match="17 models at once in a process; a GPU has streams for 16"):
+        choose_study_engine("cuda", at_once=17, processes=processes)
+    with pytest.raises(InputError, match="0 processes that share a GPU"):
+        choose_study_engine("cuda", at_once=2, processes=0)

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _STRETCHES, _LEAST_ROWS, _ROWS, _COLUMNS = 32, 128, 128, 64
+# Numbers that differ with the batch, of which Triton would otherwise compile those that 16 divides apart.
+_BY_BATCH = ("m", "stretch", "stretches")
 
 
 def batch_norm(
@@ -112,7 +114,7 @@ class _Plan:
         return torch.empty(*shape, self.columns, device=self._device, dtype=torch.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_BY_BATCH)
 def _column_sums(x, sums, m, n, stretch, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Σ (x − x₀) and Σ (x − x₀)² over a stretch of rows; x₀ is the first row, so that no large mean cancels."""
     c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -143,7 +145,7 @@ def _added(sums, c, is_column, n, stretches, SUMS: tl.constexpr):
     return first, second
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_BY_BATCH)
 def _normalise(
     x, y, residual, sums, weight, bias, running_mean, running_var, saved, m, n, stretches, eps, momentum,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SUMS: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,
@@ -178,7 +180,7 @@ def _normalise(
     tl.store(y + at, value.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_BY_BATCH)
 def _backward_sums(x, y, dy, saved, sums, m, n, stretch, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RELU: tl.constexpr):
     """Σ dy and Σ dy·x̂ over a stretch of rows, with x̂ the normalised entries."""
     c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -202,7 +204,7 @@ def _backward_sums(x, y, dy, saved, sums, m, n, stretch, ROWS: tl.constexpr, COL
     tl.store(sums + (2 * s + 1) * n + c, second, mask=is_column)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_BY_BATCH)
 def _backward(
     x, y, dy, dx, for_residual, sums, weight, saved, found, m, n, stretches,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SUMS: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,

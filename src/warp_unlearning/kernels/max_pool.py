@@ -71,7 +71,7 @@ def _grid(places: int, channels: int) -> tuple[int, int]:
     return triton.cdiv(places, _PLACES), triton.cdiv(channels, _CHANNELS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("places",))
 def _forward(
     x, y, taps, places, channels, h, w, out_h, out_w,
     SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr,
@@ -95,7 +95,7 @@ def _forward(
     tl.store(taps + at, which.to(tl.int8), mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("places",))
 def _backward(
     dy, taps, dx, places, channels, h, w, out_h, out_w,
     SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr,

@@ -10,10 +10,10 @@ core of the host can do in a fraction of a second is done there, if the host has
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
-from os import cpu_count
 from threading import local
 
 import torch
@@ -32,7 +32,8 @@ Decomposed = tuple[Tensor, Tensor]
 
 def eigh_of_each(stacks: Sequence[Tensor]) -> list[Decomposed]:
     """Eigenvalues, ascending, and eigenvectors of each stack of symmetric matrices (b, d, d)."""
-    if not all(stack.is_cuda for stack in stacks) or sum(map(len, stacks)) < 2:
+    alone = sum(map(len, stacks)) < 2 and not takes_turns()
+    if not all(stack.is_cuda for stack in stacks) or alone:
         return [eigh(stack) for stack in stacks]
     _load_library(stacks[0].device)
     parts = [(stack,) if stack.shape[1] <= _SMALL else torch.split(stack, 1) for stack in stacks]
@@ -50,7 +51,11 @@ def eigh_of_each(stacks: Sequence[Tensor]) -> list[Decomposed]:
 
 def host_is_better(rows: int) -> bool:
     """Whether a matrix of so many rows is better left to a core of the host: while others use the GPU."""
-    return takes_turns() and _SMALL < rows <= _ROWS_ON_HOST and (cpu_count() or 1) >= _CORES_TO_SPARE
+    return takes_turns() and _SMALL < rows <= _ROWS_ON_HOST and _cores() >= _CORES_TO_SPARE
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _joined(parts: Sequence[Decomposed]) -> Decomposed:
@@ -102,7 +107,8 @@ def _on_host(stack: Tensor, current: torch.cuda.Stream) -> Decomposed:
     own.wait_stream(current)
     with torch.cuda.stream(own), torch.no_grad():
         stack.record_stream(own)
-        there = torch.empty(stack.shape, dtype=torch.float64, pin_memory=True).copy_(stack, non_blocking=True)
+        there = torch.empty(stack.shape, dtype=torch.float64, pin_memory=True)
+        there.copy_(stack.double(), non_blocking=True)
         own.synchronize()
         values, vectors = (part.pin_memory() for part in torch.linalg.eigh(there))
         found = values.to(stack, non_blocking=True), vectors.to(stack, non_blocking=True)

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from .eigh_of_each import Decomposed, eigh_of_each
 from .on_host import on_host
 from .orthonormal import TOLERANCE, Doubt, doubtful_step, fixed_normal
@@ -40,10 +41,13 @@ def leading_subspaces(moments: Sequence[Tensor], fraction: float) -> list[Subspa
     `rank_for` gives; None where this way did not find them.
 
     Residuals ‖C u − θ u‖ are at most a millionth of the smallest eigenvalue kept. The host reads twice, for all of them
-    together.
+    together. An eigenvector at right angles to the random columns to start from, the same each time, would be missed:
+    data that do not know them have none.
     """
     if not moments:
         return []
+    if min(len(moment) for moment in moments) < _PART:
+        raise InputError(f"a second moment has fewer than {_PART} rows; decompose it")
     streams = SideStreams(moments[0].device)
     starts = list(_on_each(streams, moments, _started))
     wanted = [_wanted(numbers, fraction) for numbers in on_host([start.numbers for start in starts])]
@@ -140,7 +144,8 @@ def _turned(task: _Task) -> _Turned:
     # Once more: a residual is no smaller than the departure from orthonormal columns.
     columns, doubt = doubtful_step(columns)
     image = moment @ columns
-    within = columns.mT @ image
+    # Where a step failed there is no number, and an eigensolver would refuse all; the doubt says so.
+    within = (columns.mT @ image).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     return _Turned(columns, image, (within + within.mT) / 2, _judged(doubt, moment))
 
 

@@ -96,19 +96,13 @@ def _lengths(q: Tensor) -> tuple[Tensor, Tensor]:
     k = q.shape[1]
     if k == 0:
         return q.new_zeros(_STARTS), q.new_zeros(_STARTS)
-    z = _unit_starts(k, q.dtype, q.device)
+    # By the rows, of which there are few numbers: how many columns there are is decided by data.
+    z = fixed_normal(len(q), _STARTS, q.dtype, q.device)[:k]
     lengths = []
     for _ in range(2):
         z = torch.addmm(z, q.mT, q @ z, beta=-1)
         lengths.append(torch.linalg.vector_norm(z, dim=0))
     return lengths[0], lengths[1]
-
-
-@lru_cache(maxsize=128)
-def _unit_starts(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    starts = fixed_normal(length, _STARTS, dtype, device)
-    unit: Tensor = starts / starts.norm(dim=0)
-    return _complete(unit)
 
 
 @lru_cache(maxsize=128)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event as Flag
 from time import monotonic, sleep
 from typing import Protocol
 
+from .engine import EngineError
 from .events import Event, Watch
 from .job import Job, SteppedWork
 from .job_attempt import Attempt, attempt_in_steps
@@ -17,6 +18,7 @@ from .resting_lanes import RestingLanes
 from .store import Store
 from .turn_thread import TurnThread
 
+_GO_ON = "What is finished is kept: start again"
 _NOTHING_TO_DO = 0.05
 _PAUSES = (15.0, 30.0, 60.0)
 
@@ -68,13 +70,31 @@ class _Running:
 
     def step(self) -> Attempt | None:
         """Take a step; how the job ended, if it did."""
-        with self.seat.lane.turn():
-            try:
-                next(self.steps)
-            except StopIteration as end:
-                ended: Attempt = end.value
-                return ended
+        with ExitStack() as turn:
+            with _of_the_lane():
+                turn.enter_context(self.seat.lane.turn())
+            ended = self._next()
+            with _of_the_lane():
+                turn.close()
+        return ended
+
+    def _next(self) -> Attempt | None:
+        try:
+            next(self.steps)
+        except StopIteration as end:
+            ended: Attempt = end.value
+            return ended
         return None
+
+
+@contextmanager
+def _of_the_lane() -> Iterator[None]:
+    """What jobs raise is theirs; what a lane raises ends the fleet, since its device has failed."""
+    try:
+        yield
+    except Exception as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise EngineError(f"a lane failed, and this process can do no more: {first}. {_GO_ON}") from error
 
 
 class Fleet:
@@ -85,7 +105,8 @@ class Fleet:
     ) -> None:
         self._work, self._store, self._watch = work, store, watch
         self._roused = Flag()
-        self._seats = [_Seat(make_lane(), TurnThread(self._roused.set)) for _ in range(lanes)]
+        made = [make_lane() for _ in range(lanes)]
+        self._seats = [_Seat(lane, TurnThread(self._roused.set)) for lane in made]
         self._free = list(self._seats)
         self._running: list[_Running] = []
         self._resting: RestingLanes[_Seat] = RestingLanes()
@@ -94,7 +115,7 @@ class Fleet:
 
     def carry_out(self, jobs: Jobs) -> None:
         """Do jobs until there are none left. An interrupt lets each come to the end of its step, and claims are let go
-        of.
+        of. So does a job that finds this process unfit, with an `EngineError`.
         """
         try:
             while not jobs.over:
@@ -118,6 +139,7 @@ class Fleet:
     def _advance(self, jobs: Jobs) -> None:
         """One step of every job, but of those that wait."""
         self._roused.clear()
+        before = len(self._running)
         for running in list(self._running):
             thread = running.seat.thread
             if thread.waits:
@@ -126,19 +148,24 @@ class Fleet:
                 thread.start(running.step)
             if thread.turn() and (ended := thread.result()) is not None:
                 self._end(running, ended, jobs)
-        if self._running and all(running.seat.thread.waits for running in self._running):
-            self._roused.wait()
+        if 0 < before == len(self._running) and all(running.seat.thread.waits for running in self._running):
+            self._roused.wait(_NOTHING_TO_DO if self._free else None)
 
     def _close(self) -> None:
         """End what runs, each after the step that it is in; claims are let go of."""
-        for seat in self._seats:
+        # First whoever has a turn, which an interrupt may have left out: one works at a time to the end.
+        for seat in sorted(self._seats, key=lambda seat: not seat.thread.out):
             seat.thread.close()
         for running in self._running:
-            running.steps.close()
+            # On a device that failed jobs cannot be put away in good order, and each has a claim to let go of.
+            with suppress(RuntimeError):
+                running.steps.close()
         self._running.clear()
 
     def _end(self, running: _Running, ended: Attempt, jobs: Jobs) -> None:
         self._running.remove(running)
+        if ended.end == "unfit":
+            raise EngineError(f"{ended.reason}. {_GO_ON}")
         if ended.end == "crowded":
             self._turn_away(running, ended, jobs)
         else:

@@ -38,6 +38,10 @@ class NoRoom(WarpError):
     """Raised by work that finds no room on its device beside what else runs there."""
 
 
+class Unfit(WarpError):
+    """Raised by work where its process can do no more of it, and another one could."""
+
+
 Work = Callable[[Job, Store], Mapping[str, bytes]]
 """Does a job: reads what the job needs from the store and returns the files of its result.
 

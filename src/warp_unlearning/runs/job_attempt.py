@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Literal
 
 from ..errors import WarpError
-from .job import Job, NoRoom, SteppedWork, Steps, Work, finished
+from .job import Job, NoRoom, SteppedWork, Steps, Unfit, Work, finished
 from .store import Store
 from .store_errors import MissingEntry, StoreError
 
@@ -19,11 +19,11 @@ class Attempt:
     """How an attempt ended; plain data that travels between processes.
 
     finished; found: the result was there; busy: another process is doing the job; crowded: its device has no room for
-    it; failed: the work raised; lost: a result it needs is corrupt or gone, that of the key with digest `lost`;
-    unusable: the store cannot be written.
+    it; unfit: this process can do no more work; failed: the work raised; lost: a result it needs is corrupt or gone,
+    that of the key with digest `lost`; unusable: the store cannot be written.
     """
 
-    end: Literal["finished", "found", "busy", "crowded", "failed", "lost", "unusable"]
+    end: Literal["finished", "found", "busy", "crowded", "unfit", "failed", "lost", "unusable"]
     seconds: float | None = None
     reason: str = ""
     traceback: str = ""
@@ -62,6 +62,8 @@ def _do(job: Job, *, work: SteppedWork, store: Store) -> Generator[object, None,
         files = yield from work(job, store)
     except NoRoom as error:
         return Attempt("crowded", reason=str(error))
+    except Unfit as error:
+        return Attempt("unfit", reason=str(error))
     except MissingEntry as error:
         return Attempt("lost", reason=str(error), lost=error.digest)
     except StoreError:

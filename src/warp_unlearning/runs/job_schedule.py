@@ -116,7 +116,7 @@ class Schedule:
             pause = self._pauses.get(key, _FIRST_PAUSE)
             self._pauses[key] = min(2 * pause, _LONGEST_PAUSE)
             heappush(self._busy, (monotonic() + pause, self._order[key], key))
-        elif attempt.end in ("failed", "crowded"):
+        elif attempt.end in ("failed", "crowded", "unfit"):
             self._fail(key, attempt.reason, attempt.traceback)
         elif attempt.end == "lost":
             self._redo(job, attempt)

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from multiprocessing.connection import Connection
+from time import monotonic
 from typing import Any
 
 from ..errors import InputError
+from .engine import EngineError
 from .events import Event
 from .fleet import Fleet, Lane
 from .job import Job, Work, stepped
@@ -29,8 +31,8 @@ class Lanes:
             raise InputError(f"{self.count} lanes in a process; give 1 or more")
 
 
-def serve_in_lanes(pipe: Connection, work: Work, store: Store, lanes: Lanes) -> None:
-    """Do the jobs that come through `pipe`, until it is closed."""
+def fleet_of(pipe: Connection, work: Work, store: Store, lanes: Lanes) -> Fleet:
+    """A fleet that tells what happens to its jobs through `pipe`."""
 
     def tell(event: Event) -> None:
         said: tuple[Any, ...] = (
@@ -40,16 +42,27 @@ def serve_in_lanes(pipe: Connection, work: Work, store: Store, lanes: Lanes) -> 
         )
         pipe.send(said)
 
-    Fleet(lanes.count, lanes.make, stepped(work), store, tell).carry_out(PipedJobs(pipe))
+    return Fleet(lanes.count, lanes.make, stepped(work), store, tell)
+
+
+def serve_in_lanes(pipe: Connection, fleet: Fleet) -> None:
+    """Do the jobs that come through `pipe`, until it is closed or this process is no longer fit for them."""
+    try:
+        fleet.carry_out(PipedJobs(pipe))
+    except EngineError as error:
+        pipe.send(("unfit", str(error)))
 
 
 class PipedJobs:
-    """Jobs that come through a pipe, and go back through it with how they ended. They are over when it is closed."""
+    """Jobs that come through a pipe, each with the seconds in which it may be begun, and go back through it with how
+    they ended, or as they came when the time is up. They are over when it is closed.
+    """
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._waiting: deque[Job] = deque()
         self._closed = False
+        self._until = inf
 
     @property
     def over(self) -> bool:
@@ -58,17 +71,25 @@ class PipedJobs:
 
     @property
     def time_left(self) -> float:
-        """Whoever sends jobs minds the time."""
-        return inf
+        """Seconds in which jobs may still be begun."""
+        return max(0.0, self._until - monotonic())
 
     def take(self) -> Job | None:
         """The next job that has come."""
         try:
             while not self._closed and self._pipe.poll():
-                self._waiting.append(self._pipe.recv())
+                job, seconds = self._pipe.recv()
+                self._waiting.append(job)
+                self._until = monotonic() + seconds
         except (EOFError, OSError):
             self._closed = True
-        return self._waiting.popleft() if self._waiting and not self._closed else None
+        if not self._waiting or self._closed:
+            return None
+        if self.time_left:
+            return self._waiting.popleft()
+        while self._waiting:
+            self._pipe.send(("returned", self._waiting.popleft().key.digest))
+        return None
 
     def pause(self) -> float | None:
         """Nobody knows."""

@@ -100,7 +100,9 @@ class _Worker:
     pipe: Connection
     ready: bool = False
     deaf: bool = False
+    farewell: str = ""
     jobs: dict[str, Job] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
 
 
 class _Crew:
@@ -110,6 +112,7 @@ class _Crew:
         self._size = size
         self._orders = orders
         self._workers: list[_Worker] = []
+        self._suspects: set[str] = set()
         self._failed_starts = 0
 
     def hand_out(self, schedule: Schedule) -> None:
@@ -119,8 +122,12 @@ class _Crew:
             if job is None:
                 return
             worker = self._freest()
+            if job.key.digest in self._suspects and worker.jobs:
+                # It is done by itself, and gets the next worker that has nothing else to do.
+                schedule.put_back(job)
+                return
             try:
-                worker.pipe.send(job)
+                worker.pipe.send((job, schedule.time_left))
                 worker.jobs[job.key.digest] = job
             except OSError:
                 # It died while it waited; `listen` finds that out.
@@ -129,7 +136,12 @@ class _Crew:
 
     @property
     def _roomy(self) -> list[_Worker]:
-        return [w for w in self._workers if not w.deaf and len(w.jobs) < self._orders.at_once]
+        """Workers that could do another job, but those with one that has seen a process die."""
+        return [
+            worker
+            for worker in self._workers
+            if not worker.deaf and len(worker.jobs) < self._orders.at_once and self._suspects.isdisjoint(worker.jobs)
+        ]
 
     @property
     def _has_room(self) -> bool:
@@ -197,12 +209,22 @@ class _Crew:
 
     def _note(self, worker: _Worker, told: Told, schedule: Schedule, watch: Watch) -> None:
         if told[0] == "ended":
+            worker.begun.discard(told[1])
             schedule.settle(worker.jobs.pop(told[1]), told[2])
+        elif told[0] == "returned":
+            schedule.put_back(worker.jobs.pop(told[1]))
+        elif told[0] == "no lanes":
+            raise EngineError(f"a worker process has nowhere to work: {told[1]}")
         elif told[0] == "unloadable":
             raise EngineError(
                 f"a worker process cannot load the work; make it a function or a class of a module:\n{told[1]}"
             )
+        elif told[0] == "unfit":
+            worker.deaf, worker.farewell = True, told[1]
+            # With a device that failed it may not come to an end by itself.
+            worker.process.kill()
         elif told[0] == "began":
+            worker.begun.add(told[1])
             watch(Event("started", worker.jobs[told[1]].key, at=told[2]))
         elif told[0] == "retried":
             watch(Event("retried", worker.jobs[told[1]].key, reason=told[2]))
@@ -212,7 +234,7 @@ class _Crew:
     def _replace(self, worker: _Worker, schedule: Schedule) -> None:
         self._workers.remove(worker)
         worker.pipe.close()
-        reason = _how_it_died(worker.process.exitcode)
+        reason = worker.farewell or _how_it_died(worker.process.exitcode)
         if not worker.ready:
             self._failed_starts += 1
             if self._failed_starts == _FAILED_STARTS:
@@ -220,8 +242,9 @@ class _Crew:
                     f"{_FAILED_STARTS} worker processes in a row ended before they could start: {reason}; see what "
                     'they printed (a script that runs an engine needs `if __name__ == "__main__":`)'
                 )
-        for job in worker.jobs.values():
-            if worker.ready:
+        self._suspects |= worker.begun
+        for digest, job in worker.jobs.items():
+            if digest in worker.begun:
                 schedule.died(job, reason)
             else:
                 schedule.put_back(job)

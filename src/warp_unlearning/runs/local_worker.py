@@ -15,18 +15,21 @@ from typing import Literal
 from .job import Job, Work
 from .job_attempt import Attempt, attempt
 from .job_work import unpack
-from .lane_worker import Lanes, serve_in_lanes
+from .lane_worker import Lanes, fleet_of, serve_in_lanes
 from .store import Store
 
 Told = (
     tuple[Literal["ready"]]
     | tuple[Literal["unloadable"], str]
+    | tuple[Literal["no lanes"], str]
+    | tuple[Literal["unfit"], str]
     | tuple[Literal["began"], str, float]
     | tuple[Literal["retried"], str, str]
+    | tuple[Literal["returned"], str]
     | tuple[Literal["ended"], str, Attempt]
 )
-"""What a worker says: that it is ready, or why it cannot be; of a job, by its digest, when it was begun, why it found
-no room, and how the attempt ended.
+"""What a worker says: that it is ready, or why it cannot be, or can be no longer and leaves; of a job, by its digest,
+when it was begun, why it found no room, that it came too late, and how the attempt ended.
 """
 
 _PARENT_CHECK = 1.0
@@ -45,22 +48,32 @@ def serve(pipe: Connection, work: bytes, store: Store, threads: int, lanes: Lane
         except Exception:
             pipe.send(("unloadable", traceback.format_exc()))
             return
-        pipe.send(("ready",))
         if lanes is None:
+            pipe.send(("ready",))
             _serve_one_by_one(pipe, loaded, store)
-        else:
-            serve_in_lanes(pipe, loaded, store, lanes)
+            return
+        try:
+            fleet = fleet_of(pipe, loaded, store, lanes)
+        except Exception as error:
+            pipe.send(("no lanes", f"{type(error).__name__}: {error}"))
+            return
+        pipe.send(("ready",))
+        serve_in_lanes(pipe, fleet)
 
 
 def _serve_one_by_one(pipe: Connection, work: Work, store: Store) -> None:
     while True:
-        job: Job = pipe.recv()
+        job: Job = pipe.recv()[0]
         digest = job.key.digest
 
         def began(digest: str = digest) -> None:
             pipe.send(("began", digest, time()))
 
-        pipe.send(("ended", digest, attempt(job, work=work, store=store, began=began)))
+        ended = attempt(job, work=work, store=store, began=began)
+        if ended.end == "unfit":
+            pipe.send(("unfit", ended.reason))
+            return
+        pipe.send(("ended", digest, ended))
 
 
 def _leave_with_parent() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Lock, Thread
 from typing import Generic, TypeVar
 
@@ -37,6 +37,11 @@ class TurnThread(Generic[Result]):
         return self._call is None
 
     @property
+    def out(self) -> bool:
+        """Whether it works: after an interrupt of its owner the turn that was given may still last."""
+        return self._out
+
+    @property
     def waits(self) -> bool:
         """Whether a turn would be for nothing as yet."""
         return self._waits
@@ -51,9 +56,10 @@ class TurnThread(Generic[Result]):
         if not self._out:
             self._out = True
             self._begin.release()
-        # After an interrupt of the owner the turn is still out, and is waited for.
-        self._end.acquire()
-        self._out = False
+        # The thread says when its turn is over, since an interrupt may fall between any two things done here. One that
+        # came after a wait had ended leaves a lock that can be taken once more.
+        while self._out:
+            self._end.acquire()
         return self._ended is not None
 
     def result(self) -> Result:
@@ -67,7 +73,7 @@ class TurnThread(Generic[Result]):
     def close(self) -> None:
         """Let the call, if there is one, come to its end, and then the thread."""
         while not self.free:
-            if self.turn():
+            if self._ended is not None or self.turn():
                 self._ended = self._call = None
         self._begin.release()
         self._thread.join()
@@ -82,12 +88,17 @@ class TurnThread(Generic[Result]):
                 self._ended = self._call(), None
             except BaseException as error:
                 self._ended = None, error
+            self._over()
+
+    def _over(self) -> None:
+        self._out = False
+        with suppress(RuntimeError):
             self._end.release()
 
     @contextmanager
     def _leave(self) -> Iterator[None]:
         self._waits = True
-        self._end.release()
+        self._over()
         try:
             yield
         finally:

@@ -26,7 +26,7 @@ from ..methods.registry import make_method
 from ..models.digest import model_digest
 from ..models.registry import build_model, suggest_options
 from ..randomness import Streams
-from ..runs.job import Job, NoRoom, Steps, finished
+from ..runs.job import Job, Steps, finished
 from ..runs.store import Store
 from ..training.precision import lay_out
 from ..training.recipe import Recipe
@@ -36,6 +36,7 @@ from ..unlearning.driver import Driven, drive, working_copy
 from .cell_plan import Cell, CellPlan, is_paired
 from .cell_settings import StudyArm
 from .forget_energies import forget_energies
+from .gpu_trouble import gpu_trouble
 from .half import as_half
 from .stored import array_bytes, weight_bytes, weights_of
 from .workplace import Workplace
@@ -65,11 +66,9 @@ class CellWork:
         """The same, an update at a time."""
         cell = self.plan.cells[job.key.digest]
         self._place.tidy()
-        try:
-            done: Steps = getattr(self, f"_{cell.kind}")(cell, store)
+        done: Steps = getattr(self, f"_{cell.kind}")(cell, store)
+        with gpu_trouble(str(cell)):
             return (yield from done)
-        except torch.OutOfMemoryError as error:
-            raise NoRoom(f"the GPU has no room for {cell} beside what else runs there: {error}") from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {"plan": self.plan, "defense_seed": self.defense_seed, "_place": self._place, "_kept": {}}

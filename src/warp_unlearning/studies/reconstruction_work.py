@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..attacks.reconstruction.threat import Threat
 from ..data.load import load_data
 from ..data.plain import plain
 from ..models.conv_generator import ConvGenerator
-from ..runs.job import Job, NoRoom, Steps, finished
+from ..runs.job import Job, Steps, finished
 from ..runs.store import Store
 from ..training.precision import lay_out
 from ..training.training import check_finite
+from .gpu_trouble import gpu_trouble
 from .reconstruction_images import Pictures, pictures_of
 from .reconstruction_models import (
     ImageArm,
@@ -48,15 +48,13 @@ class ReconstructionWork:
 
     def steps(self, job: Job, store: Store) -> Steps:
         """The same, an update of a training at a time; a row is one step."""
-        try:
+        with gpu_trouble(self.plan.told(job.key)):
             if job.key.kind == MODEL:
                 return (yield from self._train_model())
             if job.key.kind == PRIOR:
                 return (yield from self._train_prior())
             yield None
             return self._row(self.plan.cells[job.key.digest], store)
-        except torch.OutOfMemoryError as error:
-            raise NoRoom(f"the GPU has no room for {self.plan.told(job.key)} beside what else runs: {error}") from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {"plan": self.plan, "_kept": {}}

@@ -19,7 +19,7 @@ from ..errors import DivergedError
 from ..methods.protocol import Task
 from ..methods.registry import make_method
 from ..randomness import Streams
-from ..runs.job import Job, NoRoom, Steps, finished
+from ..runs.job import Job, Steps, finished
 from ..runs.key import Key
 from ..runs.store import Store
 from ..training.precision import lay_out
@@ -27,6 +27,7 @@ from ..training.recipe import Recipe
 from ..training.scoring import logits
 from ..training.training import Training, training_steps
 from ..unlearning.driver import drive, working_copy
+from .gpu_trouble import gpu_trouble
 from .shadow_settings import Arm
 from .shadow_work import new_network
 from .stored import weight_bytes, weights_of
@@ -57,10 +58,8 @@ class TuningWork:
         task = self.tasks[job.key.digest]
         self.place.tidy()
         work = {TRAIN: self._train, RETRAIN: self._retrain, TRIAL: self._trial}[task.kind]
-        try:
+        with gpu_trouble(task.kind):
             return (yield from work(task, store))
-        except torch.OutOfMemoryError as error:
-            raise NoRoom(f"the GPU has no room for {task.kind} beside what else runs there: {error}") from error
 
     def _train(self, task: TuningTask, store: Store) -> Steps:
         shadow = self._shadow(task.unit)

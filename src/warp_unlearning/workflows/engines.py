@@ -29,8 +29,8 @@ class ChosenEngine:
 
 LANES = 8
 """Models side by side on one GPU."""
-MOST_LANES = 32
-"""Streams that torch gives out before it gives the first again."""
+MOST_LANES = 16
+"""Torch gives out 32 streams before it gives the first again, and decompositions and captures need some too."""
 
 
 LANES_OF_A_PROCESS = 2
@@ -41,9 +41,10 @@ _SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 @dataclass(frozen=True)
 class GpuLane:
-    """Makes lanes of a GPU, in whichever process it is called."""
+    """Makes lanes of a GPU, in whichever process it is called, which may have such a share of its memory."""
 
     device: str
+    memory: float = 1.0
 
     def __call__(self) -> DeviceLane:
         """A lane, whose thread sleeps while it waits."""
@@ -53,6 +54,8 @@ class GpuLane:
 
         place = torch.device(self.device)
         sleep_while_waiting(place.index or 0)
+        if place.type == "cuda" and self.memory < 1:
+            torch.cuda.set_per_process_memory_fraction(self.memory, place)
         return DeviceLane(place)
 
 
@@ -67,13 +70,15 @@ def choose_study_engine(
             f"{processes} processes that share a GPU, and the device is {device}: a CPU's jobs have a process each; "
             "say with --at-once how many"
         )
+    if processes is not None and processes < 1:
+        raise InputError(f"{processes} processes that share a GPU; give 1 or more")
+    if at_once is not None and at_once > MOST_LANES and device.startswith("cuda"):
+        raise InputError(f"{at_once} models at once in a process; a GPU has streams for {MOST_LANES}: give fewer")
     if processes is not None and alone:
         raise InputError(f"{processes} processes, for a study that times its jobs one at a time; leave them out")
     if processes is not None:
         return _sharing_a_gpu(device, processes, LANES_OF_A_PROCESS if at_once is None else at_once)
     if device.startswith("cuda"):
-        if at_once is not None and at_once > MOST_LANES:
-            raise InputError(f"{at_once} models at once; a GPU has {MOST_LANES} streams to share out: give fewer")
         # Not needed, and slow to import, on machines without a GPU.
         import torch
 
@@ -94,9 +99,9 @@ def _sharing_a_gpu(device: str, processes: int, lanes: int) -> ChosenEngine:
     # Under MPS a process that may use the whole GPU keeps it to itself at every step of an eigendecomposition. The
     # variable means nothing elsewhere.
     share = os.environ.get(_SHARE, str(max(1, min(100, 250 // processes))))
-    engine = LocalEngine(
-        workers=processes, retries=_DEATHS, lanes=Lanes(lanes, GpuLane(device)), environment={_SHARE: share}
-    )
+    # Few need much at the same moment, and nobody is to take all.
+    lane = GpuLane(device, min(1.0, 2 / processes))
+    engine = LocalEngine(workers=processes, retries=_DEATHS, lanes=Lanes(lanes, lane), environment={_SHARE: share})
     return ChosenEngine(engine, processes * lanes)
 
 

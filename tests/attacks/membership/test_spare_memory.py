@@ -29,6 +29,15 @@ def test_a_gpu_holds_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) ->
     assert rows_at_once(10, GPU) == 6
 
 
+@pytest.mark.parametrize(("fraction", "expected"), [(1.0, 1100), (0.05, 300), (0.02, 0)])
+def test_a_process_has_no_more_than_its_share(fraction: float, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"mem_get_info": (1000, 10000), "memory_reserved": 300, "memory_allocated": 200}
+    for name, value in {**given, "get_per_process_memory_fraction": fraction}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    monkeypatch.setattr(spare_memory, "_kept_for_graphs", lambda device: 0)
+    assert spare_memory.free(GPU) == expected
+
+
 def test_batches_fit_and_are_never_empty() -> None:
     assert rows_at_once(CPU_BATCH // 5, CPU) == 5
     assert rows_at_once(10 * CPU_BATCH, CPU) == 1

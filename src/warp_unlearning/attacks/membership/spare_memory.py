@@ -36,10 +36,13 @@ def rows_at_once(row_bytes: int, device: torch.device, *, share: float = GPU_BAT
 
 def free(device: torch.device) -> int:
     """Bytes that torch could still allocate on a GPU, what its allocator keeps in reserve included, but not what it
-    keeps for captured graphs.
+    keeps for captured graphs, nor what is beyond the share of the GPU that this process may have.
     """
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0]) + unused - _kept_for_graphs(device)
+    there, whole = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    share = int(torch.cuda.get_per_process_memory_fraction(device) * whole)
+    unused = reserved - torch.cuda.memory_allocated(device)
+    return max(0, min(there, share - reserved) + unused - _kept_for_graphs(device))
 
 
 def _kept_for_graphs(device: torch.device) -> int:
