@@ -132,6 +132,23 @@ def test_a_complement_gives_up_directions_without_a_decomposition() -> None:
     assert departure(kept_columns(second)) <= 1e-6
 
 
+@pytest.mark.parametrize("exponent", [2.0, 0.1])
+def test_a_decomposition_by_products_is_gone_on_from(exponent: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warp_unlearning.linalg.tracked.products_pay", lambda moment: True)
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.linalg.qr(torch.randn(200, 200, dtype=torch.float64, generator=generator)).Q
+    values = torch.arange(1, 201, dtype=torch.float64) ** -exponent
+    tracker = TrackedSubspace(0.95)
+    for _ in range(3):
+        moment = (vectors * values) @ vectors.mT
+        found, exact = tracker.refresh(moment.float()), principal_subspace(moment, 0.95)
+        assert found.captured == pytest.approx(exact.captured, abs=2e-3)
+        assert found.captured >= 0.95 - 0.05 * 0.05 - 1e-4
+        noise = torch.randn(200, 200, dtype=torch.float64, generator=generator)
+        vectors = torch.linalg.qr(vectors + 1e-3 * noise).Q
+    assert tracker.decompositions == 1
+
+
 def test_slack_decides_how_much_more_may_be_missed() -> None:
     x = rows(200, 30, 0, decay=0.93)
     moment = second_moment(turned(x, 0.2, 0))

@@ -245,6 +245,15 @@ def test_a_lane_that_is_free_is_filled_while_all_others_wait(store: Store, tmp_p
     assert time.monotonic() - began < 15
 
 
+@pytest.fixture
+def hearing() -> Iterator[None]:
+    """Interrupts raise, also where whoever started the tests has them ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hearing")
 def test_an_interrupt_lets_one_work_at_a_time_to_the_end(store: Store, tmp_path: Path) -> None:
     (tmp_path / "marks").mkdir()
     work, jobs = Waiting(tmp_path / "marks"), [Job(Key("a", 1, {"i": i})) for i in range(6)]

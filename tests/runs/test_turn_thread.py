@@ -135,6 +135,8 @@ INTERRUPTED = """
 import os, signal, sys, threading, time
 from warp_unlearning.runs.turn_thread import TurnThread
 
+# Whoever started this may have had interrupts ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 thread = TurnThread(lambda: None)
 threading.Timer(float(sys.argv[1]), lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:

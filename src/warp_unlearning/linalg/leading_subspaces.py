@@ -24,6 +24,8 @@ from .orthonormal import TOLERANCE, Doubt, doubtful_step, fixed_normal
 from .side_streams import SideStreams
 from .subspace import Subspace
 
+# Below so many rows a decomposition costs less than it takes to find out whether products would do.
+_LARGE = 1000
 _PART = 4
 _SPARE, _FEWEST_SPARE = 0.5, 16
 _ROUNDS = 4
@@ -61,6 +63,11 @@ def leading_subspaces(moments: Sequence[Tensor], fraction: float) -> list[Subspa
     found = list(_on_each(streams, list(zip(turned, ritz, strict=True)), _rotated))
     read = iter(zip(found, on_host([each.numbers for each in found]), strict=True))
     return [None if want is None else _accepted(*next(read), fraction) for want in wanted]
+
+
+def products_pay(moment: Tensor) -> bool:
+    """Whether to try this way before a decomposition: of a large second moment on a GPU."""
+    return moment.is_cuda and len(moment) >= _LARGE
 
 
 def _on_each(streams: SideStreams, given: Iterable[Given], make: Callable[[Given], Made]) -> Iterator[Made]:

@@ -13,12 +13,9 @@ from torch import Tensor
 
 from ..errors import InputError
 from .eigh_of_each import eigh_of_each
-from .leading_subspaces import leading_subspaces
+from .leading_subspaces import leading_subspaces, products_pay
 from .on_host import on_host
 from .subspace import Rule, Subspace
-
-# Below so many rows a decomposition costs less than it takes to find out whether products would do.
-_LARGE = 1000
 
 
 def principal_subspaces(moments: Sequence[Tensor], fraction: float, *, rule: Rule = "energy") -> list[Subspace]:
@@ -51,7 +48,7 @@ def _by_products(moments: Sequence[Tensor], fraction: float, rule: Rule) -> dict
     """Those that products alone give, by place."""
     if rule != "energy" or fraction == 1:
         return {}
-    suited = [i for i, m in enumerate(moments) if m.is_cuda and m.dtype == torch.float64 and len(m) >= _LARGE]
+    suited = [i for i, moment in enumerate(moments) if moment.dtype == torch.float64 and products_pay(moment)]
     found = leading_subspaces([moments[i] for i in suited], fraction)
     return {i: subspace for i, subspace in zip(suited, found, strict=True) if subspace is not None}
 

@@ -21,6 +21,7 @@ from .co_subspace import AnySubspace, CoSubspace
 from .eigh_of_each import eigh, eigh_of_each
 from .held_energy import held_by, held_energy, missed_by, missed_energy
 from .iteration import Span, Turned, iterate_inverse, leading_outside, turned_inverse
+from .leading_subspaces import leading_subspaces, products_pay
 from .orthonormal import TOLERANCE, Doubt, orthonormal
 from .subspace import Rule, Subspace, rank_for, restricted
 
@@ -219,7 +220,12 @@ class TrackedSubspace:
 
     def _decompose(self, moment: Tensor, alive: Tensor) -> AnySubspace:
         self.decompositions += 1
-        return self.begin(*eigh(restricted(moment, alive)), alive)
+        within = restricted(moment, alive)
+        if self.rule == "energy" and self.fraction < 1 and products_pay(within):
+            (found,) = leading_subspaces([within.double()], self.fraction)
+            if found is not None:
+                return self._keep(alive, Span(found.basis.to(within)), None, found.captured)
+        return self.begin(*eigh(within), alive)
 
     def _widened(self, columns: Tensor) -> Tensor:
         """Columns over the coordinates that are alive as columns over all, with zeros in the others."""
