@@ -18,8 +18,10 @@ from warp_unlearning.waiting import await_device, idly, keeping_turn, may_leave,
 
 def test_a_thread_that_takes_no_turns_just_waits() -> None:
     with idly():
-        pass
+        waited = not takes_turns()
     await_device(torch.device("cpu"))
+    assert waited
+    assert not may_leave()
 
 
 def test_a_thread_that_takes_turns_leaves_its_own_while_it_waits() -> None:
