@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.linalg.leading_subspaces import leading_subspaces
-from warp_unlearning.linalg.orthonormal import fixed_normal
+from warp_unlearning.linalg.leading_subspaces import _chebyshev, leading_subspaces
+from warp_unlearning.linalg.orthonormal import Doubt, doubtful_step
 from warp_unlearning.linalg.principal_subspaces import principal_subspaces
 from warp_unlearning.linalg.subspace import Subspace, principal_subspace
 
@@ -81,13 +81,32 @@ def test_no_answer_where_there_is_nothing_or_no_number() -> None:
     assert leading_subspaces([], 0.9) == []
 
 
-def test_no_answer_where_a_step_fails() -> None:
-    # Orthogonal to all columns it starts from, and beside it nothing but a cluster of equal ones.
-    start = fixed_normal(80, 20, torch.float64, torch.device("cpu"))
-    basis = torch.linalg.qr(torch.cat([start, torch.eye(80, dtype=torch.float64)[:, :60]], 1)).Q
-    values = torch.cat([torch.zeros(20), torch.full((30,), 1.0), torch.full((30,), 1e-12)]).double()
-    for found in leading_subspaces([(basis * values) @ basis.mT], 0.9):
-        assert found is None or found.captured > 0.89
+def test_no_answer_where_a_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+
+    def failing(columns: Tensor) -> tuple[Tensor, Doubt]:
+        nonlocal steps
+        steps += 1
+        q, doubt = doubtful_step(columns)
+        # As a Cholesky factor that does not exist leaves it; the first four are those of the start.
+        return (q * float("nan") if steps > 4 else q), doubt
+
+    monkeypatch.setattr("warp_unlearning.linalg.leading_subspaces.doubtful_step", failing)
+    assert leading_subspaces([moment(power_law(2.0))], 0.9) == [None]
+    assert steps > 4
+
+
+def test_no_answer_where_it_did_not_converge() -> None:
+    # The cut is in the middle of eigenvalues that hardly differ, more of them than there are columns.
+    values = torch.cat([torch.linspace(1.02, 1.0, 55), 1e-6 * torch.ones(D - 55)]).double()
+    assert leading_subspaces([moment(values)], 0.5) == [None]
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_the_polynomials_are_those_of_chebyshev(degree: int) -> None:
+    angles = torch.linspace(0, 3, 7, dtype=torch.float64)
+    found = _chebyshev(torch.diag(angles.cos()), torch.eye(7, dtype=torch.float64), degree)
+    torch.testing.assert_close(found, torch.diag((degree * angles).cos()))
 
 
 def test_a_matrix_of_few_rows_is_refused() -> None:

@@ -10,6 +10,7 @@ from warp_unlearning.errors import InputError
 from warp_unlearning.linalg.co_subspace import AnySubspace, CoSubspace
 from warp_unlearning.linalg.held_energy import captured_energy
 from warp_unlearning.linalg.iteration import Turned
+from warp_unlearning.linalg.leading_subspaces import leading_subspaces
 from warp_unlearning.linalg.orthonormal import departure
 from warp_unlearning.linalg.subspace import Rule, Subspace, principal_subspace, principal_subspace_of
 from warp_unlearning.linalg.tracked import Proposal, TrackedSubspace, start_all
@@ -134,7 +135,14 @@ def test_a_complement_gives_up_directions_without_a_decomposition() -> None:
 
 @pytest.mark.parametrize("exponent", [2.0, 0.1])
 def test_a_decomposition_by_products_is_gone_on_from(exponent: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Subspace | None] = []
+
+    def by_products(moments: list[Tensor], fraction: float) -> list[Subspace | None]:
+        tried.extend(found := leading_subspaces(moments, fraction))
+        return found
+
     monkeypatch.setattr("warp_unlearning.linalg.tracked.products_pay", lambda moment: True)
+    monkeypatch.setattr("warp_unlearning.linalg.tracked.leading_subspaces", by_products)
     generator = torch.Generator().manual_seed(0)
     vectors = torch.linalg.qr(torch.randn(200, 200, dtype=torch.float64, generator=generator)).Q
     values = torch.arange(1, 201, dtype=torch.float64) ** -exponent
@@ -147,6 +155,7 @@ def test_a_decomposition_by_products_is_gone_on_from(exponent: float, monkeypatc
         noise = torch.randn(200, 200, dtype=torch.float64, generator=generator)
         vectors = torch.linalg.qr(vectors + 1e-3 * noise).Q
     assert tracker.decompositions == 1
+    assert [found is not None for found in tried] == [exponent == 2.0]
 
 
 def test_slack_decides_how_much_more_may_be_missed() -> None:

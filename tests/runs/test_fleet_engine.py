@@ -15,8 +15,10 @@ from trial_work import FailingLane, SteppedTrial, Trial, expected, layered, resu
 from warp_unlearning.errors import InputError
 from warp_unlearning.runs.engine import Engine, EngineError
 from warp_unlearning.runs.events import Event, ignore
+from warp_unlearning.runs.fleet import Fleet
 from warp_unlearning.runs.fleet_engine import FleetEngine
 from warp_unlearning.runs.job import Job, NoRoom, Steps
+from warp_unlearning.runs.job_attempt import Attempt
 from warp_unlearning.runs.key import Key
 from warp_unlearning.runs.local_engine import LocalEngine
 from warp_unlearning.runs.store import Store
@@ -253,20 +255,75 @@ def hearing() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+class Interrupted(Trial):
+    """One job works for a while in the turn that an interrupt falls in; another has just waited enough."""
+
+    def steps(self, job: Job, store: Store) -> Steps:
+        shared = self.__dict__
+        if job.key.ingredients["does"] == "wait":
+            with idly():
+                shared["gate"].wait(20)
+            shared["overlap"] = shared["working"]
+        else:
+            yield
+            shared["working"] = True
+            shared["gate"].set()
+            Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            time.sleep(0.5)
+            shared["working"] = False
+        yield
+        return self(job, store)
+
+
 @pytest.mark.usefixtures("hearing")
 def test_an_interrupt_lets_one_work_at_a_time_to_the_end(store: Store, tmp_path: Path) -> None:
     (tmp_path / "marks").mkdir()
-    work, jobs = Waiting(tmp_path / "marks"), [Job(Key("a", 1, {"i": i})) for i in range(6)]
-    work.__dict__["wanted"] = 1
-    Timer(0.06, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-
-    def run_and_wait() -> None:
-        FleetEngine(3, Turns).run(jobs, work=work, store=store, watch=ignore)
-        time.sleep(20)
-
+    work = Interrupted(tmp_path / "marks")
+    work.__dict__.update(gate=Flag(), working=False)
+    # The first job has the last seat, which would be put away last.
+    jobs = [Job(Key("a", 1, {"does": "work"}), cost=2.0), Job(Key("b", 1, {"does": "wait"}))]
     with pytest.raises(KeyboardInterrupt):
-        run_and_wait()
-    assert set(work.__dict__["most"]) == {1}
+        FleetEngine(2, Turns).run(jobs, work=work, store=store, watch=ignore)
+    assert work.__dict__["overlap"] is False
+
+
+class LateJobs:
+    """Offers a second job some time after the first; over when both have ended."""
+
+    def __init__(self, first: Job, second: Job) -> None:
+        self.waiting, self.late, self.ended = [first], second, 0
+        self.due = time.monotonic() + 0.2
+
+    time_left = 60.0
+
+    @property
+    def over(self) -> bool:
+        return self.ended == 2
+
+    def take(self) -> Job | None:
+        if self.late is not None and time.monotonic() >= self.due:
+            self.waiting.append(self.late)
+            self.late = None
+        return self.waiting.pop() if self.waiting else None
+
+    def pause(self) -> float | None:
+        return None
+
+    def put_back(self, job: Job) -> None:
+        self.waiting.append(job)
+
+    def settle(self, job: Job, attempt: Attempt) -> None:
+        self.ended += 1
+
+
+def test_a_job_that_comes_while_all_wait_is_begun(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "marks").mkdir()
+    work = Slow(tmp_path / "marks")
+    work.__dict__["gate"] = Flag()
+    jobs = LateJobs(Job(Key("a", 1, {"does": "wait"})), Job(Key("c", 1, {"opens": True})))
+    began = time.monotonic()
+    Fleet(2, Turns, work.steps, store, ignore).carry_out(jobs)
+    assert time.monotonic() - began < 15
 
 
 def test_bad_input(store: Store, work: Stepped) -> None:
