@@ -145,3 +145,27 @@ def test_rows_that_are_kept_do_not_change_with_what_was_given() -> None:
     stream.add(rows)
     rows.zero_()
     torch.testing.assert_close(stream.second_moment(), expected)
+
+
+@pytest.mark.parametrize("piece", [3, 50, 200])
+def test_rounded_sums_are_kept_in_double_precision(piece: int) -> None:
+    rows = rows_of(2, 200, 6).float()
+    found = StreamedRows(2, 6, rounded=True)
+    for part in torch.split(rows, piece, dim=1):
+        found.add(part)
+    moment = rows.double().mT @ rows.double()
+    assert found.second_moment().dtype == torch.float64
+    assert found.positions == 200
+    np.testing.assert_allclose(found.second_moment(), moment, rtol=1e-5, atol=1e-5 * float(moment.max()))
+    np.testing.assert_allclose(found.one(1).second_moment()[0], found.second_moment()[1])
+    assert found.within(torch.tensor([0, 2])).rounded
+
+
+def test_few_rounded_rows_are_kept_as_they_are() -> None:
+    rows = rows_of(1, 4, 6).float()
+    found = StreamedRows(1, 6, rounded=True)
+    found.add(rows)
+    exact = StreamedRows(1, 6)
+    exact.add(rows)
+    assert torch.equal(found.second_moment(), exact.second_moment())
+    assert found.compressed() is None

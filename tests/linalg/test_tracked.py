@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from warp_unlearning.errors import InputError
+from warp_unlearning.linalg import tracked as tracked_module
 from warp_unlearning.linalg.co_subspace import AnySubspace, CoSubspace
 from warp_unlearning.linalg.held_energy import captured_energy
 from warp_unlearning.linalg.iteration import Turned
@@ -416,3 +419,39 @@ def test_trackers_that_start_together_find_what_each_finds_alone() -> None:
         assert found.captured == expected.captured
         assert other.decompositions == 1
         torch.testing.assert_close(kept_columns(other.refresh(moment)), kept_columns(one.refresh(moment)))
+
+
+def test_trackers_that_start_together_by_products_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = [second_moment(rows(400, width, width, decay)) for width, decay in ((80, 0.8), (12, 0.99), (80, 0.9))]
+    fractions = (0.9, 0.9, 0.8)
+    alone, together = ([TrackedSubspace(fraction) for fraction in fractions] for _ in range(2))
+    expected = [one.refresh(moment) for one, moment in zip(alone, moments, strict=True)]
+    asked: list[list[int]] = []
+
+    def leading(given: Sequence[Tensor], fraction: float) -> list[Subspace | None]:
+        asked.append([len(matrix) for matrix in given])
+        return leading_subspaces(given, fraction)
+
+    monkeypatch.setattr(tracked_module, "products_pay", lambda moment: len(moment) > 50)
+    monkeypatch.setattr(tracked_module, "leading_subspaces", leading)
+    for one, other, moment, wanted, found in zip(
+        alone, together, moments, expected, start_all(together, moments), strict=True
+    ):
+        assert other.decompositions == 1
+        assert found.captured == pytest.approx(wanted.captured, abs=1e-9)
+        assert span_difference(kept_columns(found), kept_columns(wanted)) < 1e-5
+        assert span_difference(kept_columns(other.refresh(moment)), kept_columns(one.refresh(moment))) < 1e-5
+    assert asked == [[80], [80]]
+
+
+def test_where_products_give_no_answer_trackers_start_with_a_decomposition(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = [second_moment(rows(400, 40, 40, decay)) for decay in (0.8, 0.99)]
+    alone, together = ([TrackedSubspace(0.9) for _ in moments] for _ in range(2))
+    monkeypatch.setattr(tracked_module, "products_pay", lambda moment: True)
+    monkeypatch.setattr(tracked_module, "leading_subspaces", lambda given, fraction: [None] * len(given))
+    for one, moment, found in zip(alone, moments, start_all(together, moments), strict=True):
+        torch.testing.assert_close(kept_columns(found), kept_columns(one.refresh(moment)))
+
+
+def span_difference(a: Tensor, b: Tensor) -> float:
+    return float((a @ a.mT - b @ b.mT).abs().max())

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.linalg.co_subspace import CoSubspace
-from warp_unlearning.linalg.subspace import Subspace
+from warp_unlearning.linalg.subspace import Rule, Subspace, principal_subspace
 from warp_unlearning.models.small_resnet import SmallResNet
-from warp_unlearning.symmetry.input_bases import InputBasis, exact_bases, observed_rows
+from warp_unlearning.symmetry.input_bases import InputBasis, exact_bases, may_round, observed_rows
 from warp_unlearning.symmetry.layer_inputs import layer_rows
 
 
@@ -347,3 +347,33 @@ def test_short_of_the_whole_span_single_precision_finds_the_same_bases() -> None
         # Directions at the edge, whose energies are nearly equal, may be exchanged in part.
         outside = ours.basis - theirs.basis @ (theirs.basis.mT @ ours.basis)
         assert float(outside.norm()) < 0.02 * theirs.rank**0.5
+
+
+@pytest.mark.parametrize(
+    ("energy", "rule", "rounded"),
+    [
+        (0.99, "energy", True),
+        (0.9999, "energy", True),
+        (0.99999, "energy", False),
+        (1.0, "energy", False),
+        (0.9, "singular_values", False),
+    ],
+)
+def test_inputs_are_rounded_where_much_more_is_left_out(energy: float, rule: Rule, rounded: bool) -> None:
+    assert may_round(energy, rule) is rounded
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_bases_of_rounded_inputs_hold_as_much_of_the_inputs_themselves() -> None:
+    model = built(lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3))).float().cuda()
+    x = normal(400, 3, 9, 9).float().cuda()
+    found, seen = exact_bases(model, [x], energy=0.99), observed_rows(model, [x], dtype=torch.float64)
+    rounded = observed_rows(model, [x], rounded=True, dtype=torch.float64)
+    for name, basis in found.items():
+        block, whole = basis.blocks[0], seen[name].rows.second_moment()[0]
+        assert not torch.equal(whole, rounded[name].rows.second_moment()[0])
+        exact = principal_subspace(whole, 0.99)
+        held = float((block.basis.double() * (whole @ block.basis.double())).sum() / whole.diagonal().sum())
+        assert block.rank == exact.rank
+        assert held == pytest.approx(exact.captured, abs=1e-5)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..cuda_graphs import CudaGraph, capturable_stream
 from ..errors import InputError
+from ..kernels.one_pixel_norm import one_pixel_norms
 from .energy import (
     Loss,
     cross_entropy,
@@ -129,7 +130,7 @@ class CapturedEnergy:
             return CudaGraph(once, pool=pool)
 
     def _once(self) -> Replayed:
-        with torch.enable_grad(), torch.autocast("cuda", enabled=False), math_attention():
+        with torch.enable_grad(), torch.autocast("cuda", enabled=False), math_attention(), one_pixel_norms():
             energies = unchecked_energy(self._model, self._x, self._y, loss=self._loss)
             found = self._gradients_of(energies.sum())
             of_loss = {}
@@ -138,7 +139,7 @@ class CapturedEnergy:
         return Replayed(energies.detach(), found, of_loss)
 
     def _energies_once(self) -> Tensor:
-        with torch.enable_grad(), torch.autocast("cuda", enabled=False), math_attention():
+        with torch.enable_grad(), torch.autocast("cuda", enabled=False), math_attention(), one_pixel_norms():
             return energies_without_graph(self._model, self._x, self._y, loss=self._loss)
 
     def _gradients_of(self, total: Tensor) -> dict[str, Tensor]:

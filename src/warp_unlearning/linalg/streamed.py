@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .gram import add_gram, gram, mirrored
+from .rounded_products import rounded_gram
 from .subspace import Rule, Subspace, principal_subspace, principal_subspace_of, row_space
 
 
@@ -19,11 +20,14 @@ class StreamedRows:
     """Rows of `groups` spaces of dimension `d`, seen together: each call adds as many to one space as to the others.
 
     With `whole` the sums are kept in a form that tells their numerical rank (see above), at about twice the cost.
-    Everything is accumulated and decomposed in `dtype`.
+    Everything is accumulated and decomposed in `dtype`. With `rounded`, rows that make up a second moment, which are to
+    be float32 then, are multiplied by `rounded_gram`.
     """
 
-    def __init__(self, groups: int, d: int, *, whole: bool = False, dtype: torch.dtype = torch.float64) -> None:
-        self.groups, self.d, self.whole, self.dtype = groups, d, whole, dtype
+    def __init__(
+        self, groups: int, d: int, *, whole: bool = False, rounded: bool = False, dtype: torch.dtype = torch.float64
+    ) -> None:
+        self.groups, self.d, self.whole, self.rounded, self.dtype = groups, d, whole, rounded, dtype
         self.positions = 0
         self._noise = torch.finfo(dtype).eps
         self._kept: list[Tensor] = []
@@ -33,6 +37,11 @@ class StreamedRows:
         """Take in rows of shape (groups, n, d)."""
         self.positions += rows.shape[1]
         self._noise = max(self._noise, torch.finfo(torch.promote_types(rows.dtype, torch.float32)).eps)
+        many = rows.shape[1] > self.d and not self._kept and not self.whole
+        if self.rounded and (many or self._lower is not None):
+            total = rounded_gram(rows)
+            self._lower = total.to(self.dtype) if self._lower is None else self._lower.add_(total)
+            return
         own = rows.to(self.dtype)
         if self._lower is not None:
             add_gram(self._lower, own)
@@ -57,7 +66,7 @@ class StreamedRows:
 
     def one(self, group: int) -> StreamedRows:
         """The rows of one space."""
-        alone = StreamedRows(1, self.d, whole=self.whole, dtype=self.dtype)
+        alone = StreamedRows(1, self.d, whole=self.whole, rounded=self.rounded, dtype=self.dtype)
         alone.positions, alone._noise = self.positions, self._noise
         alone._kept = [part[group : group + 1] for part in self._kept]
         alone._lower = None if self._lower is None else self._lower[group : group + 1]
@@ -65,7 +74,7 @@ class StreamedRows:
 
     def within(self, columns: Tensor) -> StreamedRows:
         """The same rows in some of their coordinates, int64 indices in ascending order."""
-        narrow = StreamedRows(self.groups, len(columns), whole=self.whole, dtype=self.dtype)
+        narrow = StreamedRows(self.groups, len(columns), whole=self.whole, rounded=self.rounded, dtype=self.dtype)
         narrow.positions, narrow._noise = self.positions, self._noise
         if self._lower is not None:
             narrow._lower = mirrored(self._lower).index_select(1, columns).index_select(2, columns)
@@ -77,7 +86,7 @@ class StreamedRows:
 
     def widened(self, columns: Tensor, d: int) -> StreamedRows:
         """The same rows where their coordinates are some, int64 indices, of d, and the others are zero."""
-        wide = StreamedRows(self.groups, d, whole=self.whole, dtype=self.dtype)
+        wide = StreamedRows(self.groups, d, whole=self.whole, rounded=self.rounded, dtype=self.dtype)
         wide.positions, wide._noise = self.positions, self._noise
         if self._lower is None:
             wide._kept = [part.new_zeros(*part.shape[:2], d).index_copy_(2, columns, part) for part in self._kept]

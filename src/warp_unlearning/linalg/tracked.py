@@ -143,6 +143,10 @@ class TrackedSubspace:
             return self._keep(alive, None, eigenvectors[:, :rest].clone(), captured)
         return self._keep(alive, Span(eigenvectors[:, rest:].flip(1), values[:rank] / total), None, captured)
 
+    def begin_with(self, leading: Subspace, alive: Tensor) -> AnySubspace:
+        """As `begin`, by the leading eigenvectors alone, in the coordinates that are alive."""
+        return self._keep(alive, Span(leading.basis), None, leading.captured)
+
     def adopt(self, subspace: Subspace, alive: Tensor) -> AnySubspace:
         """Go on from a subspace found elsewhere, within the coordinates marked in `alive`, bool (d)."""
         within = subspace.basis[alive].to(torch.promote_types(subspace.basis.dtype, torch.float32))
@@ -221,11 +225,15 @@ class TrackedSubspace:
     def _decompose(self, moment: Tensor, alive: Tensor) -> AnySubspace:
         self.decompositions += 1
         within = restricted(moment, alive)
-        if self.rule == "energy" and self.fraction < 1 and products_pay(within):
+        if self.by_products(within):
             (found,) = leading_subspaces([within.double()], self.fraction)
             if found is not None:
-                return self._keep(alive, Span(found.basis.to(within)), None, found.captured)
+                return self.begin_with(found.to(within.dtype), alive)
         return self.begin(*eigh(within), alive)
+
+    def by_products(self, within: Tensor) -> bool:
+        """Whether to look for the subspace of a second moment by products first."""
+        return self.rule == "energy" and self.fraction < 1 and products_pay(within)
 
     def _widened(self, columns: Tensor) -> Tensor:
         """Columns over the coordinates that are alive as columns over all, with zeros in the others."""
@@ -254,11 +262,30 @@ def start_all(trackers: Sequence[TrackedSubspace], second_moments: Sequence[Tens
     moments = [moment.to(torch.promote_types(moment.dtype, torch.float32)) for moment in second_moments]
     alive = [moment.diagonal() > 0 for moment in moments]
     matrices = [restricted(moment, some) for moment, some in zip(moments, alive, strict=True)]
-    decomposed = [(w[0], v[0]) for w, v in eigh_of_each([matrix.unsqueeze(0) for matrix in matrices])]
+    leading = _leading_of(trackers, matrices)
+    others = [i for i in range(len(matrices)) if i not in leading]
+    decomposed = dict(zip(others, eigh_of_each([matrices[i].unsqueeze(0) for i in others]), strict=True))
     found = []
-    for tracker, (values, vectors), some in zip(trackers, decomposed, alive, strict=True):
+    for i, (tracker, some) in enumerate(zip(trackers, alive, strict=True)):
         tracker.decompositions += 1
-        found.append(tracker.begin(values, vectors, some))
+        if i in leading:
+            found.append(tracker.begin_with(leading[i], some))
+        else:
+            values, vectors = decomposed[i]
+            found.append(tracker.begin(values[0], vectors[0], some))
+    return found
+
+
+def _leading_of(trackers: Sequence[TrackedSubspace], matrices: Sequence[Tensor]) -> dict[int, Subspace]:
+    """The subspaces that products alone give, by place."""
+    by_fraction: dict[float, list[int]] = {}
+    for i, (tracker, matrix) in enumerate(zip(trackers, matrices, strict=True)):
+        if tracker.by_products(matrix):
+            by_fraction.setdefault(tracker.fraction, []).append(i)
+    found: dict[int, Subspace] = {}
+    for fraction, places in by_fraction.items():
+        leading = leading_subspaces([matrices[i].double() for i in places], fraction)
+        found |= {i: each.to(matrices[i].dtype) for i, each in zip(places, leading, strict=True) if each is not None}
     return found
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..kernels.one_pixel_norm import one_pixel_norms
 from ..linalg.on_host import on_host
 from .channel_graph import PinnedChannels
 from .compose import ComposedMove
@@ -121,7 +122,8 @@ Labelled = tuple[Tensor, Tensor]
 @torch.no_grad()
 def logits_of(model: nn.Module, x: Tensor, *, batch_size: int = 512) -> Tensor:
     """The logits of all of x, shape (n, classes), with the model as it stands."""
-    return torch.cat([model(part) for part in torch.split(x, batch_size)])
+    with one_pixel_norms():
+        return torch.cat([model(part) for part in torch.split(x, batch_size)])
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from ..errors import DataError, InputError
 from ..linalg.co_subspace import AnySubspace
 from ..linalg.on_host import on_host
 from ..linalg.principal_subspaces import principal_subspaces
+from ..linalg.rounded_products import ERROR
 from ..linalg.streamed import StreamedRows
 from ..linalg.subspace import Rule, Subspace, rank_for
 from .layer_inputs import Taps, Window, kernel_of, layer_rows, observe_inputs
@@ -24,6 +25,8 @@ from .linear_weights import LinearWeight
 # an accelerator needs large ones to be busy.
 _PIECE = 2**22
 _PIECE_ELSEWHERE = 2**26
+# How many times the energy that rounding loses has to be left out anyway.
+_ROUNDING = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,11 +105,13 @@ def exact_bases(
     """The basis of every linear weight's inputs that holds `energy` of them, by weight name, in one forward pass.
 
     The model is evaluated as it stands (put it in eval mode) and is left unchanged. Sums and decompositions are in
-    `dtype`. A weight used by several modules has the inputs of all; layers that are never called have no entry. An
-    energy of 1 keeps the whole span, to rounding.
+    `dtype`; on a GPU inputs are rounded before they are multiplied where that is small beside the energy left out. A
+    weight used by several modules has the inputs of all; layers that are never called have no entry. An energy of 1
+    keeps the whole span, to rounding.
     """
     rank_for(torch.ones(1), energy, rule=rule)
-    seen = observed_rows(model, batches, whole=energy == 1, dtype=dtype, met=True)
+    rounded = may_round(energy, rule)
+    seen = observed_rows(model, batches, whole=energy == 1, rounded=rounded, dtype=dtype, met=True)
     if energy == 1:
         return {name: seen.pop(name).basis(energy, rule=rule) for name in list(seen)}
     energies = energies_of(seen)
@@ -116,6 +121,11 @@ def exact_bases(
     for names in [list(seen)] if together else [[name] for name in seen]:
         found |= _bases_of([seen.pop(name) for name in names], [energies[name] for name in names], energy, rule)
     return found
+
+
+def may_round(energy: float, rule: Rule) -> bool:
+    """Whether what rounding inputs to TF32 changes is small beside the energy that a basis leaves out."""
+    return rule == "energy" and 1 - energy >= _ROUNDING * ERROR
 
 
 def _bases_of(seen: list[ObservedRows], energies: list[Tensor], energy: float, rule: Rule) -> dict[str, InputBasis]:
@@ -182,11 +192,7 @@ class ObservedRows:
     @property
     def columns(self) -> Tensor | None:
         """The coordinates of `rows` among all, int64 on the host; None where they are all."""
-        if self.taps is None:
-            return None
-        kernel = kernel_of(self.weight)
-        found = self.taps.coordinates(kernel, self.weight.d // (kernel[0] * kernel[1]))
-        return found if self.weight.bias is None else torch.cat([found, torch.tensor([self.weight.d])])
+        return _columns(self.weight, self.taps)
 
     def spread(self, numbers: Tensor) -> Tensor:
         """A number for each coordinate of `rows`, (groups, ...), as one for each of all, zero in the others."""
@@ -225,6 +231,15 @@ class ObservedRows:
         return InputBasis(self.weight.name, self.weight.bias, blocks, summed > 0, self.rows.positions)
 
 
+def _columns(weight: LinearWeight, taps: Taps | None) -> Tensor | None:
+    """The coordinates that `taps` of its kernel read, and the constant where a bias moves; None where they are all."""
+    if taps is None:
+        return None
+    kernel = kernel_of(weight)
+    found = taps.coordinates(kernel, weight.d // (kernel[0] * kernel[1]))
+    return found if weight.bias is None else torch.cat([found, torch.tensor([weight.d])])
+
+
 def energies_of(seen: Mapping[str, ObservedRows]) -> dict[str, Tensor]:
     """Σ p² of every coordinate, (groups, d), by weight name, on the host; an error where one is not finite."""
     read = on_host([observed.rows.energy() for observed in seen.values()])
@@ -239,14 +254,16 @@ def observed_rows(
     batches: Iterable[Tensor],
     *,
     whole: bool = False,
+    rounded: bool = False,
     dtype: torch.dtype | None,
     met: bool = False,
 ) -> dict[str, ObservedRows]:
     """The inputs of every linear weight over all batches, by weight name, in one forward pass.
 
-    Sums are in `dtype`; None is the type of each weight, and float32 where that is coarser. With `met`, taps of a
-    kernel that meet nothing but padding are left out before anything is multiplied: on maps of one pixel, eight of the
-    nine of a 3x3 kernel, and 80 of 81 parts of the second moment.
+    Sums are in `dtype`; None is the type of each weight, and float32 where that is coarser. With `rounded`, inputs on a
+    GPU that are no finer than float32 are multiplied as TF32 (`rounded_gram`). With `met`, taps of a kernel that meet
+    nothing but padding are left out before anything is multiplied: on maps of one pixel, eight of the nine of a 3x3
+    kernel, and 80 of 81 parts of the second moment.
     """
     seen: dict[str, ObservedRows] = {}
 
@@ -255,16 +272,16 @@ def observed_rows(
         known = seen.get(weight.name)
         if known is None:
             kind = dtype or torch.promote_types(weight.tensor.dtype, torch.float32)
-            known = ObservedRows(weight, StreamedRows(weight.groups, 0, whole=whole, dtype=kind), taps)
-            own = known.columns
+            own = _columns(weight, taps)
             d = weight.d + (weight.bias is not None) if own is None else len(own)
-            known = replace(known, rows=StreamedRows(weight.groups, d, whole=whole, dtype=kind))
+            coarse = rounded and weight.tensor.is_cuda and weight.tensor.dtype != torch.float64
+            known = ObservedRows(weight, StreamedRows(weight.groups, d, whole=whole, rounded=coarse, dtype=kind), taps)
         elif known.taps is not None and (taps is None or not known.taps.holds(taps)):
             known = known.whole()
         seen[weight.name] = known
         # Inputs are fewer than their patches, and better converted before they are laid out; a whole span has to know
         # how coarse they were.
-        x = x if whole else x.to(known.rows.dtype)
+        x = x if whole else x.to(torch.float32 if known.rows.rounded else known.rows.dtype)
         for part in pieces(layer, x, known.rows.d):
             known.rows.add(input_rows(weight, layer_rows(layer, part, taps=known.taps)))
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..kernels.one_pixel_norm import one_pixel_norms
 from .linear_weights import LinearWeight, linear_weights
 
 Record = Callable[[LinearWeight, nn.Module, Tensor], None]
@@ -32,13 +33,16 @@ def run_watched(
     """
 
     def hook(layer: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-        record(layer, (args[0] if args else named["input"]).detach())
+        # What is made of inputs is many small operations, none of which has to be looked at.
+        with torch._C.DisableTorchFunction():
+            record(layer, (args[0] if args else named["input"]).detach())
 
     handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in layers]
     try:
         with torch.no_grad():
             for x in batches:
-                model(x)
+                with one_pixel_norms():
+                    model(x)
     finally:
         for handle in handles:
             handle.remove()

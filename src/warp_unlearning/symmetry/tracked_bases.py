@@ -24,7 +24,7 @@ from ..linalg.gram import gram
 from ..linalg.subspace import Rule
 from ..linalg.tracked import TrackedSubspace
 from .exact_start import beginning, decompose
-from .input_bases import InputBasis, ObservedRows, energies_of, exact_bases, observed_rows
+from .input_bases import InputBasis, ObservedRows, energies_of, exact_bases, may_round, observed_rows
 from .refresh_draft import Draft, drafted
 from .refresh_verdict import Verdict, judged
 from .sampled_moment import SampledMoment, sampled_moments, some_of
@@ -88,7 +88,8 @@ class TrackedBases:
             self.exact_builds += 1
             return exact_bases(model, batches, energy=self.energy, rule=self.rule)
         if not self._layers or self._lost(max(self.afar, self.restart)):
-            return self.start(observed_rows(model, batches, dtype=None, met=True))
+            rounded = may_round(self.energy, self.rule)
+            return self.start(observed_rows(model, batches, rounded=rounded, dtype=None, met=True))
         known = {name: layer.columns for name, layer in self._layers.items() if layer.columns is not None}
         if not self._lost(self.restart):
             return self._follow(sampled_moments(model, batches, self.examples, self.patches, generator, known))

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..kernels.convolution import Pair, convolve, seen_taps
 from ..kernels.fusing import fusing
+from ..kernels.one_pixel_norm import norm_as_vectors, of_one_pixel
 from .half_weights import HalfWeights
 
 
@@ -111,7 +112,9 @@ def _batch_norm(
 ) -> Tensor | None:
     from ..kernels import batch_norm as kernel
 
-    if not training or not kernel.suits(x, weight, bias, running_mean, running_var):
+    if not training:
+        return norm_as_vectors(x, running_mean, running_var, weight, bias, eps=eps) if of_one_pixel(x) else None
+    if not kernel.suits(x, weight, bias, running_mean, running_var):
         return None
     return kernel.batch_norm(x, weight, bias, running_mean, running_var, momentum=momentum, eps=eps)  # type: ignore[arg-type]
 
