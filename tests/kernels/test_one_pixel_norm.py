@@ -65,7 +65,8 @@ def test_only_maps_of_one_pixel_in_eval_mode_become_vectors() -> None:
     with Shapes() as seen, Everywhere():
         for layer, size in ((norm(), 1), (norm(), 2), (norm().train(), 1)):
             layer(images(size))
-    assert seen.dimensions == [2, 4, 4]
+        norm().double()(images(1).double())
+    assert seen.dimensions == [2, 4, 4, 4]
 
 
 def test_without_a_gpu_nothing_changes() -> None:

@@ -1,7 +1,8 @@
 """Batch norm in eval mode of maps of one pixel, by the kernel for vectors.
 
-For such maps cuDNN takes 0.3 ms a layer on an H200, many times what it takes for larger ones; vectors torch gives to a
-kernel of its own. A ResNet's last stage has five of them for images of 32x32.
+For such maps in float32 cuDNN takes 0.6 ms a layer on an H200 (2,048 of 512 channels), in proportion to their number;
+torch gives vectors to a kernel of its own, which takes less than the launch. In half precision cuDNN is as fast. The
+last stage of a ResNet-18 has five such layers for images of 32x32.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -45,8 +47,8 @@ class AsVectors(TorchFunctionMode):
 
 
 def of_one_pixel(x: Tensor) -> bool:
-    """Whether a batch (n, c, ...) is one of maps of one pixel."""
-    return x.dim() > 2 and x.shape[2:].numel() == 1
+    """Whether a batch (n, c, ...) is one of maps of one pixel, in float32."""
+    return x.dtype == torch.float32 and x.dim() > 2 and x.shape[2:].numel() == 1
 
 
 def norm_as_vectors(x: Tensor, *statistics: Any, **options: Any) -> Tensor:
