@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from warp_unlearning.linalg import eigh_of_each as eigh_module
 from warp_unlearning.linalg.eigh_of_each import eigh, eigh_of_each
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -38,6 +39,11 @@ def test_values_and_vectors_decompose_each_matrix(count: int) -> None:
     assert len(found) == count
     for stack, (values, vectors) in zip(given, found, strict=True):
         check(stack, values, vectors, 1e-12)
+
+
+def test_nothing_to_decompose_while_lanes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eigh_module, "takes_turns", lambda: True)
+    assert eigh_of_each([]) == []
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])

@@ -3,10 +3,12 @@ from __future__ import annotations
 import pickle
 
 import pytest
+import torch
 
 from warp_unlearning.errors import InputError
 from warp_unlearning.runs.lane_worker import Lanes
 from warp_unlearning.runs.local_engine import LocalEngine
+from warp_unlearning.workflows import engines
 from warp_unlearning.workflows.engines import GpuLane, choose_study_engine
 
 SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -51,3 +53,24 @@ def test_no_more_lanes_than_there_are_streams_for(processes: int | None) -> None
         choose_study_engine("cuda", at_once=17, processes=processes)
     with pytest.raises(InputError, match="0 processes that share a GPU"):
         choose_study_engine("cuda", at_once=2, processes=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_a_lane_has_its_share_of_the_memory(device: str) -> None:
+    try:
+        GpuLane(device, 0.5)()
+        assert torch.cuda.get_per_process_memory_fraction(0) == 0.5
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 0)
+
+
+@pytest.mark.parametrize(("device", "index"), [("cuda", 0), ("cuda:1", 1)])
+def test_the_share_is_of_a_numbered_device(device: str, index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[tuple[float, object]] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: shares.append(given))
+    monkeypatch.setattr(engines, "sleep_while_waiting", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    GpuLane(device, 0.2)()
+    assert shares == [(0.2, index)]

@@ -33,7 +33,7 @@ Decomposed = tuple[Tensor, Tensor]
 def eigh_of_each(stacks: Sequence[Tensor]) -> list[Decomposed]:
     """Eigenvalues, ascending, and eigenvectors of each stack of symmetric matrices (b, d, d)."""
     alone = sum(map(len, stacks)) < 2 and not takes_turns()
-    if not all(stack.is_cuda for stack in stacks) or alone:
+    if not stacks or not all(stack.is_cuda for stack in stacks) or alone:
         return [eigh(stack) for stack in stacks]
     _load_library(stacks[0].device)
     parts = [(stack,) if stack.shape[1] <= _SMALL else torch.split(stack, 1) for stack in stacks]

@@ -55,7 +55,7 @@ class GpuLane:
         place = torch.device(self.device)
         sleep_while_waiting(place.index or 0)
         if place.type == "cuda" and self.memory < 1:
-            torch.cuda.set_per_process_memory_fraction(self.memory, place)
+            torch.cuda.set_per_process_memory_fraction(self.memory, place.index or 0)
         return DeviceLane(place)
 
 
