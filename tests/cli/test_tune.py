@@ -94,3 +94,9 @@ def test_without_optuna_the_extra_is_named(warp: Warp, tmp_path: Path, monkeypat
     assert answer.code == 2
     assert "pip install 'warp-unlearning[tune]'" in answer.err
     assert not (tmp_path / "run").exists()
+
+
+def test_processes_are_for_a_gpu(warp: Warp, settings: Path, tmp_path: Path) -> None:
+    answer = warp("tune", settings, "--out", tmp_path / "run", "--processes", "2")
+    assert answer.code == 2
+    assert "2 processes that share a GPU, and the device is cpu" in answer.err

@@ -26,6 +26,10 @@ UserModel = Annotated[
 SettingsFile = Annotated[Path | None, typer.Argument(help="A YAML file of settings; all have defaults.")]
 RunFolder = Annotated[Path, typer.Option("--out", help="Folder for the run; a stopped run there is taken up again.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")]
+Processes = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes that share the GPU, each with lanes of its own; good where MPS runs."),
+]
 Plan = Annotated[bool, typer.Option("--plan", help="Only say what would be done.")]
 ProgressStyle = Annotated[Style, typer.Option(help="auto, bars, lines, json (one object a line) or none.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; all available cores by default.")]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import ConfigFile, Device, Json, Overrides, Plan, ProgressStyle, assign
+from .options import ConfigFile, Device, Json, Overrides, Plan, Processes, ProgressStyle, assign
 from .run_progress import RunProgress, in_words, planned_text
 
 
@@ -44,10 +44,7 @@ def reproduce(
     at_once: Annotated[
         int | None, typer.Option(min=1, help="Models side by side: lanes of a GPU, or processes; as many as are good.")
     ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes that share the GPU, each with --at-once lanes; good where MPS runs."),
-    ] = None,
+    processes: Processes = None,
     anyway: Annotated[bool, typer.Option("--anyway", help="Do without a GPU what is meant for one.")] = False,
     only_results: Annotated[
         bool, typer.Option("--only-results", help="Do no job: write tables from what the store holds.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import Device, Json, Overrides, ProgressStyle, RunFolder, SettingsFile, UserModel, assign
+from .options import Device, Json, Overrides, Processes, ProgressStyle, RunFolder, SettingsFile, UserModel, assign
 from .run_progress import RunProgress, Style, in_words
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def tune(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Models side by side: processes of a core each, or lanes of a GPU.")
     ] = None,
+    processes: Processes = None,
     audited: Annotated[
         Path | None, typer.Option(help="An .npy file of points that a study audits: not forgotten or measured here.")
     ] = None,
@@ -71,7 +72,7 @@ def tune(
     )
     resolved = resolve_as(TuneConfig, file=config, overrides=settings)
     prepared = prepare_tuning(TuneRequest(resolved, out, store, model))
-    engine = choose_study_engine(prepared.plan.settings.device, at_once=jobs)
+    engine = choose_study_engine(prepared.plan.settings.device, at_once=jobs, processes=processes)
     if in_words(progress):
         typer.echo(_planned(prepared, engine), err=True)
     results = carry_out_tuning(prepared, engine.engine, watching=_watching(engine, progress))

@@ -68,7 +68,7 @@ def choose_study_engine(
     if processes is not None and not device.startswith("cuda"):
         raise InputError(
             f"{processes} processes that share a GPU, and the device is {device}: a CPU's jobs have a process each; "
-            "say with --at-once how many"
+            "leave --processes out"
         )
     if processes is not None and processes < 1:
         raise InputError(f"{processes} processes that share a GPU; give 1 or more")
