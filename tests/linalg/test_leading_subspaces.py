@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
 from torch import Tensor
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.linalg.leading_subspaces import _chebyshev, leading_subspaces
+from warp_unlearning.linalg.leading_subspaces import _chebyshev, leading_subspaces, products_pay
 from warp_unlearning.linalg.orthonormal import Doubt, doubtful_step
 from warp_unlearning.linalg.principal_subspaces import principal_subspaces
 from warp_unlearning.linalg.subspace import Subspace, principal_subspace
@@ -142,3 +144,24 @@ def test_large_ones_on_a_gpu_agree_with_the_host(exponent: float) -> None:
     (found,) = principal_subspaces([c.cuda()], 0.99)
     assert found.rank == exact.rank
     assert angle(Subspace(found.basis.cpu(), found.captured), exact) < 1e-6
+
+
+class OnAGpu:
+    """As much of a second moment as the question needs."""
+
+    is_cuda = True
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "rank", "pays"),
+    [(999, None, False), (1000, None, True), (1000, 250, True), (1000, 251, False), (2304, 40, True)],
+)
+def test_products_are_tried_where_few_directions_were_needed(rows: int, rank: int | None, pays: bool) -> None:
+    assert products_pay(cast(Tensor, OnAGpu(rows)), rank) is pays
+    assert not products_pay(torch.eye(1000), rank)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from warp_unlearning.errors import InputError
+from warp_unlearning.linalg import principal_subspaces as module
 from warp_unlearning.linalg.principal_subspaces import principal_subspaces, ranks_for
-from warp_unlearning.linalg.subspace import Rule, principal_subspace, rank_for
+from warp_unlearning.linalg.subspace import Rule, Subspace, principal_subspace, rank_for
 
 
 def moment(d: int, seed: int, *, rank: int | None = None) -> Tensor:
@@ -68,3 +71,27 @@ def test_nothing_and_less_than_full_rank() -> None:
     assert principal_subspaces([moment(6, 0, rank=2)], 1.0)[0].rank == 2
     with pytest.raises(InputError, match="fraction of energy"):
         principal_subspaces([moment(3, 0)], 1.5)
+
+
+def test_how_many_directions_are_expected_decides_what_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(3)
+    rows = [torch.randn(50, 12, generator=generator, dtype=torch.float64) * 0.7 ** torch.arange(12) for _ in range(3)]
+    moments = [x.mT @ x for x in rows]
+    tried: list[list[int]] = []
+    asked: list[int | None] = []
+
+    def leading(given: Sequence[Tensor], fraction: float) -> list[Subspace | None]:
+        tried.append([next(i for i, moment in enumerate(moments) if moment is each) for each in given])
+        return [None] * len(given)
+
+    def pays(moment: Tensor, rank: int | None) -> bool:
+        asked.append(rank)
+        return rank != 9
+
+    monkeypatch.setattr(module, "products_pay", pays)
+    monkeypatch.setattr(module, "leading_subspaces", leading)
+    found = principal_subspaces(moments, 0.9, expected=[2, 9, None])
+    assert (asked, tried) == ([2, 9, None], [[0, 2]])
+    assert [each.rank for each in found] == [principal_subspace(moment, 0.9).rank for moment in moments]
+    principal_subspaces(moments, 0.9)
+    assert asked[3:] == [None] * 3

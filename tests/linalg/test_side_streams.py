@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from threading import Barrier, Event, current_thread
+
 import pytest
 import torch
 from torch import Tensor
 
 from warp_unlearning.linalg import side_streams
-from warp_unlearning.linalg.side_streams import SideStreams
+from warp_unlearning.linalg.side_streams import SideStreams, launched_apart
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="streams are a GPU's, and there is none")
 
@@ -66,3 +69,57 @@ def test_a_ninth_stream_has_none_beside_it_and_works_all_the_same(monkeypatch: p
         with torch.cuda.stream(owner), SideStreams(device) as sides, sides.piece(1):
             found.append(torch.cuda.current_stream().cuda_stream != owner.cuda_stream)
     assert found == [True] * 8 + [False]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 11])
+def test_pieces_launched_by_threads_come_in_order(count: int) -> None:
+    pieces = [partial(pow, i, 2) for i in range(count)]
+    assert launched_apart(pieces, lambda number, piece: (number, piece()), 4) == [(i, i**2) for i in range(count)]
+
+
+def test_pieces_are_launched_by_several_threads_at_once() -> None:
+    together = Barrier(4, timeout=20)
+    names = launched_apart([together.wait] * 4, lambda number, piece: (piece(), current_thread().name)[1], 4)
+    assert len(set(names)) == 4
+    assert current_thread().name not in names
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_threads_record_gradients_where_the_caller_does(recorded: bool) -> None:
+    with torch.set_grad_enabled(recorded):
+        found = launched_apart([torch.is_grad_enabled] * 5, lambda number, piece: piece(), 4)
+    assert found == [recorded] * 5
+
+
+def test_an_error_is_raised_once_all_pieces_are_done() -> None:
+    done: list[int] = []
+    failed = Event()
+
+    def fail() -> None:
+        failed.set()
+        raise ValueError("piece 0")
+
+    def wait() -> None:
+        assert failed.wait(20)
+        done.append(1)
+
+    with pytest.raises(ValueError, match="piece 0"):
+        launched_apart([fail, wait, wait], lambda number, piece: piece(), 3)
+    assert done == [1, 1]
+
+
+@pytest.mark.gpu
+@CUDA
+@pytest.mark.parametrize("taking_turns", [True, False])
+def test_pieces_of_threads_on_a_gpu_are_those_of_one_stream(
+    taking_turns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_streams, "takes_turns", lambda: taking_turns)
+    expected = [torch.linalg.matrix_power(matrix, 5) for matrix in matrices()]
+    for _ in range(20):
+        given = [matrix.cuda() for matrix in matrices()]
+        made = [matrix @ matrix for matrix in given]
+        with SideStreams(torch.device("cuda")) as sides:
+            squares = sides.each([partial(torch.mm, matrix, matrix) for matrix in made])
+        for square, matrix, one in zip(squares, given, expected, strict=True):
+            torch.testing.assert_close((square @ matrix).cpu(), one, rtol=1e-9, atol=1e-9)

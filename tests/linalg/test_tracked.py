@@ -144,7 +144,7 @@ def test_a_decomposition_by_products_is_gone_on_from(exponent: float, monkeypatc
         tried.extend(found := leading_subspaces(moments, fraction))
         return found
 
-    monkeypatch.setattr("warp_unlearning.linalg.tracked.products_pay", lambda moment: True)
+    monkeypatch.setattr("warp_unlearning.linalg.tracked.products_pay", lambda moment, rank: True)
     monkeypatch.setattr("warp_unlearning.linalg.tracked.leading_subspaces", by_products)
     generator = torch.Generator().manual_seed(0)
     vectors = torch.linalg.qr(torch.randn(200, 200, dtype=torch.float64, generator=generator)).Q
@@ -432,7 +432,7 @@ def test_trackers_that_start_together_by_products_find_the_same(monkeypatch: pyt
         asked.append([len(matrix) for matrix in given])
         return leading_subspaces(given, fraction)
 
-    monkeypatch.setattr(tracked_module, "products_pay", lambda moment: len(moment) > 50)
+    monkeypatch.setattr(tracked_module, "products_pay", lambda moment, rank: len(moment) > 50)
     monkeypatch.setattr(tracked_module, "leading_subspaces", leading)
     for one, other, moment, wanted, found in zip(
         alone, together, moments, expected, start_all(together, moments), strict=True
@@ -447,7 +447,7 @@ def test_trackers_that_start_together_by_products_find_the_same(monkeypatch: pyt
 def test_where_products_give_no_answer_trackers_start_with_a_decomposition(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = [second_moment(rows(400, 40, 40, decay)) for decay in (0.8, 0.99)]
     alone, together = ([TrackedSubspace(0.9) for _ in moments] for _ in range(2))
-    monkeypatch.setattr(tracked_module, "products_pay", lambda moment: True)
+    monkeypatch.setattr(tracked_module, "products_pay", lambda moment, rank: True)
     monkeypatch.setattr(tracked_module, "leading_subspaces", lambda given, fraction: [None] * len(given))
     for one, moment, found in zip(alone, moments, start_all(together, moments), strict=True):
         torch.testing.assert_close(kept_columns(found), kept_columns(one.refresh(moment)))

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from warp_unlearning.errors import DataError, InputError
+from warp_unlearning.symmetry import null_space
+from warp_unlearning.symmetry.input_bases import InputBasis, exact_bases
 from warp_unlearning.symmetry.null_move import NullMove
 from warp_unlearning.symmetry.null_space import NullSpace
 from warp_unlearning.symmetry.symmetry import Probe, settings_of
@@ -661,3 +663,26 @@ def test_weights_of_zero_have_no_length_to_move_by(kit: Any) -> None:
             model, generator=kit.generator(), probe=kit.probe(x, forget=(kit.normal(3, 12, seed=1), torch.arange(3)))
         )
         assert all(bool((s == 0).all()) for s in move.shifts.values())
+
+
+def test_the_directions_that_the_last_move_needed_are_expected_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double().eval()
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected: list[dict[str, list[int]]] = []
+    found: list[dict[str, list[int]]] = []
+
+    def noted(*args: Any, ranks: dict[str, list[int]], **named: Any) -> dict[str, InputBasis]:
+        expected.append(ranks)
+        bases = exact_bases(*args, ranks=ranks, **named)
+        found.append({name: [block.rank for block in basis.blocks] for name, basis in bases.items()})
+        return bases
+
+    monkeypatch.setattr(null_space, "exact_bases", noted)
+    symmetry = NullSpace(energy=0.9, aim="random")
+    draw = torch.Generator().manual_seed(2)
+    for _ in range(2):
+        symmetry.move(model, generator=draw, probe=Probe((x,)))
+    symmetry.move(deepcopy(model), generator=draw, probe=Probe((x,)))
+    assert expected == [{}, found[0], {}]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -8,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.linalg.co_subspace import CoSubspace
+from warp_unlearning.linalg.co_subspace import AnySubspace, CoSubspace
 from warp_unlearning.linalg.on_host import on_host
 from warp_unlearning.linalg.orthonormal import departure
-from warp_unlearning.linalg.tracked import TrackedSubspace
-from warp_unlearning.symmetry import refresh_verdict
+from warp_unlearning.linalg.subspace import principal_subspace
+from warp_unlearning.linalg.tracked import TrackedSubspace, start_all
+from warp_unlearning.symmetry import refresh_verdict, tracked_bases
 from warp_unlearning.symmetry.input_bases import InputBasis, exact_bases, input_rows, observed_rows
 from warp_unlearning.symmetry.layer_inputs import layer_rows, observe_inputs
 from warp_unlearning.symmetry.tracked_bases import TrackedBases
@@ -351,3 +353,33 @@ def test_a_refresh_reads_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(TrackedSubspace, "refresh", lambda self, m: (looked.append(len(m)), refresh(self, m))[1])
     tracked.refresh(model, [images(200, 2)], generator=generator())
     assert (len(read), looked) == (1, [])
+
+
+def test_layers_that_cannot_be_followed_are_decomposed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracked = TrackedBases(0.9, restart=50.0)
+    tracked.refresh(network(), [images(60, 1)], generator=generator())
+    asked: list[int] = []
+
+    def counted(trackers: Sequence[TrackedSubspace], moments: Sequence[Tensor]) -> list[AnySubspace]:
+        asked.append(len(trackers))
+        return start_all(trackers, moments)
+
+    monkeypatch.setattr(tracked_bases, "start_all", counted)
+    left = iter([True, False])
+    settled = TrackedSubspace.settled
+    monkeypatch.setattr(
+        TrackedSubspace, "settled", lambda self, *given: None if next(left, True) else settled(self, *given)
+    )
+    found = tracked.refresh(network(drift=0.05), [images(60, 2)], generator=generator())
+    groups = sum(len(basis.blocks) for basis in found.values())
+    assert asked == [groups - 1]
+    followed = 0
+    for layer, basis in zip(tracked._layers.values(), found.values(), strict=True):
+        for tracker, moment, block in zip(layer.trackers, layer.moment, basis.blocks, strict=True):
+            exact = principal_subspace(moment, 0.9)
+            followed += tracker.decompositions == 1
+            if tracker.decompositions > 1:
+                assert block.rank == exact.rank
+                held = float((block.basis * (moment @ block.basis)).sum() / moment.diagonal().sum())
+                assert held == pytest.approx(exact.captured, abs=1e-6)
+    assert followed == 1

@@ -23,7 +23,7 @@ from ..waiting import idly, takes_turns
 
 _THREADS = 4
 _CORES_TO_SPARE = 8
-_ROWS_ON_HOST = 1200
+_ROWS_ON_HOST = 600
 # Up to so many rows torch has a routine of its own for a stack.
 _SMALL = 32
 _OWN = local()

@@ -10,7 +10,8 @@ more than a quarter of all directions may be needed, there is no answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import ceil
 from typing import NamedTuple, TypeVar
 
@@ -51,30 +52,31 @@ def leading_subspaces(moments: Sequence[Tensor], fraction: float) -> list[Subspa
     if min(len(moment) for moment in moments) < _PART:
         raise InputError(f"a second moment has fewer than {_PART} rows; decompose it")
     streams = SideStreams(moments[0].device)
-    starts = list(_on_each(streams, moments, _started))
+    starts = _on_each(streams, moments, _started)
     wanted = [_wanted(numbers, fraction) for numbers in on_host([start.numbers for start in starts])]
     tasks = [
         _Task(moment, start.columns, want)
         for moment, start, want in zip(moments, starts, wanted, strict=True)
         if want is not None
     ]
-    turned = list(_on_each(streams, tasks, _turned))
+    turned = _on_each(streams, tasks, _turned)
     ritz = eigh_of_each([each.within.unsqueeze(0) for each in turned])
-    found = list(_on_each(streams, list(zip(turned, ritz, strict=True)), _rotated))
+    found = _on_each(streams, zip(turned, ritz, strict=True), _rotated)
     read = iter(zip(found, on_host([each.numbers for each in found]), strict=True))
     return [None if want is None else _accepted(*next(read), fraction) for want in wanted]
 
 
-def products_pay(moment: Tensor) -> bool:
-    """Whether to try this way before a decomposition: of a large second moment on a GPU."""
-    return moment.is_cuda and len(moment) >= _LARGE
+def products_pay(moment: Tensor, rank: int | None = None) -> bool:
+    """Whether to try this way before a decomposition: of a large second moment on a GPU, unless more directions than it
+    finds were needed of one like it, `rank` of them.
+    """
+    few = rank is None or rank <= len(moment) // _PART
+    return moment.is_cuda and len(moment) >= _LARGE and few
 
 
-def _on_each(streams: SideStreams, given: Iterable[Given], make: Callable[[Given], Made]) -> Iterator[Made]:
+def _on_each(streams: SideStreams, given: Iterable[Given], make: Callable[[Given], Made]) -> list[Made]:
     with streams:
-        for number, each in enumerate(given):
-            with streams.piece(number):
-                yield make(each)
+        return streams.each([partial(make, each) for each in given])
 
 
 class _Columns(NamedTuple):

@@ -18,14 +18,21 @@ from .on_host import on_host
 from .subspace import Rule, Subspace
 
 
-def principal_subspaces(moments: Sequence[Tensor], fraction: float, *, rule: Rule = "energy") -> list[Subspace]:
+def principal_subspaces(
+    moments: Sequence[Tensor],
+    fraction: float,
+    *,
+    rule: Rule = "energy",
+    expected: Sequence[int | None] | None = None,
+) -> list[Subspace]:
     """The leading eigenvectors of each second moment (d, d) that hold `fraction` of it, in its own type.
 
-    What `principal_subspace` gives where every coordinate is alive; leave out those that are not beforehand.
+    What `principal_subspace` gives where every coordinate is alive; leave out those that are not beforehand. How many
+    directions are `expected`, where one like it is known, decides what is tried first.
     """
     if not 0 < fraction <= 1:
         raise InputError(f"the fraction of energy to keep is {fraction}; it must be above 0 and at most 1")
-    subspaces = _by_products(moments, fraction, rule)
+    subspaces = _by_products(moments, fraction, rule, expected or [None] * len(moments))
     stacks: dict[tuple[int, torch.dtype, torch.device], list[int]] = {}
     for place, moment in enumerate(moments):
         if place not in subspaces:
@@ -44,11 +51,17 @@ def principal_subspaces(moments: Sequence[Tensor], fraction: float, *, rule: Rul
     return [subspaces[place] for place in range(len(moments))]
 
 
-def _by_products(moments: Sequence[Tensor], fraction: float, rule: Rule) -> dict[int, Subspace]:
+def _by_products(
+    moments: Sequence[Tensor], fraction: float, rule: Rule, expected: Sequence[int | None]
+) -> dict[int, Subspace]:
     """Those that products alone give, by place."""
     if rule != "energy" or fraction == 1:
         return {}
-    suited = [i for i, moment in enumerate(moments) if moment.dtype == torch.float64 and products_pay(moment)]
+    suited = [
+        i
+        for i, (moment, rank) in enumerate(zip(moments, expected, strict=True))
+        if moment.dtype == torch.float64 and products_pay(moment, rank)
+    ]
     found = leading_subspaces([moments[i] for i in suited], fraction)
     return {i: subspace for i, subspace in zip(suited, found, strict=True) if subspace is not None}
 

@@ -1,12 +1,22 @@
-"""Independent pieces of work spread over a few streams of a GPU, none of which fills it."""
+"""Independent pieces of work spread over a few streams of a GPU, none of which fills it.
+
+Small pieces keep the host busier than the GPU: each stream has a thread of its own that launches what it is given, as
+far as Python lets threads run at once. Lanes that take turns launch theirs one after another: the others have the host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import TypeVar
 
 import torch
 
+from ..waiting import takes_turns
+
+Made = TypeVar("Made")
 _STREAMS = 4
 # Torch has 32 streams of high priority, hands them out in turn, and nothing else here asks for them.
 _PRIORITY, _MOST_OWNERS = -1, 8
@@ -43,6 +53,44 @@ class SideStreams:
         """Have the current stream wait."""
         for stream in self._streams:
             torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+    def each(self, pieces: Sequence[Callable[[], Made]]) -> list[Made]:
+        """What the pieces give, launched by several threads where that is good. They must not depend on each other, nor
+        on settings of a thread but whether gradients are recorded.
+        """
+        if not self._streams or takes_turns() or torch.is_autocast_enabled("cuda"):
+            return [self._one(number, piece) for number, piece in enumerate(pieces)]
+        return launched_apart(pieces, self._one, len(self._streams))
+
+    def _one(self, number: int, piece: Callable[[], Made]) -> Made:
+        with self.piece(number):
+            return piece()
+
+
+def launched_apart(
+    pieces: Sequence[Callable[[], Made]], one: Callable[[int, Callable[[], Made]], Made], threads: int
+) -> list[Made]:
+    """What `one` makes of each number and piece, in that order; a thread has every so many of them."""
+    recorded = torch.is_grad_enabled()
+
+    def some(first: int) -> list[Made]:
+        with torch.set_grad_enabled(recorded):
+            return [one(number, pieces[number]) for number in range(first, len(pieces), threads)]
+
+    shares = [_threads(threads).submit(some, first) for first in range(threads)]
+    # All of them end before an error is raised: what they were given must not be used meanwhile.
+    errors = [share.exception() for share in shares]
+    for error in errors:
+        if error is not None:
+            raise error
+    found = [share.result() for share in shares]
+    return [found[number % threads][number // threads] for number in range(len(pieces))]
+
+
+@lru_cache(maxsize=1)
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Kept, since what libraries set up for a thread costs more than a piece of work."""
+    return ThreadPoolExecutor(count, thread_name_prefix="side stream")
 
 
 def _beside(current: torch.cuda.Stream) -> list[torch.cuda.Stream]:

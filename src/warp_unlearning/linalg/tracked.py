@@ -115,6 +115,11 @@ class TrackedSubspace:
 
     def settle(self, proposal: Proposal, numbers: Tensor) -> AnySubspace:
         """The subspace that was proposed, or, where its `numbers`, on the host, speak against it, that of `refresh`."""
+        found = self.settled(proposal, numbers)
+        return self._decompose(proposal.moment, proposal.moment.diagonal() > 0) if found is None else found
+
+    def settled(self, proposal: Proposal, numbers: Tensor) -> AnySubspace | None:
+        """The same, but None where it takes a decomposition, which `start_all` makes beside others."""
         doubt, missed, total = numbers[:3].tolist()
         if not doubt <= TOLERANCE or not total > 0:
             return self.refresh(proposal.moment)
@@ -126,8 +131,7 @@ class TrackedSubspace:
         self._span.accept(proposal.turned, sizes)
         if self._enough(captured, proposal.moment):
             return self._found(captured)
-        grown = self._grown(proposal.moment, self._span, missed, total)
-        return self._decompose(proposal.moment, proposal.moment.diagonal() > 0) if grown is None else grown
+        return self._grown(proposal.moment, self._span, missed, total)
 
     def begin(self, eigenvalues: Tensor, eigenvectors: Tensor, alive: Tensor) -> AnySubspace:
         """The subspace by an eigendecomposition, values ascending, of what a second moment is in the coordinates marked
@@ -233,7 +237,14 @@ class TrackedSubspace:
 
     def by_products(self, within: Tensor) -> bool:
         """Whether to look for the subspace of a second moment by products first."""
-        return self.rule == "energy" and self.fraction < 1 and products_pay(within)
+        return self.rule == "energy" and self.fraction < 1 and products_pay(within, self._rank)
+
+    @property
+    def _rank(self) -> int | None:
+        """Directions of the last subspace, within the coordinates alive; None before the first."""
+        if self._normals is not None:
+            return len(self._normals) - self._normals.shape[1]
+        return None if self._span is None else self._span.basis.shape[1]
 
     def _widened(self, columns: Tensor) -> Tensor:
         """Columns over the coordinates that are alive as columns over all, with zeros in the others."""
@@ -258,7 +269,9 @@ class TrackedSubspace:
 
 
 def start_all(trackers: Sequence[TrackedSubspace], second_moments: Sequence[Tensor]) -> list[AnySubspace]:
-    """What `refresh` gives of each tracker that has nothing to go on from, with all decompositions side by side."""
+    """What `refresh` gives of each tracker that has nothing to go on from, with all decompositions side by side; others
+    begin anew.
+    """
     moments = [moment.to(torch.promote_types(moment.dtype, torch.float32)) for moment in second_moments]
     alive = [moment.diagonal() > 0 for moment in moments]
     matrices = [restricted(moment, some) for moment, some in zip(moments, alive, strict=True)]

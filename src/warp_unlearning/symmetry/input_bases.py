@@ -5,7 +5,7 @@ A layer computes W p + b for every input p, so with P = [p; 1] an update with [Î
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -101,13 +101,15 @@ def exact_bases(
     energy: float,
     rule: Rule = "energy",
     dtype: torch.dtype = torch.float64,
+    ranks: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, InputBasis]:
     """The basis of every linear weight's inputs that holds `energy` of them, by weight name, in one forward pass.
 
     The model is evaluated as it stands (put it in eval mode) and is left unchanged. Sums and decompositions are in
     `dtype`; on a GPU inputs are rounded before they are multiplied where that is small beside the energy left out. A
     weight used by several modules has the inputs of all; layers that are never called have no entry. An energy of 1
-    keeps the whole span, to rounding.
+    keeps the whole span, to rounding. About how many directions each group of a weight needs, in `ranks` where that is
+    known, decides how they are looked for.
     """
     rank_for(torch.ones(1), energy, rule=rule)
     rounded = may_round(energy, rule)
@@ -119,7 +121,9 @@ def exact_bases(
     together = bool(seen) and next(iter(seen.values())).weight.tensor.device.type != "cpu"
     found: dict[str, InputBasis] = {}
     for names in [list(seen)] if together else [[name] for name in seen]:
-        found |= _bases_of([seen.pop(name) for name in names], [energies[name] for name in names], energy, rule)
+        expected = [(ranks or {}).get(name) for name in names]
+        own = [seen.pop(name) for name in names]
+        found |= _bases_of(own, [energies[name] for name in names], energy, rule, expected)
     return found
 
 
@@ -128,15 +132,21 @@ def may_round(energy: float, rule: Rule) -> bool:
     return rule == "energy" and 1 - energy >= _ROUNDING * ERROR
 
 
-def _bases_of(seen: list[ObservedRows], energies: list[Tensor], energy: float, rule: Rule) -> dict[str, InputBasis]:
-    """The bases of inputs whose `energies`, (groups, d), are known on the host, with one read for all of them."""
+def _bases_of(
+    seen: list[ObservedRows], energies: list[Tensor], energy: float, rule: Rule, ranks: Sequence[Sequence[int] | None]
+) -> dict[str, InputBasis]:
+    """The bases of inputs whose `energies`, (groups, d), are known on the host, with one read for all of them; `ranks`
+    are how many directions each group may need.
+    """
     parts = [
-        _Part(each, group, summed[group] > 0)
-        for each, summed in zip(seen, energies, strict=True)
+        _Part(each, group, summed[group] > 0, rank[group] if rank else None)
+        for each, summed, rank in zip(seen, energies, ranks, strict=True)
         for group in range(len(summed))
     ]
     moments = [part.moment() for part in parts]
-    found = iter(principal_subspaces([moment for moment in moments if moment is not None], energy, rule=rule))
+    compressed = [(moment, part.rank) for moment, part in zip(moments, parts, strict=True) if moment is not None]
+    expected = [rank for _, rank in compressed]
+    found = iter(principal_subspaces([moment for moment, _ in compressed], energy, rule=rule, expected=expected))
     blocks = [
         part.dual(energy, rule) if moment is None else part.widened(next(found))
         for part, moment in zip(parts, moments, strict=True)
@@ -154,9 +164,12 @@ def _bases_of(seen: list[ObservedRows], energies: list[Tensor], energy: float, r
 
 
 class _Part:
-    """The inputs of one group of a weight in the coordinates that are alive, bool (d) on the host."""
+    """The inputs of one group of a weight in the coordinates that are alive, bool (d) on the host; `rank` is how many
+    directions they may need.
+    """
 
-    def __init__(self, observed: ObservedRows, group: int, alive: Tensor) -> None:
+    def __init__(self, observed: ObservedRows, group: int, alive: Tensor, rank: int | None) -> None:
+        self.rank = rank
         self._kind = torch.promote_types(observed.weight.tensor.dtype, torch.float32)
         self._d = len(alive)
         self._columns: Tensor | None = None

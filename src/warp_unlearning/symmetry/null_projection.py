@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..linalg.co_subspace import AnySubspace
+from ..linalg.side_streams import SideStreams
 from ..linalg.subspace import Subspace
 from .weight_rows import WeightRows
 
@@ -46,15 +47,14 @@ class NullProjection:
         """
         found = torch.empty_like(vectors)
         parts = zip(self.layout.parts(vectors), self.layout.parts(found), strict=True)
-        for place, blocks, mask, (before, after) in zip(
-            self.layout.places, self._blocks, self._masks, parts, strict=True
-        ):
-            given, left = place.blocks(before), place.blocks(after)
-            for group, block in enumerate(blocks):
-                _project_out(block.to(vectors.dtype), given[:, group], left[:, group])
-            if mask is not None:
-                # A subspace may reach into coordinates that data reached once and no longer does.
-                left.mul_(mask.to(left.device))
+        pieces = [
+            partial(_project_place, place.blocks(before), place.blocks(after), blocks, mask)
+            for place, blocks, mask, (before, after) in zip(
+                self.layout.places, self._blocks, self._masks, parts, strict=True
+            )
+        ]
+        with SideStreams(vectors.device) as sides:
+            sides.each(pieces)
         smallest = _ROUNDING * torch.finfo(vectors.dtype).eps
         beyond = self._norms(found) > smallest * self._norms(vectors)
         return found.mul_(self.layout.spread(beyond))
@@ -79,6 +79,15 @@ class NullProjection:
     def reached(self, vector: Tensor) -> Tensor:
         """The vector with zeros where no input reaches."""
         return vector if self.reach is None else vector * self.reach.to(vector.device)
+
+
+def _project_place(given: Tensor, left: Tensor, blocks: Sequence[AnySubspace], mask: Tensor | None) -> None:
+    """What is left of rows (m, groups, r, d) outside of the subspace of each group, written to `left`."""
+    for group, block in enumerate(blocks):
+        _project_out(block.to(given.dtype), given[:, group], left[:, group])
+    if mask is not None:
+        # A subspace may reach into coordinates that data reached once and no longer does.
+        left.mul_(mask.to(left.device))
 
 
 def _project_out(block: AnySubspace, rows: Tensor, out: Tensor) -> None:

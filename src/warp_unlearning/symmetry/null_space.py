@@ -93,7 +93,9 @@ class NullSpace:
         self, model: nn.Module, batches: Sequence[Tensor], *, generator: torch.Generator
     ) -> dict[str, InputBasis]:
         """The bases of every layer's inputs, decomposed exactly; `model` is in eval mode."""
-        return exact_bases(model, batches, energy=self.energy, rule=self.rule)
+        bases = exact_bases(model, batches, energy=self.energy, rule=self.rule, ranks=self._remembered.ranks)
+        self._remembered.ranks = {name: [block.rank for block in basis.blocks] for name, basis in bases.items()}
+        return bases
 
     def energy_now(self, model: nn.Module, forget: Examples) -> Tensor | None:
         """Σᵢ ‖∇ℓᵢ‖² of examples to forget, float64, not read, by the graph that was captured for moves of `model`; None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -51,12 +52,16 @@ def drafted(
     # The largest first, so that none is left over for the end.
     followed.sort(key=lambda pair: -pair[0].latest.shape[-1])
     with SideStreams(latest[0].device) as sides:
-        for i, (draft, layer) in enumerate(followed):
-            draft.moment = draft.latest if draft.moment is None else draft.moment
-            pairs = zip(layer.trackers, draft.moment, strict=True)
-            with sides.piece(i):
-                draft.proposals = [tracker.propose(m, rounds=rounds) for tracker, m in pairs]
+        proposed = sides.each([partial(_proposals, draft, layer, rounds) for draft, layer in followed])
+    for (draft, _), proposals in zip(followed, proposed, strict=True):
+        draft.proposals = proposals
     return drafts
+
+
+def _proposals(draft: Draft, layer: TrackedLayer, rounds: int) -> list[Proposal | None]:
+    draft.moment = draft.latest if draft.moment is None else draft.moment
+    pairs = zip(layer.trackers, draft.moment, strict=True)
+    return [tracker.propose(moment, rounds=rounds) for tracker, moment in pairs]
 
 
 def _blend(followed: Sequence[tuple[Draft, TrackedLayer]], blend: float) -> None:

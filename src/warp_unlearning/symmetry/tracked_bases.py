@@ -13,7 +13,7 @@ is 1 − m₀/m, if that is more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from sys import maxsize
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..linalg.gram import gram
 from ..linalg.subspace import Rule
-from ..linalg.tracked import TrackedSubspace
+from ..linalg.tracked import TrackedSubspace, start_all
 from .exact_start import beginning, decompose
 from .input_bases import InputBasis, ObservedRows, energies_of, exact_bases, may_round, observed_rows
 from .refresh_draft import Draft, drafted
@@ -127,27 +127,26 @@ class TrackedBases:
             devices.setdefault(sample.total.device, []).append(sample)
         blend, rounds = (None, self.rounds + 1) if anew else (self.blend, self.rounds)
         together = [drafted(own, self._layers, blend=blend, rounds=rounds) for own in devices.values()]
-        return {draft.sample.weight.name: self._settled(draft, verdict) for draft, verdict in judged(together)}
+        drafts = judged(together)
+        bases = {
+            draft.sample.weight.name: self._refreshed(draft)
+            for draft, verdict in drafts
+            if draft.layer is None or draft.moment is None or verdict.stray > 0
+        }
+        followed = [pair for pair in drafts if pair[0].sample.weight.name not in bases]
+        _settle(followed)
+        bases |= {draft.sample.weight.name: _followed_basis(draft, verdict) for draft, verdict in followed}
+        return {draft.sample.weight.name: bases[draft.sample.weight.name] for draft, _ in drafts}
 
-    def _settled(self, draft: Draft, verdict: Verdict) -> InputBasis:
+    def _refreshed(self, draft: Draft) -> InputBasis:
+        """The basis of a layer that was not met before, or whose inputs are in coordinates that it did not keep."""
         sample, layer = draft.sample, draft.layer
         weight = sample.weight
         if layer is None or draft.moment is None:
             layer = self._layers[weight.name] = TrackedLayer(draft.latest, [self._tracker() for _ in draft.latest])
-            return layer.refreshed(weight, sample.positions)
-        if verdict.stray > 0:
+        else:
             self._widen(layer, sample, anew=draft.missed is None)
-            return layer.refreshed(weight, sample.positions)
-        layer.within = draft.moment
-        layer.note(verdict.missed)
-        layer.spans = [
-            tracker.refresh(moment) if proposal is None or numbers is None else tracker.settle(proposal, numbers)
-            for tracker, moment, proposal, numbers in zip(
-                layer.trackers, draft.moment, draft.proposals, verdict.numbers, strict=True
-            )
-        ]
-        layer.awaken()
-        return layer.basis(weight, layer.measured_blocks(), sample.positions, int((verdict.diagonal > 0).sum()))
+        return layer.refreshed(weight, sample.positions)
 
     def _widen(self, layer: TrackedLayer, sample: SampledMoment, *, anew: bool) -> None:
         """Take the sample in where it has inputs in coordinates that the layer did not keep."""
@@ -161,3 +160,35 @@ class TrackedBases:
         missed = layer.missed_shares(some_of(rows, share=1.0))
         layer.within = layer.blended(latest, missed, blend=self.blend)
         layer.note(missed.tolist())
+
+
+def _settle(followed: Sequence[tuple[Draft, Verdict]]) -> None:
+    """Take what was drafted in. Subspaces that take a decomposition have theirs side by side, once all are known."""
+    waiting: list[tuple[TrackedLayer, int]] = []
+    for draft, verdict in followed:
+        layer, moment = draft.layer, draft.moment
+        assert layer is not None
+        assert moment is not None
+        layer.within = moment
+        layer.note(verdict.missed)
+        found = [
+            tracker.refresh(own) if proposal is None or numbers is None else tracker.settled(proposal, numbers)
+            for tracker, own, proposal, numbers in zip(
+                layer.trackers, moment, draft.proposals, verdict.numbers, strict=True
+            )
+        ]
+        waiting += [(layer, group) for group, span in enumerate(found) if span is None]
+        layer.spans = [old if span is None else span for old, span in zip(layer.spans, found, strict=True)]
+    begun = start_all(
+        [layer.trackers[group] for layer, group in waiting], [layer.within[group] for layer, group in waiting]
+    )
+    for (layer, group), span in zip(waiting, begun, strict=True):
+        layer.spans[group] = span
+
+
+def _followed_basis(draft: Draft, verdict: Verdict) -> InputBasis:
+    layer = draft.layer
+    assert layer is not None
+    layer.awaken()
+    reached = int((verdict.diagonal > 0).sum())
+    return layer.basis(draft.sample.weight, layer.measured_blocks(), draft.sample.positions, reached)
