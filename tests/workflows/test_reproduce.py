@@ -62,13 +62,15 @@ def test_a_study_is_stopped_goes_on_and_grows(blobs: Path, tmp_path: Path) -> No
     request = ReproduceRequest(config(blobs), tmp_path / "out")
     results, _ = reproduce(request, budget=0.0)
     assert not results["complete"]
-    assert results["left"] == 6 * (1 + 1 + 2 * 4)
+    assert results["left"] == 6 * (1 + 1 + 2 * 5)
     assert all(arm["problem"] for arm in results["arms"])
     results, _ = reproduce(request, command="warp reproduce table1")
     assert results["complete"]
     assert not results["failures"]
     assert results["shadows_complete"] == 6
-    assert {arm["name"] for arm in results["arms"]} == {"ngp", "ngp + warp", "ngp + conjugate", "ngp + kick"}
+    assert [arm["name"] for arm in results["arms"]] == [
+        "ngp", "ngp + warp", "ngp + published", "ngp + conjugate", "ngp + kick"
+    ]  # fmt: skip
     table = (tmp_path / "out" / TABLE).read_text()
     assert "NGP + WARP" in table
     assert "paper 0.545" in table
@@ -77,7 +79,7 @@ def test_a_study_is_stopped_goes_on_and_grows(blobs: Path, tmp_path: Path) -> No
     larger, events = reproduce(ReproduceRequest(config(blobs, shadows=8), tmp_path / "out"))
     assert larger["complete"]
     begun = [event for event in events if event.what == "started"]
-    assert len(begun) == 2 * (1 + 1 + 2 * 4)
+    assert len(begun) == 2 * (1 + 1 + 2 * 5)
 
 
 @pytest.mark.parametrize("name", ["whitebox", "radar", "risk-vs-norm"])
@@ -127,7 +129,7 @@ def test_the_size_of_the_paper() -> None:
 
 
 def test_only_pgu_at_the_size_of_the_paper_teleports_other_than_each_epoch() -> None:
-    for size, expected in (("paper", {"pgu + warp", "pgu + kick"}), ("small", set())):
+    for size, expected in (("paper", {"pgu + warp", "pgu + published", "pgu + kick"}), ("small", set())):
         arms = study_settings("table1", size, Asked()).arms
         assert {arm.name for arm in arms if "every" in arm.defense_settings} == expected
     asked = Asked(("pgu",), defense_options={"warp": {"every": 19}})
@@ -177,7 +179,7 @@ def test_results_of_a_device_that_is_not_here_can_be_read(blobs: Path, tmp_path:
     results = carry_out_study(
         prepare_study(ReproduceRequest(asked, tmp_path / "other", only_results=True)), IdleEngine()
     )
-    assert results["left"] == 6 * (1 + 1 + 2 * 4)
+    assert results["left"] == 6 * (1 + 1 + 2 * 5)
     assert "other machines" in results["hardware"]["device"]
     assert (tmp_path / "other" / TABLE).is_file()
 

@@ -29,7 +29,8 @@ def reproduce(
     data_path: Annotated[Path | None, typer.Option(help="Folder of CIFAR-10.")] = None,
     methods: Annotated[str | None, typer.Option(help="Methods, with commas between them; all six by default.")] = None,
     defenses: Annotated[
-        str | None, typer.Option(help="none, warp, conjugate, kick, with commas between them; all of the study's.")
+        str | None,
+        typer.Option(help="none, warp, published, conjugate, kick, with commas between; all of the study's."),
     ] = None,
     shadows: Annotated[int | None, typer.Option(help="Shadow models; more of them later go on from these.")] = None,
     forget_sets: Annotated[int | None, typer.Option(help="Forget sets of each shadow.")] = None,

@@ -63,11 +63,20 @@ SIZES: Mapping[str, Size] = {
 }
 
 
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "kick": {"aim": "random"},
+    "published": {"protect": "retain", "relearning": None},
+}
+"""WARP under names of their own: a random null-space move of the same length, which shows what the descent adds; and
+the paper's form, which protects what is retained alone and may learn the forgotten examples again.
+"""
+
+
 @dataclass(frozen=True)
 class Asked:
-    """What a user may ask of a study: methods, some of its defences ("none" among them, "kick" is the random null-space
-    kick), settings of methods and of defences by name, and of a method under a defence by "method + defence"; other
-    numbers than those of the size.
+    """What a user may ask of a study: methods, some of its defences ("none" and those of `VARIANTS` among them),
+    settings of methods and of defences by name, and of a method under a defence by "method + defence"; other numbers
+    than those of the size.
     """
 
     methods: Sequence[str] = SIX
@@ -145,14 +154,13 @@ def _arm(
     """An arm with the settings asked for, those of the method under this defence before those of the method."""
     start = SMALL_DATA.get(method, {}) if small else {}
     chosen = asked.method_options.get(f"{method} + {defense}", asked.method_options.get(method, {}))
-    kick = defense == "kick"
     own = asked.defense_options.get(f"{method} + {defense}", asked.defense_options.get(defense or "", {}))
     return StudyArm(
         method,
         {**start, **chosen, **(method_settings or {})},
-        "warp" if kick else defense,
+        "warp" if defense in VARIANTS else defense,
         {**_teleporting(method, defense, small), **own, **(defense_settings or {})},
-        called="kick" if kick else None,
+        called=defense if defense in VARIANTS else None,
         sets=size.more_sets.get(method, size.sets),
         swept=swept or {},
     )
@@ -160,11 +168,11 @@ def _arm(
 
 def _teleporting(method: str, defense: str | None, small: bool) -> dict[str, Any]:
     """How a study teleports unless it is asked otherwise. It keeps no certificates, so they need not say all."""
-    if defense not in ("warp", "fastwarp", "kick"):
+    if defense not in ("warp", "fastwarp", *VARIANTS):
         return {}
-    aim = {"aim": "random"} if defense == "kick" else {}
+    variant = VARIANTS.get(defense, {})
     rare = {} if small or method not in TELEPORTS_EVERY else {"every": TELEPORTS_EVERY[method]}
-    return {**aim, **rare, "certify": "brief"}
+    return {**variant, **rare, "certify": "brief"}
 
 
 def _defended(*defenses: str | None) -> Callable[[Asked, Size, bool], Iterator[StudyArm]]:
@@ -211,16 +219,15 @@ def _sensitivity(asked: Asked, size: Size, small: bool) -> Iterator[StudyArm]:
             yield _arm(asked, size, small, method, "warp", defense_settings={name: value}, swept={name: float(value)})
 
 
+_EVERY = (None, "warp", "published", "conjugate", "kick")
 STUDIES: Mapping[str, Study] = {
     "table1": Study(
-        "U-LiRA on every method alone, with WARP, with Conjugate and with a random kick",
-        _defended(None, "warp", "conjugate", "kick"),
+        "U-LiRA on every method alone, with WARP, with WARP as published, with Conjugate and with a random kick",
+        _defended(*_EVERY),
     ),
-    "whitebox": Study("attackers who hold the weights of both models", _defended(None, "warp", "conjugate", "kick")),
-    "radar": Study("privacy and accuracy of every method in one figure", _defended(None, "warp", "conjugate", "kick")),
-    "risk-vs-norm": Study(
-        "risk of forgotten points beside the norms of their gradients", _defended(None, "warp", "conjugate", "kick")
-    ),
+    "whitebox": Study("attackers who hold the weights of both models", _defended(*_EVERY)),
+    "radar": Study("privacy and accuracy of every method in one figure", _defended(*_EVERY)),
+    "risk-vs-norm": Study("risk of forgotten points beside the norms of their gradients", _defended(*_EVERY)),
     "fastwarp": Study("exact against tracked null spaces", _defended(None, "warp", "fastwarp")),
     "langevin": Study("calibrated noise beside WARP", _langevin),
     "tradeoff": Study("privacy against accuracy over learning rates", _tradeoff),

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config.reproduce import ReproduceConfig
 from ..config.tuned_recipes import read_recipes
-from ..studies.study import Asked, Settings
+from ..studies.study import VARIANTS, Asked, Settings
 
 
 def asked_of(config: ReproduceConfig) -> Asked:
@@ -41,12 +41,12 @@ def _over(recipes: Settings, given: Settings, *, of: int) -> Settings:
 
 
 def _from_recipes(file: Path | None) -> tuple[Settings, Settings]:
-    """Settings by arm; a random kick has those of WARP, whose control it is."""
+    """Settings by arm; variants of WARP have those that were found for it."""
     methods: dict[str, Mapping[str, Any]] = {}
     defenses: dict[str, Mapping[str, Any]] = {}
     for arm in () if file is None else read_recipes(file).arms:
         names = [arm.method] if arm.defense is None else [f"{arm.method} + {arm.defense}"]
-        names += [f"{arm.method} + kick"] if arm.defense == "warp" else []
+        names += [f"{arm.method} + {variant}" for variant in VARIANTS] if arm.defense == "warp" else []
         for name in names:
             methods[name] = arm.method_options.get(arm.method, {})
             if arm.defense is not None:

@@ -99,6 +99,24 @@ def test_table_1_states_both_formulas_and_a_direction_only_with_an_interval(stud
     assert "| not shown: the interval contains 0 |" in render(study("table1", [base, warp])).markdown
 
 
+@pytest.mark.parametrize("name", ["table1", "whitebox"])
+def test_the_numbers_of_the_paper_are_beside_its_own_form_where_that_was_measured(
+    study: Make, arm: Make, name: str
+) -> None:
+    base, warp, published = arm("ngp"), arm("ngp", "warp"), arm("ngp", "warp", defense="published")
+    alone, both = (render(study(name, arms)).markdown.splitlines() for arms in ([base, warp], [base, warp, published]))
+
+    def rows(lines: list[str], start: str) -> list[str]:
+        return [line for line in lines if line.startswith(start)]
+
+    assert rows(alone, "| NGP + WARP |")
+    assert all("paper" in line for line in rows(alone, "| NGP + WARP |")[:1])
+    assert not any("paper" in line for line in rows(both, "| NGP + WARP |"))
+    assert all("paper" in line for line in rows(both, "| NGP + WARP as published |")[:1])
+    tallies = [line for lines in (alone, both) for line in lines if "numbers of the paper" in line]
+    assert tallies[0].split(":")[0] == tallies[1].split(":")[0]
+
+
 def test_table_1_compares_with_the_random_kick(study: Make, arm: Make) -> None:
     base, warp, kick = arm("ngp"), arm("ngp", "warp"), arm("ngp", "warp", defense="kick")
     warp["all"]["auc"], kick["all"]["auc"] = estimate(0.6), estimate(0.7)

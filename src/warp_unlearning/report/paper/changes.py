@@ -8,7 +8,7 @@ from ..labels import method_label
 from .agreement import beside, direction, shown
 from .formulas import improvement
 from .markdown import paragraphs, table
-from .names import paper_cell
+from .names import paper_cell, row_name
 from .numbers import PaperNumber, PaperTable
 from .rendered import SEPARATE
 from .study import Change, StudyArm
@@ -27,11 +27,18 @@ Measure = Callable[[StudyArm], Change]
 
 
 def change_table(
-    arms: list[StudyArm], paper: PaperTable, column: str, lowered: Measure, gone: Measure, gained: Measure
+    arms: list[StudyArm],
+    paper: PaperTable,
+    column: str,
+    row_of: Callable[[StudyArm], str],
+    *,
+    lowered: Measure,
+    gone: Measure,
+    gained: Measure,
 ) -> str:
-    """A row for every arm with a defence, with footnotes."""
+    """A row for every arm with a defence, with footnotes; `row_of` names the paper's row for it."""
     found = [(item, lowered(item), gone(item), gained(item)) for item in arms]
-    rows = [_row(item, paper, column, *changes) for item, *changes in found]
+    rows = [_row(item, paper, column, row_of(item), *changes) for item, *changes in found]
     return paragraphs(table(HEADS, rows), footnotes([change for _, *changes in found for change in changes])).strip()
 
 
@@ -49,11 +56,13 @@ def change_text(change: Change, *, scale: float = 1.0, digits: int = 3) -> str:
     return shown(change.estimate, scale=scale, digits=digits) + ("" if change.paired else " †")
 
 
-def _row(item: StudyArm, paper: PaperTable, column: str, lowered: Change, gone: Change, gained: Change) -> list[str]:
-    method, defense = item.arm.method, item.arm.defense
-    base, defended = (paper_cell(paper, method, name, column) for name in (None, defense))
+def _row(
+    item: StudyArm, paper: PaperTable, column: str, row: str, lowered: Change, gone: Change, gained: Change
+) -> list[str]:
+    method = item.arm.method
+    base, defended = paper_cell(paper, method, None, column), paper.number(row, column)
     by_advantage, by_privacy = (_recomputed(name, base, defended) for name in ("advantage", "privacy"))
-    printed = paper.improvement(method_label(method), column) if defense == "warp" else None
+    printed = paper.improvement(method_label(method), column) if row == row_name(method, "warp") else None
     judged = beside(gone.estimate, by_advantage, scale=100, digits=1)
     text = change_text(gone, scale=100, digits=1)
     if judged.outcome == "differs":

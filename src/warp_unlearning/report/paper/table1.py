@@ -12,8 +12,8 @@ from .agreement import Cell, beside, direction, rate_beside, shown
 from .changes import change_table, change_text
 from .extent import audited_text, problems
 from .markdown import paragraphs, table
-from .names import KICK, RATES, SLICES, in_order, paper_cell
-from .numbers import PaperTable, paper_table
+from .names import KICK, RATES, SLICES, in_order
+from .numbers import PaperNumber, PaperTable, paper_table
 from .panels import Mark, Panel, rows_plot
 from .rendered import SEPARATE, Rendered, rendered
 from .study import Study, StudyArm, read_study
@@ -28,14 +28,22 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
     cells: list[Cell] = []
     parts = []
     for kind, heading in _KINDS.items():
-        text, found = _scores(arms, paper, kind)
+        text, found = _scores(study, paper, kind)
         parts.append(paragraphs(f"### {heading}", text).strip())
         cells += found
-    accuracy, found = _accuracy(arms, paper)
+    accuracy, found = _accuracy(study, paper)
     cells += found
     defended = [item for item in arms if item.arm.defense is not None]
-    changed = change_table(defended, paper, "all: AUC", study.lowered, study.advantage_gone, study.privacy_gained)
-    missing, absent = missing_rows((item.row for item in arms), paper)
+    changed = change_table(
+        defended,
+        paper,
+        "all: AUC",
+        study.paper_row,
+        lowered=study.lowered,
+        gone=study.advantage_gone,
+        gained=study.privacy_gained,
+    )
+    missing, absent = missing_rows(map(study.paper_row, arms), paper)
     return rendered(
         "Table 1: U-LiRA",
         study.about,
@@ -45,7 +53,7 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
         _beyond_kick(study, defended),
         missing,
         problems(study),
-        plots={"table1": _plot(arms, paper)},
+        plots={"table1": _plot(study, paper)},
         folder=folder,
         cells=[*cells, *absent],
         intro=audited_text(study),
@@ -89,9 +97,9 @@ def score_of(item: StudyArm, kind: str) -> Score | None:
     return item.arm.score if kind == "all" else item.arm.slices.get(kind)
 
 
-def score_cells(item: StudyArm, kind: str, paper: PaperTable, row: str | None = None) -> list[Cell]:
+def score_cells(item: StudyArm, kind: str, paper: PaperTable, row: str) -> list[Cell]:
     """Area and rates of an arm beside the paper's `row`."""
-    score, row = score_of(item, kind), row or item.row
+    score = score_of(item, kind)
     return [
         beside(None if score is None else score.auc, paper.number(row, f"{kind}: AUC"), chance=0.5),
         *(
@@ -101,22 +109,22 @@ def score_cells(item: StudyArm, kind: str, paper: PaperTable, row: str | None = 
     ]
 
 
-def _scores(arms: list[StudyArm], paper: PaperTable, kind: str) -> tuple[str, list[Cell]]:
+def _scores(study: Study, paper: PaperTable, kind: str) -> tuple[str, list[Cell]]:
     rows, cells = [], []
-    for item in arms:
-        found = score_cells(item, kind, paper)
+    for item in ordered(study):
+        found = score_cells(item, kind, paper, study.paper_row(item))
         cells += found
         rows.append([item.title, *found])
     return table(["arm", "AUC", *RATES.values()], rows), cells
 
 
-def _accuracy(arms: list[StudyArm], paper: PaperTable) -> tuple[str, list[Cell]]:
+def _accuracy(study: Study, paper: PaperTable) -> tuple[str, list[Cell]]:
     rows, cells = [], []
-    for item in arms:
+    for item in ordered(study):
         accuracy = item.arm.accuracy
         test = beside(
             None if accuracy is None else accuracy.test,
-            paper_cell(paper, item.arm.method, item.arm.defense, "test accuracy"),
+            paper.number(study.paper_row(item), "test accuracy"),
         )
         cells.append(test)
         others = [shown(None if accuracy is None else part) for part in _parts(item)]
@@ -129,15 +137,13 @@ def _parts(item: StudyArm) -> tuple[Estimate | None, Estimate | None]:
     return (None, None) if accuracy is None else (accuracy.retain, accuracy.forget)
 
 
-def _plot(arms: list[StudyArm], paper: PaperTable) -> Plot:
+def _plot(study: Study, paper: PaperTable) -> Plot:
+    rows = [(item, study.paper_row(item)) for item in ordered(study)]
     panels = []
     for kind in _KINDS:
-        marks = tuple(_mark(item, _area(score_of(item, kind)), paper, f"{kind}: AUC") for item in arms)
+        marks = tuple(_mark(item, _area(score_of(item, kind)), paper.number(row, f"{kind}: AUC")) for item, row in rows)
         panels.append(Panel(f"AUC, {kind}", marks, 0.5))
-    tests = tuple(
-        _mark(item, None if item.arm.accuracy is None else item.arm.accuracy.test, paper, "test accuracy")
-        for item in arms
-    )
+    tests = tuple(_mark(item, item.test_accuracy, paper.number(row, "test accuracy")) for item, row in rows)
     return rows_plot("U-LiRA by method and defence", [*panels, Panel("test accuracy", tests)])
 
 
@@ -145,6 +151,5 @@ def _area(score: Score | None) -> Estimate | None:
     return None if score is None else score.auc
 
 
-def _mark(item: StudyArm, found: Estimate | None, paper: PaperTable, column: str) -> Mark:
-    number = paper_cell(paper, item.arm.method, item.arm.defense, column)
+def _mark(item: StudyArm, found: Estimate | None, number: PaperNumber | None) -> Mark:
     return Mark(method_label(item.arm.method), item.arm.defense, found, None if number is None else number.value)

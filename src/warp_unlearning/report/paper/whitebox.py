@@ -13,7 +13,7 @@ from .agreement import Cell, beside, rate_beside, shown
 from .changes import change_table
 from .extent import audited_text, problems
 from .markdown import paragraphs, table
-from .names import RATES, defense_name, in_order, paper_cell
+from .names import RATES, defense_name, in_order
 from .numbers import PaperTable, paper_table
 from .panels import Mark, Panel, rows_plot
 from .rendered import Rendered, rendered
@@ -38,10 +38,18 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
     """The naive test beside the paper's, what defences change of it, and every attacker by method."""
     study, paper = read_study(results), paper_table("fig:wb_privacy")
     arms = ordered(study)
-    naive, cells = _naive(arms, paper)
+    naive, cells = _naive(study, paper)
     defended = [item for item in arms if item.arm.defense is not None]
-    changed = change_table(defended, paper, "AUC", study.gradient_lowered, study.gradient_gone, study.gradient_privacy)
-    missing, absent = missing_rows((item.row for item in arms), paper)
+    changed = change_table(
+        defended,
+        paper,
+        "AUC",
+        study.paper_row,
+        lowered=study.gradient_lowered,
+        gone=study.gradient_gone,
+        gained=study.gradient_privacy,
+    )
+    missing, absent = missing_rows(map(study.paper_row, arms), paper)
     return rendered(
         "White box: attackers who hold both models",
         study.about,
@@ -50,17 +58,17 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
         *_attackers(study, arms),
         missing,
         problems(study, of_pairs=True),
-        plots={"whitebox": _plot(arms, paper)},
+        plots={"whitebox": _plot(study, paper)},
         folder=folder,
         cells=[*cells, *absent],
         intro=audited_text(study, of_pairs=True),
     )
 
 
-def _naive(arms: list[StudyArm], paper: PaperTable) -> tuple[str, list[Cell]]:
+def _naive(study: Study, paper: PaperTable) -> tuple[str, list[Cell]]:
     rows, cells = [], []
-    for item in arms:
-        test, row = item.arm.gradient_test, item.row
+    for item in ordered(study):
+        test, row = item.arm.gradient_test, study.paper_row(item)
         found = [
             beside(None if test is None else test.auc, paper.number(row, "AUC"), chance=0.5),
             *(
@@ -104,11 +112,11 @@ def _strongest(item: StudyArm) -> str:
     return "not measured" if found is None else f"{shown(found.strength)} by {found.attack}"
 
 
-def _plot(arms: list[StudyArm], paper: PaperTable) -> Plot:
+def _plot(study: Study, paper: PaperTable) -> Plot:
     tests, strengths = [], []
-    for item in arms:
+    for item in ordered(study):
         label, defense = method_label(item.arm.method), item.arm.defense
-        number = paper_cell(paper, item.arm.method, defense, "AUC")
+        number = paper.number(study.paper_row(item), "AUC")
         test, best = item.arm.gradient_test, item.arm.strongest
         value = None if number is None else number.value
         tests.append(Mark(label, defense, None if test is None else test.auc, value))
