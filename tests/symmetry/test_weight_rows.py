@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -57,11 +58,12 @@ def test_what_is_gathered_comes_back_in_its_own_shape_and_type() -> None:
     assert all(back[name].dtype == given[name].dtype and torch.equal(back[name], given[name]) for name in given)
 
 
-def test_one_number_a_place_is_spread_over_its_entries() -> None:
+@pytest.mark.parametrize("kind", [torch.float32, torch.bool])
+def test_vectors_are_scaled_by_one_number_a_place(kind: torch.dtype) -> None:
     rows = layout(values())
-    found = rows.spread(torch.tensor([[1.0, 2.0, 3.0], [0.0, 5.0, 0.0]]))
-    expected = [
-        torch.cat([torch.full((42,), a), torch.full((15,), b), torch.full((4,), c)])
-        for a, b, c in ((1.0, 2.0, 3.0), (0.0, 5.0, 0.0))
-    ]
-    assert torch.equal(found, torch.stack(expected))
+    numbers = torch.tensor([[1.0, 2.0, 3.0], [0.0, 5.0, 0.0]]).to(kind)
+    given = torch.randn(2, rows.length, generator=torch.Generator().manual_seed(0))
+    expected = given * torch.repeat_interleave(numbers, torch.tensor([42, 15, 4]), dim=1)
+    found = rows.scaled_(given, numbers)
+    assert found is given
+    assert torch.equal(found, expected)

@@ -57,7 +57,7 @@ class NullProjection:
             sides.each(pieces)
         smallest = _ROUNDING * torch.finfo(vectors.dtype).eps
         beyond = self._norms(found) > smallest * self._norms(vectors)
-        return found.mul_(self.layout.spread(beyond))
+        return self.layout.scaled_(found, beyond)
 
     def _norms(self, vectors: Tensor) -> Tensor:
         """The length of each vector (m, n) at each place, float64 (m, places)."""

@@ -52,7 +52,6 @@ class WeightRows:
         for name in alone:
             self._add(name, None, like[name], 1, like[name].numel())
         self._lengths = [place.end - place.begin for place in self.places]
-        self._counts = torch.tensor(self._lengths, dtype=torch.int64)
         self.names = [name for place in self.places for name in (place.weight, place.bias) if name is not None]
         self._types = {name: like[name].dtype for name in self.names}
         self.dtype = reduce(torch.promote_types, self._types.values(), torch.float32)
@@ -93,8 +92,10 @@ class WeightRows:
             found[place.bias] = rows[:, -1].to(self._types[place.bias])
         return found
 
-    def spread(self, numbers: Tensor) -> Tensor:
-        """One number for each place, (..., places), at every entry of the place, (..., n)."""
-        if self._counts.device != numbers.device:
-            self._counts = self._counts.to(numbers.device, non_blocking=True)
-        return torch.repeat_interleave(numbers, self._counts, dim=-1, output_size=self.length)
+    def scaled_(self, vectors: Tensor, numbers: Tensor) -> Tensor:
+        """The vectors (..., n), in place, times one number for each place, (..., places): one operation a place is less
+        than to lay the numbers out.
+        """
+        for part, number in zip(self.parts(vectors), torch.split(numbers, 1, dim=-1), strict=True):
+            part.mul_(number)
+        return vectors
