@@ -45,7 +45,7 @@ def main() -> None:
     plan = plan_cells(settings, data, defense_seed=0)
     speeds = single_speeds(plan, data, settings, options)
     found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if size == "paper" else "CPU",
+        "device": torch.cuda.get_device_name(torch.device(options.device)) if size == "paper" else "CPU",
         "torch": torch.__version__,
         "speeds": [asdict(speed) for speed in speeds],
     }
@@ -115,7 +115,9 @@ def trained(plan: CellPlan, chosen: ChosenEngine, store: Store, shadows: range) 
 def tested(plan: CellPlan, chosen: ChosenEngine, store: Store, shadows: range) -> list[float]:
     """Test accuracies of the originals, which is a job of the study too."""
     jobs = jobs_of(plan, "scores", shadows)
-    chosen.engine.run(jobs, work=CellWork(plan, 0), store=store, watch=ignore)
+    outcome = chosen.engine.run(jobs, work=CellWork(plan, 0), store=store, watch=ignore)
+    if not outcome.complete:
+        raise SystemExit(f"not all were tested: {outcome}")
     return [float(json.loads(store.read(job.key).read(ABOUT))["accuracy"]["test"]) for job in jobs]
 
 

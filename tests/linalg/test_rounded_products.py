@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from warp_unlearning import waiting
 from warp_unlearning.linalg.gram import mirrored
 from warp_unlearning.linalg.rounded_products import ERROR, rounded_gram, rounded_products
 
@@ -43,13 +44,25 @@ def test_rounding_takes_no_more_energy_than_it_says() -> None:
 
 
 def test_the_switch_is_put_back() -> None:
-    before = torch.backends.cuda.matmul.fp32_precision
+    switch = torch.backends.cuda.matmul
 
     def fail() -> None:
         with rounded_products():
-            assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+            assert switch.fp32_precision == "tf32"
             raise RuntimeError("within")
 
-    with pytest.raises(RuntimeError, match="within"):
-        fail()
-    assert torch.backends.cuda.matmul.fp32_precision == before
+    before = switch.fp32_precision
+    try:
+        switch.fp32_precision = "ieee"
+        with pytest.raises(RuntimeError, match="within"):
+            fail()
+        assert switch.fp32_precision == "ieee"
+    finally:
+        switch.fp32_precision = before
+
+
+def test_a_lane_keeps_its_turn_while_the_switch_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting._THIS, "leave", lambda: None, raising=False)
+    assert waiting.may_leave()
+    with rounded_products():
+        assert not waiting.may_leave()

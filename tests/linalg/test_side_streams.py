@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from threading import Barrier, Event, current_thread
+from time import sleep
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -101,11 +106,51 @@ def test_an_error_is_raised_once_all_pieces_are_done() -> None:
 
     def wait() -> None:
         assert failed.wait(20)
+        sleep(0.2)
         done.append(1)
 
     with pytest.raises(ValueError, match="piece 0"):
         launched_apart([fail, wait, wait], lambda number, piece: piece(), 3)
     assert done == [1, 1]
+
+
+@pytest.mark.parametrize("otherwise", ["", "takes turns", "autocast", "inference"])
+def test_threads_launch_unless_they_cannot_do_what_the_caller_would(
+    otherwise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = SideStreams(torch.device("cpu"))
+    streams = [SimpleNamespace(device="gpu", number=number) for number in range(2)]
+    entered: list[int] = []
+    order: list[str] = []
+
+    @contextmanager
+    def stream(chosen: SimpleNamespace) -> Iterator[None]:
+        entered.append(chosen.number)
+        yield
+
+    def apart(*given: Any) -> Any:
+        order.append("threads")
+        return launched_apart(*given)
+
+    monkeypatch.setattr(sides, "_streams", streams)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(side_streams, "load_gpu_library", lambda device: order.append(f"library of the {device}"))
+    monkeypatch.setattr(side_streams, "launched_apart", apart)
+    monkeypatch.setattr(side_streams, "takes_turns", lambda: otherwise == "takes turns")
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: otherwise == "autocast")
+    monkeypatch.setattr(torch, "is_inference_mode_enabled", lambda: otherwise == "inference")
+    assert sides.each([partial(pow, i, 2) for i in range(5)]) == [0, 1, 4, 9, 16]
+    assert sorted(entered) == [0, 0, 0, 1, 1]
+    assert order == ([] if otherwise else ["library of the gpu", "threads"])
+
+
+def test_each_share_has_the_same_thread_every_time() -> None:
+    seen: list[set[str]] = [set(), set(), set(), set()]
+    for _ in range(50):
+        names = launched_apart([current_thread] * 4, lambda number, piece: piece().name, 4)
+        for share, name in zip(seen, names, strict=True):
+            share.add(name)
+    assert [len(share) for share in seen] == [1] * 4
 
 
 @pytest.mark.gpu

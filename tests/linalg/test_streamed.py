@@ -169,3 +169,28 @@ def test_few_rounded_rows_are_kept_as_they_are() -> None:
     exact.add(rows)
     assert torch.equal(found.second_moment(), exact.second_moment())
     assert found.compressed() is None
+
+
+def test_rows_that_were_kept_before_many_come_are_not_lost() -> None:
+    rows = rows_of(1, 60, 6).float()
+    found = StreamedRows(1, 6, rounded=True)
+    found.add(rows[:, :4])
+    found.add(rows[:, 4:])
+    moment = rows.double().mT @ rows.double()
+    np.testing.assert_allclose(found.second_moment(), moment, rtol=1e-5, atol=1e-5 * float(moment.max()))
+
+
+def test_parts_and_wider_forms_round_as_the_whole_does() -> None:
+    found = StreamedRows(1, 2, rounded=True)
+    found.add(rows_of(1, 9, 2).float())
+    assert found.widened(torch.tensor([0, 3]), 5).rounded
+    assert found.one(0).rounded
+
+
+def test_a_whole_span_is_never_rounded() -> None:
+    rows = rows_of(1, 40, 6).float()
+    found = StreamedRows(1, 6, whole=True, rounded=True)
+    found.add(rows)
+    exact = StreamedRows(1, 6, whole=True)
+    exact.add(rows)
+    assert torch.equal(found.second_moment(), exact.second_moment())

@@ -455,3 +455,35 @@ def test_where_products_give_no_answer_trackers_start_with_a_decomposition(monke
 
 def span_difference(a: Tensor, b: Tensor) -> float:
     return float((a @ a.mT - b @ b.mT).abs().max())
+
+
+def test_products_are_asked_about_the_rank_of_the_subspace_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+
+    def pays(moment: Tensor, rank: int | None) -> bool:
+        asked.append(rank)
+        return False
+
+    monkeypatch.setattr(tracked_module, "products_pay", pays)
+    # One of most of its dimensions, which is kept by its normals, and one of few.
+    for moment in (torch.diag(torch.linspace(1.0, 1.2, 20)), torch.diag(0.5 ** torch.arange(20))):
+        tracker = TrackedSubspace(0.9)
+        (found,) = start_all([tracker], [moment])
+        start_all([tracker], [moment])
+        assert asked[-2:] == [None, found.rank]
+    assert asked[1] is not None
+    assert asked[1] > 12
+
+
+def test_subspaces_by_products_have_the_type_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracked_module, "products_pay", lambda moment, rank: True)
+    (found,) = start_all([TrackedSubspace(0.9)], [second_moment(rows(400, 80, 0)).float()])
+    assert isinstance(found, Subspace)
+    assert found.basis.dtype == torch.float32
+
+
+def test_products_find_neither_whole_spans_nor_shares_of_singular_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracked_module, "products_pay", lambda moment, rank: True)
+    assert TrackedSubspace(0.9).by_products(torch.eye(4))
+    assert not TrackedSubspace(1.0).by_products(torch.eye(4))
+    assert not TrackedSubspace(0.9, rule="singular_values").by_products(torch.eye(4))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import log
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from warp_unlearning.linalg.subspace import Subspace
+from warp_unlearning.symmetry import certificate as module
 from warp_unlearning.symmetry.certificate import (
     SCHEMA_VERSION,
     Certificate,
@@ -212,3 +215,22 @@ def test_a_certificate_is_plain_data() -> None:
 def test_a_network_without_length_has_no_relative_move() -> None:
     assert certificate(norm=0.0, moved=0.0).relative_move == 0.0
     assert certificate(norm=4.0, moved=1.0).relative_move == 0.25
+
+
+def test_logits_are_found_with_maps_of_one_pixel_as_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    within: list[str] = []
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        within.append("begin")
+        yield
+        within.append("end")
+
+    class Told(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            within.append("model")
+            return x
+
+    monkeypatch.setattr(module, "one_pixel_norms", noted)
+    assert torch.equal(logits_of(Told(), torch.ones(3, 2)), torch.ones(3, 2))
+    assert within == ["begin", "model", "end"]

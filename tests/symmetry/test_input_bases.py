@@ -14,8 +14,10 @@ from torch.nn import functional as F
 
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.linalg.co_subspace import CoSubspace
+from warp_unlearning.linalg.principal_subspaces import principal_subspaces
 from warp_unlearning.linalg.subspace import Rule, Subspace, principal_subspace
 from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.symmetry import input_bases
 from warp_unlearning.symmetry.input_bases import InputBasis, exact_bases, may_round, observed_rows
 from warp_unlearning.symmetry.layer_inputs import layer_rows
 
@@ -377,3 +379,32 @@ def test_bases_of_rounded_inputs_hold_as_much_of_the_inputs_themselves() -> None
         held = float((block.basis.double() * (whole @ block.basis.double())).sum() / whole.diagonal().sum())
         assert block.rank == exact.rank
         assert held == pytest.approx(exact.captured, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "rounds"),
+    [
+        ("cuda", torch.float32, True),
+        ("cuda", torch.bfloat16, True),
+        ("cuda", torch.float64, False),
+        ("cpu", torch.float32, False),
+    ],
+)
+def test_only_a_gpu_rounds_and_no_double_precision(device: str, dtype: torch.dtype, rounds: bool) -> None:
+    assert input_bases._rounds(torch.device(device), dtype) is rounds
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [([3, 7], [3, 7]), ([3], [None, None]), (None, [None, None])])
+def test_each_group_is_expected_to_need_what_it_needed(
+    ranks: list[int] | None, expected: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int | None]] = []
+
+    def noted(*args: Any, expected: list[int | None], **named: Any) -> list[Subspace]:
+        seen.append(list(expected))
+        return principal_subspaces(*args, expected=expected, **named)
+
+    monkeypatch.setattr(input_bases, "principal_subspaces", noted)
+    model = built(lambda: nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, groups=2)))
+    exact_bases(model, [normal(20, 4, 6, 6)], energy=0.9, ranks=None if ranks is None else {"0.weight": ranks})
+    assert seen == [expected]

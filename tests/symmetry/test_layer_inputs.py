@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
+from warp_unlearning.symmetry import layer_inputs
 from warp_unlearning.symmetry.layer_inputs import (
     Taps,
     Window,
@@ -18,6 +20,7 @@ from warp_unlearning.symmetry.layer_inputs import (
     layer_rows,
     observe_inputs,
     reached_inputs,
+    run_watched,
 )
 
 
@@ -330,3 +333,25 @@ def test_patches_of_many_images_are_few_kernels_on_a_gpu() -> None:
         layer_rows(layer, x)
         torch.cuda.synchronize()
     assert sum(event.count for event in seen.key_averages() if event.device_type.name == "CUDA") <= 6
+
+
+class Seen(TorchFunctionMode):
+    """Which functions of torch were called."""
+
+    names: list[str]
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.names.append(getattr(func, "__name__", ""))
+        return func(*args, **(kwargs or {}))
+
+
+def test_layers_are_looked_at_while_they_run_and_what_is_recorded_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen()
+    seen.names = []
+    monkeypatch.setattr(layer_inputs, "one_pixel_norms", lambda: seen)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
+    recorded: list[Tensor] = []
+    run_watched(model, [torch.ones(2, 3)], [model[0]], lambda layer, x: recorded.append(x.sin()))
+    assert len(recorded) == 1
+    assert "batch_norm" in seen.names
+    assert "sin" not in seen.names

@@ -23,7 +23,7 @@ def recipes(tmp_path: Path) -> Path:
             "methods": ["ngp"],
             "method_options": {"ngp": {"lr": lr, "batch_size": 16, "epochs": 1}},
             "defenses": [defense] if defense else [],
-            "defense_options": {defense: {"step_size": 0.03}} if defense else {},
+            "defense_options": {defense: {"step_size": 0.03, "protect": "both", "aim": "descent"}} if defense else {},
             "trial": 3,
             "objectives": {},
         }

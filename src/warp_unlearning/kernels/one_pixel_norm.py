@@ -2,7 +2,7 @@
 
 For such maps in float32 cuDNN takes 0.6 ms a layer on an H200 (2,048 of 512 channels), in proportion to their number;
 torch gives vectors to a kernel of its own, which takes less than the launch. In half precision cuDNN is as fast. The
-last stage of a ResNet-18 has five such layers for images of 32x32.
+last stage of a ResNet-18 with the ImageNet stem has five such layers for images of 32x32.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..waiting import idly, takes_turns
+from .gpu_library import load_gpu_library
 
 _THREADS = 4
 _CORES_TO_SPARE = 8
@@ -35,7 +36,7 @@ def eigh_of_each(stacks: Sequence[Tensor]) -> list[Decomposed]:
     alone = sum(map(len, stacks)) < 2 and not takes_turns()
     if not stacks or not all(stack.is_cuda for stack in stacks) or alone:
         return [eigh(stack) for stack in stacks]
-    _load_library(stacks[0].device)
+    load_gpu_library(stacks[0].device)
     parts = [(stack,) if stack.shape[1] <= _SMALL else torch.split(stack, 1) for stack in stacks]
     found: dict[int, list[Future[Decomposed]]] = {}
     # The largest first, so that none is left over for the end.
@@ -124,12 +125,6 @@ def _own_stream(device: torch.device) -> torch.cuda.Stream:
         streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     found: torch.cuda.Stream = streams[device]
     return found
-
-
-@lru_cache(maxsize=16)
-def _load_library(device: torch.device) -> None:
-    """Torch loads what decomposes on a GPU at the first call, and several threads that make it at once would fail."""
-    torch.linalg.eigh(torch.eye(2, device=device))
 
 
 @lru_cache(maxsize=1)

@@ -43,9 +43,9 @@ def leading_subspaces(moments: Sequence[Tensor], fraction: float) -> list[Subspa
     """The leading eigenvectors of each second moment (d, d), float64, that hold `fraction` of it, as many as
     `rank_for` gives; None where this way did not find them.
 
-    Residuals ‖C u − θ u‖ are at most a millionth of the smallest eigenvalue kept. The host reads twice, for all of them
-    together. An eigenvector at right angles to the random columns to start from, the same each time, would be missed:
-    data that do not know them have none.
+    All lie on one device. Residuals ‖C u − θ u‖ are at most a millionth of the smallest eigenvalue kept. The host reads
+    twice, for all of them together. An eigenvector at right angles to the random columns to start from, the same each
+    time, would be missed: data that do not know them have none.
     """
     if not moments:
         return []

@@ -62,8 +62,12 @@ def _by_products(
         for i, (moment, rank) in enumerate(zip(moments, expected, strict=True))
         if moment.dtype == torch.float64 and products_pay(moment, rank)
     ]
-    found = leading_subspaces([moments[i] for i in suited], fraction)
-    return {i: subspace for i, subspace in zip(suited, found, strict=True) if subspace is not None}
+    found: dict[int, Subspace] = {}
+    for device in dict.fromkeys(moments[i].device for i in suited):
+        own = [i for i in suited if moments[i].device == device]
+        leading = leading_subspaces([moments[i] for i in own], fraction)
+        found |= {i: subspace for i, subspace in zip(own, leading, strict=True) if subspace is not None}
+    return found
 
 
 def ranks_for(eigenvalues: Tensor, fraction: float, *, rule: Rule = "energy") -> Tensor:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from typing import TypeVar
 
 import torch
 
 from ..waiting import takes_turns
+from .gpu_library import load_gpu_library
 
 Made = TypeVar("Made")
 _STREAMS = 4
@@ -55,11 +56,13 @@ class SideStreams:
             torch.cuda.current_stream(stream.device).wait_stream(stream)
 
     def each(self, pieces: Sequence[Callable[[], Made]]) -> list[Made]:
-        """What the pieces give, launched by several threads where that is good. They must not depend on each other, nor
-        on settings of a thread but whether gradients are recorded.
+        """What the pieces give, launched by several threads where that is good. They must not depend on each other, and
+        lie on the device of the streams.
         """
-        if not self._streams or takes_turns() or torch.is_autocast_enabled("cuda"):
+        settings = torch.is_autocast_enabled("cuda") or torch.is_inference_mode_enabled()
+        if not self._streams or takes_turns() or settings:
             return [self._one(number, piece) for number, piece in enumerate(pieces)]
+        load_gpu_library(self._streams[0].device)
         return launched_apart(pieces, self._one, len(self._streams))
 
     def _one(self, number: int, piece: Callable[[], Made]) -> Made:
@@ -77,7 +80,7 @@ def launched_apart(
         with torch.set_grad_enabled(recorded):
             return [one(number, pieces[number]) for number in range(first, len(pieces), threads)]
 
-    shares = [_threads(threads).submit(some, first) for first in range(threads)]
+    shares = [_thread(first).submit(some, first) for first in range(threads)]
     # All of them end before an error is raised: what they were given must not be used meanwhile.
     errors = [share.exception() for share in shares]
     for error in errors:
@@ -87,10 +90,12 @@ def launched_apart(
     return [found[number % threads][number // threads] for number in range(len(pieces))]
 
 
-@lru_cache(maxsize=1)
-def _threads(count: int) -> ThreadPoolExecutor:
-    """Kept, since what libraries set up for a thread costs more than a piece of work."""
-    return ThreadPoolExecutor(count, thread_name_prefix="side stream")
+@cache
+def _thread(number: int) -> ThreadPoolExecutor:
+    """One thread for each stream, since libraries keep memory for every pair of them; and kept, since what they set up
+    for a thread costs more than a piece of work.
+    """
+    return ThreadPoolExecutor(1, thread_name_prefix=f"side stream {number}")
 
 
 def _beside(current: torch.cuda.Stream) -> list[torch.cuda.Stream]:

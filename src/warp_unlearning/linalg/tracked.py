@@ -291,12 +291,12 @@ def start_all(trackers: Sequence[TrackedSubspace], second_moments: Sequence[Tens
 
 def _leading_of(trackers: Sequence[TrackedSubspace], matrices: Sequence[Tensor]) -> dict[int, Subspace]:
     """The subspaces that products alone give, by place."""
-    by_fraction: dict[float, list[int]] = {}
+    alike: dict[tuple[float, torch.device], list[int]] = {}
     for i, (tracker, matrix) in enumerate(zip(trackers, matrices, strict=True)):
         if tracker.by_products(matrix):
-            by_fraction.setdefault(tracker.fraction, []).append(i)
+            alike.setdefault((tracker.fraction, matrix.device), []).append(i)
     found: dict[int, Subspace] = {}
-    for fraction, places in by_fraction.items():
+    for (fraction, _), places in alike.items():
         leading = leading_subspaces([matrices[i].double() for i in places], fraction)
         found |= {i: each.to(matrices[i].dtype) for i, each in zip(places, leading, strict=True) if each is not None}
     return found

@@ -132,6 +132,11 @@ def may_round(energy: float, rule: Rule) -> bool:
     return rule == "energy" and 1 - energy >= _ROUNDING * ERROR
 
 
+def _rounds(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products of numbers of that type are faster there if they are rounded."""
+    return device.type == "cuda" and dtype != torch.float64
+
+
 def _bases_of(
     seen: list[ObservedRows], energies: list[Tensor], energy: float, rule: Rule, ranks: Sequence[Sequence[int] | None]
 ) -> dict[str, InputBasis]:
@@ -139,7 +144,7 @@ def _bases_of(
     are how many directions each group may need.
     """
     parts = [
-        _Part(each, group, summed[group] > 0, rank[group] if rank else None)
+        _Part(each, group, summed[group] > 0, rank[group] if rank and len(rank) == len(summed) else None)
         for each, summed, rank in zip(seen, energies, ranks, strict=True)
         for group in range(len(summed))
     ]
@@ -287,7 +292,7 @@ def observed_rows(
             kind = dtype or torch.promote_types(weight.tensor.dtype, torch.float32)
             own = _columns(weight, taps)
             d = weight.d + (weight.bias is not None) if own is None else len(own)
-            coarse = rounded and weight.tensor.is_cuda and weight.tensor.dtype != torch.float64
+            coarse = rounded and _rounds(weight.tensor.device, weight.tensor.dtype)
             known = ObservedRows(weight, StreamedRows(weight.groups, d, whole=whole, rounded=coarse, dtype=kind), taps)
         elif known.taps is not None and (taps is None or not known.taps.holds(taps)):
             known = known.whole()

@@ -45,10 +45,14 @@ def _from_recipes(file: Path | None) -> tuple[Settings, Settings]:
     methods: dict[str, Mapping[str, Any]] = {}
     defenses: dict[str, Mapping[str, Any]] = {}
     for arm in () if file is None else read_recipes(file).arms:
-        names = [arm.method] if arm.defense is None else [f"{arm.method} + {arm.defense}"]
-        names += [f"{arm.method} + {variant}" for variant in VARIANTS] if arm.defense == "warp" else []
-        for name in names:
-            methods[name] = arm.method_options.get(arm.method, {})
-            if arm.defense is not None:
-                defenses[name] = arm.defense_options.get(arm.defense, {})
+        own = arm.method_options.get(arm.method, {})
+        if arm.defense is None:
+            methods[arm.method] = own
+            continue
+        found = arm.defense_options.get(arm.defense, {})
+        # What makes a variant one is not for a search to undo.
+        variants = VARIANTS if arm.defense == "warp" else {}
+        for defense, fixed in {arm.defense: {}, **variants}.items():
+            methods[f"{arm.method} + {defense}"] = own
+            defenses[f"{arm.method} + {defense}"] = {**found, **fixed}
     return methods, defenses

@@ -99,7 +99,7 @@ def test_table_1_states_both_formulas_and_a_direction_only_with_an_interval(stud
     assert "| not shown: the interval contains 0 |" in render(study("table1", [base, warp])).markdown
 
 
-@pytest.mark.parametrize("name", ["table1", "whitebox"])
+@pytest.mark.parametrize("name", ["table1", "whitebox", "radar"])
 def test_the_numbers_of_the_paper_are_beside_its_own_form_where_that_was_measured(
     study: Make, arm: Make, name: str
 ) -> None:
@@ -115,6 +115,25 @@ def test_the_numbers_of_the_paper_are_beside_its_own_form_where_that_was_measure
     assert all("paper" in line for line in rows(both, "| NGP + WARP as published |")[:1])
     tallies = [line for lines in (alone, both) for line in lines if "numbers of the paper" in line]
     assert tallies[0].split(":")[0] == tallies[1].split(":")[0]
+
+
+@pytest.mark.parametrize("name", ["table1", "whitebox"])
+def test_what_the_paper_prints_of_warp_is_in_the_row_of_its_own_form(study: Make, arm: Make, name: str) -> None:
+    base, warp, published = arm("ngp"), arm("ngp", "warp"), arm("ngp", "warp", defense="published")
+
+    def changes(arms: list[Any]) -> dict[str, list[str]]:
+        markdown = render(study(name, arms)).markdown
+        part = markdown[markdown.index("### What defences change") :]
+        rows = [line.strip("|").split("|") for line in part.splitlines() if line.startswith("| NGP + WARP")]
+        return {row[0].strip(): [cell.strip() for cell in row[4:6]] for row in rows[:2]}
+
+    printed = changes([base, warp])["NGP + WARP"]
+    assert all(printed)
+    both = changes([base, warp, published])
+    assert both == {"NGP + WARP": ["", ""], "NGP + WARP as published": printed}
+    lacking = render(study(name, [base, published])).markdown
+    missing = next((line for line in lacking.splitlines() if line.startswith("Rows of the paper that were not")), "")
+    assert "NGP + WARP" not in missing
 
 
 def test_table_1_compares_with_the_random_kick(study: Make, arm: Make) -> None:
