@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from warp_unlearning.kernels.one_pixel_norm import AsVectors, of_one_pixel, one_pixel_norms
 
@@ -15,19 +16,6 @@ class Everywhere(AsVectors):
 
     def suits(self, x: Tensor) -> bool:
         return of_one_pixel(x)
-
-
-class Shapes(TorchDispatchMode):
-    """How many dimensions batch norm was given, each time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dimensions: list[int] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if "batch_norm" in str(func):
-            self.dimensions.append(args[0].dim())
-        return func(*args, **(kwargs or {}))
 
 
 def norm(*, affine: bool = True) -> nn.Module:
@@ -61,12 +49,12 @@ def test_it_is_the_closed_form(affine: bool, size: int) -> None:
     torch.testing.assert_close(*slopes)
 
 
-def test_only_maps_of_one_pixel_in_eval_mode_become_vectors() -> None:
-    with Shapes() as seen, Everywhere():
+def test_only_maps_of_one_pixel_in_eval_mode_become_vectors(norms: Any) -> None:
+    with norms, Everywhere():
         for layer, size in ((norm(), 1), (norm(), 2), (norm().train(), 1)):
             layer(images(size))
         norm().double()(images(1).double())
-    assert seen.dimensions == [2, 4, 4, 4]
+    assert norms.dimensions == [2, 4, 4, 4]
 
 
 def test_without_a_gpu_nothing_changes() -> None:
