@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,19 +34,13 @@ SCRIPT = Path(sys.executable).parent / "warp"
 
 
 def test_help_answers_in_half_a_second() -> None:
-    # Of a processor: beside others that are busy, what passes meanwhile says more of them.
     times = []
     for _ in range(5):
-        began = children_seconds()
+        began = time.perf_counter()
         answer = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=True)
-        times.append(children_seconds() - began)
+        times.append(time.perf_counter() - began)
         assert all(command in answer.stdout for command in COMMANDS)
-    assert 0.01 < min(times) < 0.5
-
-
-def children_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    assert min(times) < 0.5
 
 
 @pytest.mark.parametrize("command", [(), *((c,) for c in COMMANDS)], ids=lambda c: c[0] if c else "warp")

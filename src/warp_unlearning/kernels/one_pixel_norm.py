@@ -1,8 +1,8 @@
 """Batch norm in eval mode of maps of one pixel, by the kernel for vectors.
 
-For such maps in float32 cuDNN takes 0.6 ms a layer on an H200 (2,048 of 512 channels), in proportion to their number;
-torch gives vectors to a kernel of its own, which takes less than the launch. In half precision cuDNN is as fast. The
-last stage of a ResNet-18 with the ImageNet stem has five such layers for images of 32x32.
+For 2,048 such maps of 512 channels in float32 cuDNN takes 0.64 ms on an H200, in proportion to their number; torch
+gives vectors to a kernel of its own, which takes 0.07 ms, its launch included. In bf16 cuDNN takes 0.03 ms and keeps
+them. The last stage of a ResNet-18 with the ImageNet stem has five such layers for images of 32x32.
 """
 
 from __future__ import annotations

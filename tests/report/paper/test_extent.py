@@ -56,6 +56,14 @@ def test_forget_sets_are_those_of_each_arm(begun: dict[str, Any]) -> None:
     assert "4 forget sets (2 of NGP + WARP, 10 of NGP), each" in audited_text(read_study(begun))
 
 
+@pytest.mark.parametrize("name", ["table1", "whitebox", "radar", "risk-vs-norm"])
+def test_shadows_whose_models_start_from_different_weights_are_named(begun: dict[str, Any], name: str) -> None:
+    again = render({**begun, "study": name, "originals_trained_again": [4, 6]}).markdown
+    assert "The originals of shadows 4 and 6 were trained again" in again
+    for none in ({"originals_trained_again": []}, {}):
+        assert "trained again" not in render({**begun, "study": name, **none}).markdown
+
+
 def test_a_complete_study_says_nothing_of_the_kind(study: Make, arm: Make) -> None:
     results = study("table1", [arm("ngp", sets=4, shadows=16)], shadows_complete=16)
     results["audited"] = {**results["audited"], "shadows": 16, "data": "cifar10", "model": "resnet18"}

@@ -32,8 +32,8 @@ def audited_text(study: Study, *, of_pairs: bool = False) -> str:
 
 
 def problems(study: Study, *, of_pairs: bool = False) -> str:
-    """Arms that are not complete, teleports that moved nothing, and points that the audit by shadow models leaves out,
-    arms alike on one line.
+    """Arms that are not complete, teleports that moved nothing, points that the audit by shadow models leaves out, arms
+    alike on one line; and shadows whose models do not all start from the same weights.
     """
     lacking = _alike(study, lambda item: item.arm.problem or _missing(study, item))
     unmoved = _alike(study, _unmoved)
@@ -42,7 +42,18 @@ def problems(study: Study, *, of_pairs: bool = False) -> str:
         f"Incomplete:\n\n{bullets(lacking)}" if lacking else "",
         f"Teleports that moved nothing:\n\n{bullets(unmoved)}" if unmoved else "",
         f"Left out of the audit by shadow models:\n\n{bullets(dropped)}" if dropped else "",
+        _trained_again(study),
     ).strip()
+
+
+def _trained_again(study: Study) -> str:
+    if not study.trained_again:
+        return ""
+    shadows = listed([f"{shadow}" for shadow in study.trained_again])
+    return (
+        f"The originals of shadows {shadows} were trained again, which on a GPU does not give the same weights to the "
+        "bit: there, a defended model and the one it is compared with may start from different weights."
+    )
 
 
 def rows_text(about: About, there: int) -> str:

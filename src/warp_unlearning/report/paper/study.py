@@ -135,12 +135,15 @@ class StudyArm:
 
 @dataclass(frozen=True)
 class Study:
-    """A study of arms; `shadows_complete` is how many shadows have every result, None where the file does not say."""
+    """A study of arms; `shadows_complete` is how many shadows have every result, None where the file does not say.
+    `trained_again` are the shadows whose models do not all start from the same weights.
+    """
 
     about: About
     shadow: ShadowResults
     arms: tuple[StudyArm, ...]
     shadows_complete: int | None
+    trained_again: tuple[int, ...] = ()
 
     @property
     def planned(self) -> int:
@@ -259,7 +262,9 @@ def read_study(results: Mapping[str, Any]) -> Study:
     shadow = read_shadow(Field({**_LEFT_OUT, **given, "audited": audited}, whole.file))
     extra = zip(shadow.arms, whole["arms"], strict=True)
     done = whole["shadows_complete"].count() if _given(whole, "shadows_complete") else None
-    return Study(about, shadow, tuple(_study_arm(arm, field) for arm, field in extra), done)
+    again = whole["originals_trained_again"] if _given(whole, "originals_trained_again") else ()
+    arms = tuple(_study_arm(arm, field) for arm, field in extra)
+    return Study(about, shadow, arms, done, tuple(shadow.count() for shadow in again))
 
 
 def _study_arm(arm: Arm, field: Field) -> StudyArm:
