@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from warp_unlearning import shadow_audit
+from warp_unlearning.attacks.membership.audit import Audit
+from warp_unlearning.studies.arm_audits import SLICES, memorised_slices, reduction, slice_reductions
 from warp_unlearning.studies.shadow_plan import Task
+from warp_unlearning.studies.shadow_scores import ArmScores, OriginalScores
 from warp_unlearning.studies.stored import arrays_of
 
 
@@ -35,3 +40,66 @@ def test_a_change_of_basis_changes_no_answer_and_reduces_nothing(carried: Any) -
     assert abs(moved["reduction"]["difference"]["value"]) < 0.01
     assert base["strongest"]["pairs"] == 1
     assert len(carried.results["arms"]) == 4
+
+
+SHADOWS, POINTS = 10, 800
+
+
+def _simulated(seed: int, shadows: list[int], *, hidden: bool) -> tuple[ArmScores, OriginalScores]:
+    """Two models of each shadow, which forgot a quarter of the points it trained on each; every twentieth point is
+    memorised: its confidence is much higher where it was trained on, and stays so unless `hidden`.
+    """
+    draw = np.random.default_rng(seed)
+    trained = np.random.default_rng(0).random((SHADOWS, POINTS)) < 0.5
+    memorised = np.arange(POINTS) % 20 == 0
+    gain = np.where(memorised, 6.0, 0.8)
+    part = np.random.default_rng(1).integers(4, size=(SHADOWS, POINTS))
+    rows = [(s, p) for s in shadows for p in range(2)]
+    forgotten = np.stack([trained[s] & (part[s] == p) for s, p in rows])
+    never = np.stack([~trained[s] for s, _ in rows])
+    left = np.where(memorised & hidden, 0.3, 0.6)
+    confidence = draw.normal(size=forgotten.shape) + gain * (~never) * np.where(forgotten, left, 1.0)
+    nothing = np.empty(0)
+    groups = np.array([s for s, _ in rows])
+    scores = ArmScores(confidence, groups, forgotten, never, ~never & ~forgotten, {}, nothing, nothing, (), (), 0)
+    originals = OriginalScores(
+        np.random.default_rng(2).normal(size=trained.shape) + gain * trained, np.arange(SHADOWS), trained
+    )
+    return scores, originals
+
+
+def test_what_a_defence_changes_of_a_slice_is_the_difference_of_the_slices() -> None:
+    base, originals = _simulated(10, list(range(SHADOWS)), hidden=False)
+    defended, _ = _simulated(11, list(range(SHADOWS)), hidden=True)
+    before, after = (memorised_slices(s, _whole(s), originals) for s in (base, defended))
+    found = slice_reductions(defended, base, originals)
+    assert list(found) == ["most memorised 1 %", "most memorised 5 %"]
+    for name, change in found.items():
+        difference = before[name]["auc"]["value"] - after[name]["auc"]["value"]
+        assert change["difference"]["value"] == pytest.approx(difference)
+        assert change["auc"]["value"] == pytest.approx(difference / (before[name]["auc"]["value"] - 0.5))
+        assert change["difference"]["low"] > 0.05
+    whole = reduction(defended, base)
+    assert whole is not None
+    assert whole["difference"]["value"] < 0.05
+
+
+def test_slices_are_compared_over_the_shadows_that_all_have() -> None:
+    base, originals = _simulated(10, list(range(SHADOWS)), hidden=False)
+    few, _ = _simulated(11, list(range(7)), hidden=True)
+    scored = OriginalScores(originals.confidence[1:], originals.shadows[1:], originals.trained[1:])
+    found = slice_reductions(few, base, scored)["most memorised 5 %"]
+    assert found["shadows"] == 6
+    same = [replace_rows(each, np.isin(each.groups, range(1, 7))) for each in (few, base)]
+    assert found == slice_reductions(same[0], same[1], scored)["most memorised 5 %"]
+    assert slice_reductions(replace_rows(few, few.groups == 1), base, scored) == dict.fromkeys(SLICES)
+
+
+def _whole(scores: ArmScores) -> Audit:
+    return shadow_audit(scores.confidence, forgotten=scores.forgotten, never=scores.never, groups=scores.groups)
+
+
+def replace_rows(scores: ArmScores, rows: Any) -> ArmScores:
+    """The models of some rows."""
+    fields = ("confidence", "groups", "forgotten", "never", "kept")
+    return replace(scores, **{name: getattr(scores, name)[rows] for name in fields})

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..attacks.membership.audit import Audit
 from ..attacks.membership.memorisation import memorisation, most_memorised
 from ..attacks.membership.shadow_audit import audit_against_originals, retain_leakage, shadow_audit
+from ..attacks.membership.shadow_design import Mask
 from ..errors import WarpError
 from .shadow_scores import ArmScores, OriginalScores
 
@@ -36,18 +37,23 @@ def paired_audits(first: ArmScores, second: ArmScores) -> tuple[Audit, Audit] | 
 
 def memorised_slices(scores: ArmScores, audit: Audit, originals: OriginalScores) -> dict[str, Any]:
     """Audits of the points that other shadows memorise most, over the shadows whose originals were scored."""
-    found: dict[str, Any] = dict.fromkeys(SLICES)
     shadows = np.intersect1d(audit.shadows, originals.shadows)
-    ranked_audit = audit if np.array_equal(audit.shadows, shadows) else tried_audit(scores, shadows)[0]
-    if ranked_audit is None:
-        return found
+    ranked = audit if np.array_equal(audit.shadows, shadows) else tried_audit(scores, shadows)[0]
+    if ranked is None:
+        return dict.fromkeys(SLICES)
+    parts = {name: _part(ranked, mask) for name, mask in _memorised(originals, shadows).items()}
+    return {name: None if part is None else part.summary() for name, part in parts.items()}
+
+
+def _memorised(originals: OriginalScores, shadows: Shadows) -> dict[str, Mask]:
+    """Which points are in each slice, seen from each of the shadows: those that the others memorise most."""
     rows = np.searchsorted(originals.shadows, shadows)
     ranked = memorisation(originals.confidence, trained=originals.trained)[rows]
-    for name, share in SLICES.items():
-        mask = most_memorised(ranked, share)
-        part, _ = _tried(partial(ranked_audit.restricted, mask))
-        found[name] = None if part is None else part.summary()
-    return found
+    return {name: most_memorised(ranked, share) for name, share in SLICES.items()}
+
+
+def _part(audit: Audit, mask: Mask) -> Audit | None:
+    return _tried(partial(audit.restricted, mask))[0]
 
 
 def against_originals(scores: ArmScores, originals: OriginalScores) -> dict[str, Any] | None:
@@ -92,9 +98,21 @@ def retained_change(scores: ArmScores, originals: OriginalScores) -> dict[str, A
 def reduction(scores: ArmScores, base: ArmScores) -> dict[str, Any] | None:
     """What a defence changes, over the shadows that the arm and its base both have."""
     audits = paired_audits(base, scores)
-    if audits is None:
-        return None
-    before, after = audits
+    return None if audits is None else _change(*audits)
+
+
+def slice_reductions(scores: ArmScores, base: ArmScores, originals: OriginalScores) -> dict[str, Any]:
+    """The same of the points that other shadows memorise most, over the shadows whose originals were scored as well."""
+    shadows = np.intersect1d(np.intersect1d(base.groups, scores.groups), originals.shadows)
+    before, after = (tried_audit(each, shadows)[0] for each in (base, scores))
+    if before is None or after is None:
+        return dict.fromkeys(SLICES)
+    masks = _memorised(originals, before.shadows)
+    parts = {name: (_part(before, mask), _part(after, mask)) for name, mask in masks.items()}
+    return {name: None if a is None or b is None else _change(a, b) for name, (a, b) in parts.items()}
+
+
+def _change(before: Audit, after: Audit) -> dict[str, Any]:
     area = before.compare(after)
     resolved = before.resolvable(0.01) and after.resolvable(0.01)
     rate = before.compare(after, fpr=0.01) if resolved else None

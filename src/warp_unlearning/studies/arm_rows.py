@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from ..attacks.membership.audit import Audit
 from ..stats.intervals import mean
-from .arm_audits import against_originals, memorised_slices, reduction, retained_change, tried_audit
+from .arm_audits import (
+    against_originals,
+    memorised_slices,
+    reduction,
+    retained_change,
+    slice_reductions,
+    tried_audit,
+)
 from .arm_pairs import gradient_test, strongest_attack
 from .audit_shapes import curve_of, histogram_of, risk_of
 from .shadow_scores import ArmScores, OriginalScores
@@ -80,13 +87,24 @@ def _arm(
         "against_originals": against_originals(scores, originals),
         "retain_leakage": retained_change(scores, originals),
         "reduction": None if base is None else reduction(scores, base),
+        "slice_reductions": None if base is None else slice_reductions(scores, base, originals),
         "roc": curve_of(audit),
         "histogram": histogram_of(audit),
         "risk": risk_of(audit, scores),
     }
 
 
-_SCORES = ("all", "slices", "against_originals", "retain_leakage", "reduction", "roc", "histogram", "risk")
+_SCORES = (
+    "all",
+    "slices",
+    "against_originals",
+    "retain_leakage",
+    "reduction",
+    "slice_reductions",
+    "roc",
+    "histogram",
+    "risk",
+)
 
 
 def _mean(values: NDArray[np.float64]) -> dict[str, float] | None:

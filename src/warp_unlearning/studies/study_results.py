@@ -131,8 +131,8 @@ def _made_on(plan: CellPlan, store: Store) -> list[str]:
 
 
 def _trained_again(plan: CellPlan, store: Store) -> list[int]:
-    """The shadows whose models do not all descend from the same weights: their original was trained again, on another
-    machine say, where training is not the same to the bit.
+    """The shadows whose models do not all descend from the same weights: their original was trained again, by another
+    version say, which was not the same to the bit.
     """
     found: dict[int, set[str]] = {}
     for arm in plan.settings.arms:

@@ -99,6 +99,21 @@ def test_table_1_states_both_formulas_and_a_direction_only_with_an_interval(stud
     assert "| not shown: the interval contains 0 |" in render(study("table1", [base, warp])).markdown
 
 
+def test_table_1_has_what_defences_change_of_the_most_memorised(study: Make, arm: Make) -> None:
+    base, warp = arm("scrub"), arm("ngp", "warp", method="scrub")
+    name = "most memorised 1 %"
+    change = {"difference": estimate(0.09), "auc": estimate(0.42), "privacy": None, "note": ""}
+    warp["slice_reductions"] = {name: change, "most memorised 5 %": None}
+    found = render(study("table1", [base, warp])).markdown
+    assert "### What defences change, most memorised 5 %" not in found
+    _, part = found.split(f"### What defences change, {name}")
+    # The paper has 0.710 and 0.610.
+    assert "| SCRUB + WARP | 0.090 [0.080, 0.100] | lowers | 42.0 [41.0, 43.0], **differs** | 47.6 |" in part
+    warp["teleports"] = {"unmoved": 1.0}
+    idle = render(study("table1", [base, warp])).markdown.split(f"### What defences change, {name}")[1]
+    assert "0.090" not in idle
+
+
 @pytest.mark.parametrize("name", ["table1", "whitebox", "radar"])
 def test_the_numbers_of_the_paper_are_beside_its_own_form_where_that_was_measured(
     study: Make, arm: Make, name: str

@@ -51,8 +51,8 @@ def _trained_again(study: Study) -> str:
         return ""
     shadows = listed([f"{shadow}" for shadow in study.trained_again])
     return (
-        f"The originals of shadows {shadows} were trained again, which on a GPU does not give the same weights to the "
-        "bit: there, a defended model and the one it is compared with may start from different weights."
+        f"The originals of shadows {shadows} were trained again, which did not give the same weights to the bit: "
+        "there, a defended model and the one it is compared with may start from different weights."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import DataError
@@ -73,11 +73,23 @@ class Against:
 
 
 @dataclass(frozen=True)
+class Changes:
+    """What a defence changes, paired: how much lower the AUC is, which share of the advantage is gone, or why none is
+    stated, and by what share 1 − AUC rises.
+    """
+
+    lower_by: Estimate | None
+    gone: Estimate | None
+    note: str
+    privacy: Estimate | None
+
+
+@dataclass(frozen=True)
 class StudyArm:
     """An arm of an audit with what a study adds: how many forget sets of each shadow it was to unlearn, of how many
     shadows it has models, how many diverged (they are among its missing ones), what was swept, all attacks on pairs,
-    paired changes, and the share of its teleports that moved nothing. `sets`, `shadows` and `unmoved` are None where
-    the file does not say.
+    paired changes, those of slices by name, and the share of its teleports that moved nothing. `sets`, `shadows` and
+    `unmoved` are None where the file does not say.
     """
 
     arm: Arm
@@ -93,6 +105,7 @@ class StudyArm:
     correlation: Estimate | None
     against: Mapping[str, Against]
     unmoved: float | None = None
+    of_slices: Mapping[str, Changes] = field(default_factory=dict)
 
     @property
     def idle(self) -> bool:
@@ -211,6 +224,21 @@ class Study:
         """By what share 1 − AUC rises."""
         return _changed(item, item.privacy) or _separate(self.base_of(item), item, _strength, privacy_gain)
 
+    def slice_lowered(self, name: str, item: StudyArm) -> Change:
+        """How much lower the AUC of a slice is."""
+        found = item.of_slices.get(name)
+        return Change(None if found is None or item.idle else found.lower_by, True)
+
+    def slice_gone(self, name: str, item: StudyArm) -> Change:
+        """The share of the advantage over guessing that is gone of a slice."""
+        found = item.of_slices.get(name)
+        return Change(None, True) if found is None or item.idle else Change(found.gone, True, found.note)
+
+    def slice_privacy(self, name: str, item: StudyArm) -> Change:
+        """By what share 1 − AUC of a slice rises."""
+        found = item.of_slices.get(name)
+        return Change(None if found is None or item.idle else found.privacy, True)
+
     def lower_than(self, item: StudyArm, defense: str) -> Change:
         """How much lower the AUC is than with another defence."""
         paired = item.against.get(defense)
@@ -290,7 +318,19 @@ def _study_arm(arm: Arm, field: Field) -> StudyArm:
         read_estimate(risk["correlation"]) if _given(risk, "correlation") else None,
         against,
         teleports["unmoved"].number() if teleports is not None and _given(teleports, "unmoved") else None,
+        _slices(field),
     )
+
+
+def _slices(field: Field) -> dict[str, Changes]:
+    if not _given(field, "slice_reductions"):
+        return {}
+    return {name: _changes(item) for name, item in field["slice_reductions"].items() if item.value is not None}
+
+
+def _changes(field: Field) -> Changes:
+    lower_by, gone, privacy = (field[name].maybe(read_estimate) for name in ("difference", "auc", "privacy"))
+    return Changes(lower_by, gone, field["note"].text(), privacy)
 
 
 def _given(field: Field, name: str) -> bool:

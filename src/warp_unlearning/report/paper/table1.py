@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from ..labels import method_label
@@ -43,6 +44,7 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
         gone=study.advantage_gone,
         gained=study.privacy_gained,
     )
+    of_slices = [_slice_changes(study, paper, name, defended) for name in SLICES]
     missing, absent = missing_rows(map(study.paper_row, arms), paper)
     return rendered(
         "Table 1: U-LiRA",
@@ -50,6 +52,7 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
         *parts,
         paragraphs("### Accuracy", accuracy).strip(),
         paragraphs("### What defences change, all forgotten examples", changed).strip() if defended else "",
+        *of_slices,
         _beyond_kick(study, defended),
         missing,
         problems(study),
@@ -58,6 +61,22 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
         cells=[*cells, *absent],
         intro=audited_text(study),
     )
+
+
+def _slice_changes(study: Study, paper: PaperTable, name: str, defended: list[StudyArm]) -> str:
+    """What defences change among the most memorised, where the file says so."""
+    if not any(name in item.of_slices for item in defended):
+        return ""
+    changed = change_table(
+        defended,
+        paper,
+        f"{name}: AUC",
+        study.paper_row,
+        lowered=partial(study.slice_lowered, name),
+        gone=partial(study.slice_gone, name),
+        gained=partial(study.slice_privacy, name),
+    )
+    return paragraphs(f"### What defences change, {name}", changed).strip()
 
 
 def _beyond_kick(study: Study, defended: list[StudyArm]) -> str:
