@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.gradients import fallback
-from warp_unlearning.gradients.energy import gradient_energy
+from warp_unlearning.gradients import energy, fallback
+from warp_unlearning.gradients.energy import cross_entropy, gradient_energy
+from warp_unlearning.gradients.energy_checks import check_batch, check_finite
 from warp_unlearning.models.small_resnet import SmallResNet
 
 
@@ -267,6 +268,27 @@ def test_bad_input(drawn: Any, examples: Any, change: Any, message: str) -> None
     model = drawn(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
     with pytest.raises(InputError, match=message):
         gradient_energy(*change(model, *examples(4, 3)))
+
+
+def test_finite_numbers_whose_sum_is_not_are_taken() -> None:
+    large = torch.full((4,), 3e38)
+    check_batch(large[:, None], large)()
+    check_finite(large, large.sum())()
+    bad = large.index_fill(0, torch.tensor([2]), torch.inf)
+    with pytest.raises(InputError, match="the loss of example 2 is inf"):
+        check_finite(bad, bad.sum())()
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("loss", [cross_entropy, lambda output, y: output.detach().sum(1)])
+def test_what_is_wrong_with_the_inputs_is_said_before_what_follows(
+    drawn: Any, examples: Any, monkeypatch: pytest.MonkeyPatch, late: bool, loss: Any
+) -> None:
+    monkeypatch.setattr(energy, "reads_late", lambda device: late)
+    model, (x, y) = drawn(lambda: nn.Linear(3, 3)), examples(4, 3)
+    x[2, 0] = torch.nan
+    with pytest.raises(InputError, match="x holds a NaN or infinite number in example 2"):
+        gradient_energy(model, x, y, loss=loss)
 
 
 def test_bad_losses(drawn: Any, examples: Any) -> None:

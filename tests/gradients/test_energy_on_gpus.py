@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -89,6 +91,90 @@ def test_what_suits_a_cpu() -> None:
 def test_an_error_of_the_model_is_the_models(drawn: Any, examples: Any, as_on_a_gpu: Any) -> None:
     with as_on_a_gpu(), pytest.raises(RuntimeError, match="channels"):
         energy.gradient_energy(drawn(lambda: nn.Conv2d(5, 3, 3)), *examples(2, 2, 5, 5))
+
+
+class Together(nn.Module):
+    """Batch norms of several shapes: one idle, one used twice, and one whose scale and shift have other uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3, bias=False)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4, eps=eps) for eps in (0.1, 0.1, 0.2))
+        self.idle = nn.BatchNorm2d(2)
+        self.of_rows = nn.BatchNorm1d(4)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norms[0](self.first(x)).sin()
+        h = self.norms[1](self.second(h)).tanh()
+        h = self.norms[1](self.second(h) + h).sin()
+        rows = self.of_rows(self.norms[2](h).mean((2, 3)))
+        return self.last(rows + self.norms[2].weight * rows.sin() + self.norms[2].bias)
+
+
+def test_batch_norms_taken_together(assert_exact: Any, drawn: Any, examples: Any, as_on_a_gpu: Any) -> None:
+    with as_on_a_gpu():
+        assert_exact(drawn(Together), *examples(3, 1, 6, 6))
+
+
+@pytest.mark.parametrize("frozen", ["norms.0.weight", "norms.1.bias", "of_rows.weight", "second.weight"])
+def test_frozen_parameters(assert_exact: Any, drawn: Any, examples: Any, as_on_a_gpu: Any, frozen: str) -> None:
+    model = drawn(Together)
+    model.get_parameter(frozen).requires_grad_(False)
+    with as_on_a_gpu():
+        assert_exact(model, *examples(3, 1, 6, 6))
+
+
+class Prompted(nn.Module):
+    """Convolved images times a parameter that is convolved by the same layer, expanded to the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt = nn.Parameter(torch.zeros(1, 1, 4, 4))
+        self.conv = nn.Conv2d(1, 1, 4, padding="same", bias=False)
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((self.conv(x).sin() * self.conv(self.prompt.expand(len(x), 1, 4, 4))).flatten(1))
+
+
+class Entering(Prompted):
+    """The same where the parameter enters the layer as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((self.conv(x) * self.conv(self.prompt).sin()).flatten(1))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
+@pytest.mark.parametrize("build", [Prompted, Entering])
+def test_parameters_that_enter_a_layer(
+    assert_exact: Any, drawn: Any, examples: Any, as_on_a_gpu: Any, build: Any
+) -> None:
+    model, (x, y) = drawn(build), examples(3, 1, 4, 4)
+    assert_exact(model, x, y)
+    with as_on_a_gpu():
+        assert_exact(model, x, y)
+
+
+def test_memory_is_free_once_the_energies_are(drawn: Any, examples: Any, as_on_a_gpu: Any) -> None:
+    outputs: list[weakref.ref[Tensor]] = []
+    model, (x, y) = drawn(Together), examples(2, 1, 6, 6)
+    for layer in model.modules():
+        layer.register_forward_hook(lambda layer, args, output: outputs.append(weakref.ref(output)))
+    with as_on_a_gpu():
+        energy.gradient_energy(model, x, y)
+        gc.collect()
+        gc.disable()
+        try:
+            outputs.clear()
+            found = energy.gradient_energy(model, x, y)
+            kept = any(output() is not None for output in outputs)
+            del found
+            assert kept
+            assert all(output() is None for output in outputs)
+        finally:
+            gc.enable()
 
 
 @pytest.mark.gpu

@@ -25,6 +25,7 @@ from .energy import (
     output_gradients,
     parameters_without_rules,
     squared_norms,
+    total_of,
     unchecked_energy,
 )
 from .math_attention import math_attention
@@ -155,6 +156,6 @@ def energies_without_graph(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss
         losses = loss(traced.output, y)
         found = output_gradients(losses.sum(), traced.trace, differentiable=False)
         norms = squared_norms(traced.trace.uses, found, set())
-        return torch.stack([torch.zeros_like(losses), *norms]).sum(0).detach()
+        return total_of(norms, losses).detach()
     finally:
         traced.trace.close()

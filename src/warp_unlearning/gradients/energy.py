@@ -51,14 +51,33 @@ def gradient_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cros
     >>> gradient_energy(layer, torch.ones(3, 2), torch.tensor([0, 1, 1])).shape
     torch.Size([3])
     """
-    check_batch(x, y)
-    check_model(model)
+    refuse_infinite = check_batch(x, y)
+    try:
+        if not reads_late(x.device):
+            refuse_infinite()
+        check_model(model)
+        energy = _energy_in_shares(model, x, y, loss=loss)
+    except Exception:
+        # What the inputs are may be the cause.
+        refuse_infinite()
+        raise
+    refuse_infinite()
+    return energy
+
+
+def reads_late(device: torch.device) -> bool:
+    """Whether a device works while the host goes on, so that its numbers are better read once all is begun."""
+    return device.type == "cuda"
+
+
+def _energy_in_shares(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss) -> Tensor:
     differentiable = torch.is_grad_enabled()
     # Fused attention cannot be differentiated twice.
     with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), math_attention():
         shares = -(-len(x) // CPU_EXAMPLES) if x.device.type == "cpu" else 1
-        parts = zip(x.chunk(shares), y.chunk(shares), strict=True)
-        energy = torch.cat([_energy(model, *part, loss=loss, differentiable=differentiable) for part in parts])
+        parts = zip(x.chunk(shares), y.chunk(shares), strict=True) if shares > 1 else [(x, y)]
+        found = [_energy(model, *part, loss=loss, differentiable=differentiable) for part in parts]
+        energy = found[0] if len(found) == 1 else torch.cat(found)
     return energy if differentiable else energy.detach()
 
 
@@ -70,7 +89,7 @@ def unchecked_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss) -> T
     try:
         losses = loss(traced.output, y)
         found = output_gradients(losses.sum(), traced.trace, differentiable=True)
-        return torch.stack([torch.zeros_like(losses), *squared_norms(traced.trace.uses, found, set())]).sum(0)
+        return total_of(squared_norms(traced.trace.uses, found, set()), losses)
     finally:
         traced.trace.close()
 
@@ -110,9 +129,9 @@ def _energy_of_pass(
             f"{error}"
         ) from error
     check_losses(losses, len(x))
-    refuse_infinite = check_finite(losses)
-    require_unchanged(trace.uses)
     total = losses.sum()
+    refuse_infinite = check_finite(losses, total)
+    require_unchanged(trace.uses)
     found = output_gradients(total, trace, differentiable=differentiable)
     elsewhere = parameters_used_elsewhere(total.grad_fn, trace)
     misshapen = _parameters(use for use in trace.uses if not use.a.shape[:1] == use.output_shape[:1] == x.shape[:1])
@@ -122,7 +141,7 @@ def _energy_of_pass(
     if unclear != misshapen:
         norms = list(squared_norms(trace.uses, found, elsewhere | unclear))
     elsewhere |= unclear
-    energy = torch.stack([torch.zeros_like(losses), *norms]).sum(0)
+    energy = total_of(norms, losses)
     refuse_infinite()
     other = {name: p for name, p in model.named_parameters() if id(p) in elsewhere} if elsewhere else {}
     sums = torch.autograd.grad(total, list(other.values()), retain_graph=True, allow_unused=True) if other else ()
@@ -148,6 +167,12 @@ def output_gradients(total: Tensor, trace: Trace, *, differentiable: bool) -> tu
 
 def _parameters(uses: Iterable[Use]) -> set[int]:
     return {id(p) for use in uses for p in use.parameters.values()}
+
+
+def total_of(norms: Iterable[Tensor], losses: Tensor) -> Tensor:
+    """Σ of the norms, each of the shape of the losses; zeros where there are none."""
+    found = list(norms)
+    return torch.stack(found).sum(0) if found else torch.zeros_like(losses)
 
 
 Share = tuple[Use, str, Tensor]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -10,25 +11,56 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..errors import InputError
+from .modules import modules_by_path
 
 
-def check_batch(x: Tensor, y: Tensor) -> None:
-    """Refuse a batch that is empty, whose parts differ in length, or whose inputs are not finite."""
+def check_batch(x: Tensor, y: Tensor) -> Callable[[], None]:
+    """Refuse a batch that is empty or whose parts differ in length; what is returned refuses inputs not finite."""
     if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:
         raise InputError(
             f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}; give at least one example, and a label for each"
         )
     if x.is_meta or y.is_meta:
         raise InputError("the examples are on the device meta and hold no numbers; give their values")
-    if x.is_floating_point() and not bool(x.isfinite().all()):
-        bad = int((~x.isfinite().flatten(1).all(1)).nonzero()[0]) if x.dim() > 1 else 0
-        raise InputError(f"x holds a NaN or infinite number in example {bad}; remove that example or repair its values")
+    all_finite = finite_later(x.detach().sum()) if x.is_floating_point() else _yes
+
+    def refuse() -> None:
+        # Sums of large numbers overflow.
+        if not all_finite() and not bool(x.isfinite().all()):
+            bad = int((~x.isfinite().flatten(1).all(1)).nonzero()[0]) if x.dim() > 1 else 0
+            raise InputError(
+                f"x holds a NaN or infinite number in example {bad}; remove that example or repair its values"
+            )
+
+    return refuse
+
+
+def finite_later(number: Tensor) -> Callable[[], bool]:
+    """Begin to read a number; what is returned says whether it is finite.
+
+    It waits for the number alone, not for work that a GPU was given after it.
+    """
+    read = number.detach().to("cpu", non_blocking=number.is_cuda)
+    known = torch.cuda.Event() if number.is_cuda else None  # type: ignore[no-untyped-call]
+    if known is not None:
+        known.record(torch.cuda.current_stream(number.device))
+
+    def is_finite() -> bool:
+        if known is not None:
+            known.synchronize()
+        return math.isfinite(read.item())
+
+    return is_finite
+
+
+def _yes() -> bool:
+    return True
 
 
 def check_model(model: nn.Module) -> None:
     """Refuse weights that gradients cannot be squared in, and layers that mix examples or draw at random."""
     trained = False
-    for path, layer in model.named_modules():
+    for path, layer in modules_by_path(model).items():
         _check_layer(path or type(model).__name__, layer)
         for name, p in layer._parameters.items():
             if p is not None and p.requires_grad:
@@ -62,20 +94,13 @@ def check_losses(losses: Tensor, batch: int) -> None:
         raise InputError("the loss depends on no trainable parameter; unfreeze one that the model uses")
 
 
-def check_finite(losses: Tensor) -> Callable[[], None]:
-    """Begin to look whether all losses are finite; what is returned refuses them if not.
-
-    It waits for the losses alone, not for work that a GPU was given after them.
-    """
-    finite = losses.detach().isfinite().all().to("cpu", non_blocking=True)
-    known = torch.cuda.Event() if losses.is_cuda else None  # type: ignore[no-untyped-call]
-    if known is not None:
-        known.record(torch.cuda.current_stream(losses.device))
+def check_finite(losses: Tensor, total: Tensor) -> Callable[[], None]:
+    """Begin to look whether all losses are finite; what is returned refuses them if not. `total` is their sum."""
+    all_finite = finite_later(total)
 
     def refuse() -> None:
-        if known is not None:
-            known.synchronize()
-        if not bool(finite):
+        # Sums of large numbers overflow.
+        if not all_finite() and not bool(losses.isfinite().all()):
             bad = int((~losses.detach().isfinite()).nonzero()[0])
             raise InputError(f"the loss of example {bad} is {losses[bad].item()}; repair the weights or the example")
 

@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import InputError
+from .modules import modules_by_path
 
 
 def copy_with_same_parameters(model: nn.Module) -> nn.Module:
     """A copy that shares the parameters with `model`, and nothing else that a forward pass could change."""
-    shared: dict[int, Any] = {id(p): p for p in model.parameters()}
+    parameters = (p for module in modules_by_path(model).values() for p in module._parameters.values())
+    shared: dict[int, Any] = {id(p): p for p in parameters if p is not None}
     try:
         return cast(nn.Module, _copied(model, shared))
     except (RuntimeError, TypeError) as error:

@@ -1,7 +1,8 @@
 """Which parameters a forward pass uses, where, and what enters and leaves the layers that use them.
 
 A use is one call of a layer that has a rule. During the call the layer's trainable parameters are replaced by views, so
-that every other use of a parameter stands out in the graph: something other than such a view points to it.
+that every other use of a parameter stands out in the graph: something other than such a view points to it. Where the
+rule knows the nodes that will point to the parameters, no views are needed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ..errors import InputError
 from .ghost.rule import GhostRule, Passing, rule_of
+from .modules import modules_by_path
 from .parameter_slots import copy_with_same_parameters
 
 
@@ -62,7 +64,7 @@ def traced_copy(model: nn.Module, trace: Trace) -> nn.Module:
     """A copy that shares the parameters and nothing that changes, and whose layers write their calls to `trace`."""
     copy = copy_with_same_parameters(model)
     by_rule: dict[GhostRule, list[nn.Module]] = {}
-    for path, layer in copy.named_modules():
+    for path, layer in modules_by_path(copy).items():
         trained = {n: p for n, p in layer._parameters.items() if p is not None and p.requires_grad}
         rule = rule_of(layer) if trained else None
         if rule is not None:
@@ -86,7 +88,7 @@ def parameters_used_elsewhere(root: Node | None, trace: Trace) -> set[int]:
             if child is None:
                 continue
             leaf = getattr(child, "variable", None)
-            if leaf is not None and node not in trace.nodes:
+            if leaf is not None and node not in trace.nodes and node not in trace.passing.handing:
                 found.add(id(leaf))
             if child not in seen:
                 seen.add(child)
@@ -121,7 +123,8 @@ def _traced_call(
         output = forward(a)
         trace.shapes.append((path, a.shape, output.shape))
         return output
-    views = {name: p.view_as(p) for name, p in trained.items()}
+    known = rule.hands_over(layer, a)
+    views = {} if known else {name: p.view_as(p) for name, p in trained.items()}
     version = a._version
     # Assignment by attribute would refuse tensors that are no nn.Parameter.
     layer._parameters.update(views)  # type: ignore[arg-type]
@@ -129,10 +132,11 @@ def _traced_call(
         output = rule.output(layer, forward, a, trace.passing)
     finally:
         layer._parameters.update(trained)
+    handing = [output.grad_fn] if known else [view.grad_fn for view in views.values()]
+    trace.nodes.update(node for node in handing if node is not None)
     # An in-place write to a view rewrites the history of its base, and the edge would lie outside the graph.
     output = output.clone() if output._is_view() else output
     node = cast(Node, output.grad_fn)
-    trace.nodes |= {view.grad_fn for view in views.values() if view.grad_fn is not None}
     trace.uses.append(Use(path, layer, rule, trained, a, version, output.shape, GradientEdge(node, output.output_nr)))
     return output
 

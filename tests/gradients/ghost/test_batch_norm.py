@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from warp_unlearning.gradients.ghost import batch_norm
+from warp_unlearning.gradients.ghost import affine_norms, batch_norm
 from warp_unlearning.gradients.ghost.batch_norm import BatchNormRule
 from warp_unlearning.gradients.ghost.rule import Part, Passing
 
@@ -38,7 +38,7 @@ def by_definition(part: Part, name: str) -> Tensor:
 def test_norms_of_several_layers(
     drawn: Any, monkeypatch: pytest.MonkeyPatch, names: list[str], count: int, stacked: int
 ) -> None:
-    monkeypatch.setattr(batch_norm, "STACKED", stacked)
+    monkeypatch.setattr(affine_norms, "STACKED", stacked)
     uses = parts(count, eps=0.1, drawn=drawn)
     found = BatchNormRule().squared_norms(names, uses)
     expected = torch.stack([by_definition(part, name) for part in uses for name in names]).sum(0)
@@ -54,13 +54,18 @@ def test_norms_of_several_layers(
 
 @pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (3, 4, 5, 2)])
 @pytest.mark.parametrize("prepared", [True, False])
-def test_first_and_second_derivatives(drawn: Any, shape: tuple[int, ...], prepared: bool) -> None:
+@pytest.mark.parametrize("few", [True, False])
+def test_first_and_second_derivatives(
+    drawn: Any, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], prepared: bool, few: bool
+) -> None:
+    monkeypatch.setattr(batch_norm, "few_steps", lambda device: few)
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
     layer = drawn(lambda: kind(4, eps=0.1))
     a = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     passing, rule = Passing(), BatchNormRule()
     if prepared:
         rule.prepare([drawn(lambda: nn.BatchNorm1d(2), seed=1), layer])
+    assert rule.hands_over(layer, a) == (prepared and few)
 
     def derivatives(output: Tensor) -> tuple[Tensor, ...]:
         passing.outputs_only = True
@@ -79,12 +84,14 @@ def test_inputs_the_layer_refuses_are_refused() -> None:
         BatchNormRule().output(layer, layer, torch.ones(2, 3), Passing())
 
 
-def test_layers_are_kin_by_shape_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_are_kin_by_batch_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     rule, layer, a = BatchNormRule(), nn.BatchNorm2d(3), torch.ones(2, 3, 4, 4)
     assert rule.kinship(layer, a, a) is None
     assert batch_norm.few_steps(torch.device("cuda"))
     monkeypatch.setattr(batch_norm, "few_steps", lambda device: True)
-    assert rule.kinship(layer, a, a) == rule.kinship(nn.BatchNorm2d(3), a + 1, a) != rule.kinship(layer, a[:1], a[:1])
+    assert (
+        rule.kinship(layer, a, a) == rule.kinship(nn.BatchNorm2d(2), a[:, :2], a) != rule.kinship(layer, a[:1], a[:1])
+    )
 
 
 @pytest.mark.parametrize(

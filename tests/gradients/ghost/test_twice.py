@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from warp_unlearning.gradients.ghost.geometry import plane
 from warp_unlearning.gradients.ghost.rule import Passing
-from warp_unlearning.gradients.ghost.twice import convolved
+from warp_unlearning.gradients.ghost.twice import LaidOut, convolved
 
 
 def test_first_and_second_derivatives() -> None:
@@ -24,3 +24,25 @@ def test_first_and_second_derivatives() -> None:
     found, expected = second(convolved(a, layer.weight, geometry, passing)), second(layer(a))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+def test_a_known_layout_is_used_where_the_images_have_it_or_either() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = nn.Conv2d(4, 6, 3, padding=1, bias=False).double()
+    images = torch.randn(3, 4, 2, 2, generator=generator, dtype=torch.float64)
+    last, either = images.contiguous(memory_format=torch.channels_last), images[:, :, :1, :1].clone()
+    asked: list[bool] = []
+
+    def laid_out(known: bool) -> LaidOut:
+        def give(worth: bool) -> Tensor | None:
+            asked.append(worth)
+            return layer.weight.detach().contiguous(memory_format=torch.channels_last) if known else None
+
+        return give
+
+    for known in (True, False):
+        for a in (images, last, either):
+            _, geometry = plane(layer, a)
+            found = convolved(a, layer.weight, geometry, Passing(), laid_out(known))
+            torch.testing.assert_close(found, layer(a), rtol=1e-11, atol=1e-11)
+    assert asked == [True, False] * 2

@@ -21,17 +21,17 @@ def gram_is_cheaper(positions: int, d: int, o: int) -> bool:
 def outer_norms(p: Tensor, g: Tensor) -> Tensor:
     """‖GᵢᵀPᵢ‖², shape (n,), outside the reach of autograd."""
     if gram_is_cheaper(p.shape[1], p.shape[2], g.shape[2]):
-        return ((p @ p.mT) * (g @ g.mT)).sum((1, 2))
-    return (g.mT @ p).square().sum((1, 2))
+        return (torch.bmm(p, p.mT) * torch.bmm(g, g.mT)).sum((1, 2))
+    return torch.bmm(g.mT, p).square().sum((1, 2))
 
 
 def outer_norm_pullbacks(p: Tensor, g: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:
     """Σᵢ upstreamᵢ nᵢ differentiated with respect to p and g; `upstream` has shape (n,)."""
     twice = 2 * upstream[:, None, None]
     if gram_is_cheaper(p.shape[1], p.shape[2], g.shape[2]):
-        return (g @ g.mT * twice) @ p, (p @ p.mT * twice) @ g
-    product = g.mT @ p * twice
-    return g @ product, p @ product.mT
+        return torch.bmm(torch.bmm(g, g.mT) * twice, p), torch.bmm(torch.bmm(p, p.mT) * twice, g)
+    product = torch.bmm(g.mT, p) * twice
+    return torch.bmm(g, product), torch.bmm(p, product.mT)
 
 
 class _OuterNorm(torch.autograd.Function):

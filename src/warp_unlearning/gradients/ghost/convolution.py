@@ -6,6 +6,7 @@ A Conv1d is a Conv2d of height 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .geometry import Geometry, image, plane
+from .joint_kernels import join_kernels, kernel_with_channels_last
 from .kernel_alignment import kernel_alignments
 from .kernel_gradient import kernel_gradients
 from .kernel_norm import better_together, kernel_norms
@@ -24,13 +26,24 @@ from .twice import convolved
 class ConvolutionRule(GhostRule):
     """Kernel and bias of a convolution, inputs (batch, channels, ...)."""
 
+    def prepare(self, layers: Sequence[nn.Module]) -> None:
+        """Their kernels in another layout, if any will need it."""
+        join_kernels([layer for layer in layers if isinstance(layer, nn.Conv2d)])
+
+    def hands_over(self, layer: nn.Module, a: Tensor) -> bool:
+        """A plain kernel, unless the input too is a parameter."""
+        convolution = cast(nn.Conv2d, layer)
+        plain = a.dim() == 4 == convolution.weight.dim() and convolution.bias is None
+        return plain and (a.grad_fn is not None or not a.requires_grad)
+
     def output(self, layer: nn.Module, forward: Callable[[Tensor], Tensor], a: Tensor, passing: Passing) -> Tensor:
         """By the convolution that is cheaper to differentiate twice."""
         convolution = cast(nn.Conv2d, layer)
         if a.dim() != convolution.weight.dim():
             return forward(a)
         images, geometry = plane(convolution, a)
-        found = convolved(images, image(passing.weight(convolution.weight)), geometry, passing)
+        kernel = image(passing.weight(convolution.weight))
+        found = convolved(images, kernel, geometry, passing, partial(kernel_with_channels_last, convolution))
         found = found.squeeze(2) if a.dim() == 3 else found
         bias = convolution.bias
         return found if bias is None else found + bias.reshape(-1, *[1] * (a.dim() - 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from torch import Tensor, nn
@@ -36,6 +36,33 @@ class Geometry:
         """What an output is padded by where the kernel, turned, runs over it with a stride of 1 to give an input."""
         down, right = (d * (k - 1) - p for d, k, p in zip(self.dilation, self.size, self.padding, strict=True))
         return down, right
+
+
+@lru_cache(maxsize=256)
+def without_idle_taps(geometry: Geometry, inputs: tuple[int, int], outputs: tuple[int, int]) -> Geometry:
+    """The geometry less the outermost taps that see padding alone, on images of such heights and widths.
+
+    Their part of the kernel gradient is 0. A geometry that would have other outputs then is left as it is.
+    """
+    spans = [_taps_in_use(geometry, axis, inputs[axis], outputs[axis]) for axis in (0, 1)]
+    sizes = [len(span) for span in spans]
+    paddings = [p - d * span.start for p, d, span in zip(geometry.padding, geometry.dilation, spans, strict=True)]
+    for axis in (0, 1):
+        rest = inputs[axis] + 2 * paddings[axis] - geometry.dilation[axis] * (sizes[axis] - 1) - 1
+        if not sizes[axis] or paddings[axis] < 0 or rest // geometry.stride[axis] + 1 != outputs[axis]:
+            return geometry
+    return replace(geometry, size=(sizes[0], sizes[1]), padding=(paddings[0], paddings[1]))
+
+
+def _taps_in_use(geometry: Geometry, axis: int, inputs: int, outputs: int) -> range:
+    """From the first to the last tap that lies inside the image at some output."""
+    stride, dilation, padding = geometry.stride[axis], geometry.dilation[axis], geometry.padding[axis]
+    used = [
+        tap
+        for tap in range(geometry.size[axis])
+        if any(0 <= tap * dilation - padding + output * stride < inputs for output in range(outputs))
+    ]
+    return range(used[0], used[-1] + 1) if used else range(0)
 
 
 def image(x: Tensor) -> Tensor:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from .contraction import outer_norm
-from .rule import GhostRule, register
+from .one_row import one_row_norms
+from .rule import GhostRule, Part, register
 
 
 @register(nn.Linear)
@@ -19,6 +22,12 @@ class LinearRule(GhostRule):
     def squared_norm(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
         """The weight's by the cheaper contraction."""
         return super().squared_norm(layer, name, a, g) if name == "bias" else outer_norm(_tokens(a), _tokens(g))
+
+    def squared_norms(self, names: Sequence[str], parts: Sequence[Part]) -> Tensor:
+        """Those of weight and bias together where examples have one row."""
+        if len(parts) > 1 or parts[0].a.dim() != 2:
+            return super().squared_norms(names, parts)
+        return one_row_norms(parts[0].a, parts[0].g, weight="weight" in names, bias="bias" in names)
 
 
 def _tokens(rows: Tensor) -> Tensor:

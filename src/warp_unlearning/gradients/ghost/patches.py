@@ -33,7 +33,7 @@ class Patches(KernelContraction):
 
     def norms(self, a: Tensor, g: Tensor, geometry: Geometry, *, wants_a: bool, wants_g: bool) -> tuple[Tensor, Kept]:
         """M is kept, shape (n, o, d)."""
-        kernels = as_rows(g).mT @ _patches(a, geometry)
+        kernels = torch.bmm(as_rows(g).mT, _patches(a, geometry))
         # The norm needs no tensor of squares.
         lengths: Tensor = torch.linalg.vector_norm(kernels.flatten(1), dim=1)
         return lengths.square(), (kernels,) if wants_g else ()
@@ -43,7 +43,7 @@ class Patches(KernelContraction):
     ) -> tuple[Tensor | None, Tensor]:
         """With P laid out again."""
         kernels = kept[0] * (2 * upstream)[:, None, None]
-        for_g = as_image(_patches(a, geometry) @ kernels.mT, g)
+        for_g = as_image(torch.bmm(_patches(a, geometry), kernels.mT), g)
         return (_at_inputs(a, g, kernels, geometry) if wants_a else None), for_g
 
     def _spread(self, inputs: Size, outputs: Size, geometry: Geometry) -> int:
@@ -62,13 +62,13 @@ def _patches(a: Tensor, geometry: Geometry) -> Tensor:
 def _at_inputs(a: Tensor, g: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
     """Each image of G convolved with its own transposed kernel (n, o, d), shape of a."""
     if geometry.is_pointwise:
-        return as_image(as_rows(g) @ kernels, a)
+        return as_image(torch.bmm(as_rows(g), kernels), a)
     if geometry.stride != (1, 1):
-        return _pasted(a, g, as_rows(g) @ kernels, geometry)
+        return _pasted(a, g, torch.bmm(as_rows(g), kernels), geometry)
     taps = kernels.reshape(kernels.shape[0], geometry.out, *geometry.size, geometry.width)
     turned = taps.flip(2, 3).permute(0, 2, 3, 1, 4).flatten(1, 3)
     seen = windows(g, geometry.size, stride=(1, 1), padding=geometry.turned_padding, dilation=geometry.dilation)
-    return as_image(seen @ turned, a)
+    return as_image(torch.bmm(seen, turned), a)
 
 
 def _pasted(a: Tensor, g: Tensor, patches: Tensor, geometry: Geometry) -> Tensor:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from ...errors import InputError
 
@@ -22,10 +23,12 @@ class Passing:
     """Which backward pass is running: `outputs_only` while the gradients at layer outputs are all that is asked for.
 
     With `inputs_only` no backward pass asks for gradients of parameters, and layers may take them as constants.
+    `handing` are the graph nodes by which rules that hand over parameters themselves do so.
     """
 
     outputs_only: bool = False
     inputs_only: bool = False
+    handing: set[Node] = field(default_factory=set)
 
     def weight(self, value: Tensor) -> Tensor:
         """A parameter as the pass sees it."""
@@ -50,6 +53,14 @@ class GhostRule(ABC):
 
     def prepare(self, layers: Sequence[nn.Module]) -> None:  # noqa: B027
         """Note in the layers, which are the caller's own copies, what several steps will need of them."""
+
+    def hands_over(self, layer: nn.Module, a: Tensor) -> bool:
+        """Whether the graph nodes are known that point to the parameters: no other than the node of what `output` gives
+        for a, which then points to nothing else that has no node, and those that `output` notes.
+
+        Otherwise the layer is given views of its parameters, so that other uses of them stand out in the graph.
+        """
+        return False
 
     def output(self, layer: nn.Module, forward: Callable[[Tensor], Tensor], a: Tensor, passing: Passing) -> Tensor:
         """The layer's output; a rule may know a way that is cheaper to differentiate twice than `forward`."""
@@ -110,7 +121,9 @@ def rule_of(layer: nn.Module) -> GhostRule | None:
 
 def _computes_like(layer: nn.Module, known: type[nn.Module]) -> bool:
     """Whether what computes the layer's output is untouched: a subclass or an instance may have its own."""
-    return all(
-        name not in vars(layer) and getattr(type(layer), name, None) is getattr(known, name, None)
-        for name in ("forward", "_conv_forward")
+    own, kind = vars(layer), type(layer)
+    if "forward" in own or "_conv_forward" in own:
+        return False
+    return kind is known or all(
+        getattr(kind, name, None) is getattr(known, name, None) for name in ("forward", "_conv_forward")
     )

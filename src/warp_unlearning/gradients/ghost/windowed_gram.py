@@ -7,6 +7,9 @@ kept, which suits a GPU.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -34,11 +37,9 @@ class WindowedGram(KernelContraction):
     def norms(self, a: Tensor, g: Tensor, geometry: Geometry, *, wants_a: bool, wants_g: bool) -> tuple[Tensor, Kept]:
         """K and Γ are kept, shapes (n, T, T)."""
         grid = padded(a, geometry.padding)
-        cells = grid.flatten(1, 2)
-        between_inputs = (cells @ cells.mT).reshape(a.shape[0], *grid.shape[1:3], *grid.shape[1:3])
-        between_patches = _diagonal_sums(between_inputs, geometry, geometry.stride)
-        rows = as_rows(g)
-        between_outputs = rows @ rows.mT
+        between_inputs = _products(grid.flatten(1, 2))
+        between_patches = _diagonal_sums(between_inputs, (grid.shape[1], grid.shape[2]), geometry, geometry.stride)
+        between_outputs = _products(as_rows(g))
         norms = (between_patches * between_outputs).flatten(1).sum(1)
         return norms, (between_patches, between_outputs) if wants_g else ()
 
@@ -48,21 +49,29 @@ class WindowedGram(KernelContraction):
         """∂n/∂G = 2·K·G and ∂n/∂a = 2·S·a, with images as rows."""
         between_patches, between_outputs = kept
         twice = 2 * upstream[:, None, None]
-        for_g = as_image(between_patches @ (as_rows(g) * twice), g)
+        for_g = as_image(torch.bmm(between_patches, as_rows(g) * twice), g)
         if not wants_a:
             return None, for_g
-        sent_back = _diagonal_sums(_spread(a, g, between_outputs, geometry), geometry, (1, 1))
-        return as_image(sent_back @ (as_rows(a) * twice), a), for_g
+        spread = _spread(a, g, between_outputs, geometry)
+        sent_back = _diagonal_sums(spread, (spread.shape[-2], spread.shape[-1]), geometry, (1, 1))
+        return as_image(torch.bmm(sent_back, as_rows(a) * twice), a), for_g
 
     def _grid(self, inputs: Size, geometry: Geometry) -> int:
         height, width = (length + 2 * p for length, p in zip(inputs, geometry.padding, strict=True))
         return (height * width) ** 2
 
 
+def _products(rows: Tensor) -> Tensor:
+    """Inner products of rows (n, positions, channels), shape (n, positions, positions)."""
+    return torch.bmm(rows, rows.mT)
+
+
 def _spread(a: Tensor, g: Tensor, between_outputs: Tensor, geometry: Geometry) -> Tensor:
     """Γ with zeros around and, for a stride above 1, between, so that windows of it lie at the inputs."""
     (tall, wide), (down, right), count = g.shape[2:], geometry.stride, g.shape[0]
     pairs = between_outputs.reshape(count, tall, wide, tall, wide)
+    if geometry.is_pointwise:
+        return pairs
     if geometry.stride != (1, 1):
         apart = pairs.new_zeros(count, *((tall - 1) * down + 1, (wide - 1) * right + 1) * 2)
         apart[:, ::down, ::right, ::down, ::right] = pairs
@@ -75,12 +84,22 @@ def _spread(a: Tensor, g: Tensor, between_outputs: Tensor, geometry: Geometry) -
     return F.pad(pairs, sides * 2)
 
 
-def _diagonal_sums(pairs: Tensor, geometry: Geometry, stride: Size) -> Tensor:
-    """Σ_δ pairs[t·stride + δ, t'·stride + δ] over taps δ, for pairs (n, height, width, height, width)."""
-    count, height, width = pairs.shape[:3]
-    fit = windows_along((height, width), geometry.size, stride=stride, dilation=geometry.dilation)
-    each, *steps = pairs.stride()
-    down, right = geometry.dilation[0] * (steps[0] + steps[2]), geometry.dilation[1] * (steps[1] + steps[3])
-    apart = [step * s for step, s in zip(steps, stride * 2, strict=True)]
-    windows = pairs.as_strided((count, *fit, *fit, *geometry.size), (each, *apart, down, right))
-    return windows.sum((5, 6)).reshape(count, fit[0] * fit[1], -1)
+def _diagonal_sums(pairs: Tensor, size: Size, geometry: Geometry, stride: Size) -> Tensor:
+    """Σ_δ pairs[t·stride + δ, t'·stride + δ] over taps δ, for contiguous pairs (n, *size, *size), shape (n, T, T)."""
+    if geometry.size == (1, 1) and stride == (1, 1):
+        return pairs.reshape(pairs.shape[0], size[0] * size[1], -1)
+    windows, strides, positions = _windows(size, geometry.size, stride, geometry.dilation)
+    count = pairs.shape[0]
+    summed = pairs.as_strided((count, *windows), ((size[0] * size[1]) ** 2, *strides)).sum((5, 6))
+    return summed.reshape(count, positions, positions)
+
+
+@lru_cache(maxsize=256)
+def _windows(size: Size, taps: Size, stride: Size, dilation: Size) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Shape and steps of all windows along the diagonals of pairs (*size, *size), and how many there are of a side."""
+    fit = windows_along(size, taps, stride=stride, dilation=dilation)
+    height, width = size
+    steps = (width * height * width, height * width, width, 1)
+    diagonal = dilation[0] * (steps[0] + steps[2]), dilation[1] * (steps[1] + steps[3])
+    apart = (step * s for step, s in zip(steps, stride * 2, strict=True))
+    return (*fit, *fit, *taps), (*apart, *diagonal), fit[0] * fit[1]
