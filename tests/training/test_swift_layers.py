@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from warp_unlearning.kernels.availability import triton_is_there
 from warp_unlearning.kernels.fusing import fusing
 from warp_unlearning.models import normalisation
 from warp_unlearning.models.resnet18 import ResNet18
 from warp_unlearning.training import swift_layers
-from warp_unlearning.training.swift_layers import SwiftLayers, triton_is_there
+from warp_unlearning.training.swift_layers import SwiftLayers
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

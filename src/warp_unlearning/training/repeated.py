@@ -18,9 +18,10 @@ from torch import Tensor
 
 from ..cuda_graphs import CudaGraph, capturable_stream
 from ..data.taken import Taken
+from ..kernels.availability import triton_is_there
 from .precision import Precision, autocast
 from .stepper import Number
-from .swift_layers import SwiftLayers, triton_is_there
+from .swift_layers import SwiftLayers
 
 Function = Callable[..., Mapping[str, Tensor]]
 Argument = Number | Taken

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -93,11 +92,6 @@ class SwiftLayers(TorchFunctionMode):
         # A network that is used several times counts as often, but a tensor may stand in the list only once.
         self._counters[id(counter)] = counter, self._counters.get(id(counter), (counter, 0))[1] + 1
         return counter
-
-
-def triton_is_there() -> bool:
-    """Whether kernels in Triton can be compiled here."""
-    return find_spec("triton") is not None
 
 
 def _batch_norm(

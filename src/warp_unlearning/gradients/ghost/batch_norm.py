@@ -15,6 +15,7 @@ from .batch_norm_twice import normalised_twice
 from .batch_statistics import has_statistics, note_statistics, statistics_of
 from .joint_norms import JointNorms, can_join, join, place_of
 from .rule import Part, Passing, register
+from .scaled_images import are_large, scaled_images
 
 
 @register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -40,7 +41,8 @@ class BatchNormRule(AffineRule):
         norm._check_input_dim(a)
         if few_steps(a.device):
             joint, place = place_of(norm) or (JointNorms([norm]), 0)
-            return scaled_and_shifted(a, *joint.scale_and_shift(place, a.dim() - 2, passing))
+            scale, shift = joint.scale_and_shift(place, a.dim() - 2, passing)
+            return scaled_images(a, scale, shift, passing) if are_large(a) else scaled_and_shifted(a, scale, shift)
         bias = None if norm.bias is None else passing.weight(norm.bias)
         return normalised_twice(a, passing.weight(norm.weight), bias, statistics_of(norm), passing)
 
