@@ -360,3 +360,28 @@ def test_the_fallback_is_given_what_no_rule_knows_alone(
     model = drawn(lambda: nn.Sequential(nn.Linear(3, 3), nn.PReLU(), nn.Linear(3, 3)))
     gradient_energy(model, *examples(3, 3))
     assert seen == ["1.weight"]
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_infinite_inputs_are_refused_where_losses_are_finite(
+    drawn: Any, examples: Any, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    monkeypatch.setattr(energy, "reads_late", lambda device: late)
+    model, (x, y) = drawn(lambda: nn.Sequential(nn.Tanh(), nn.Linear(3, 3))), examples(4, 3)
+    x[1, 2] = torch.inf
+    with pytest.raises(InputError, match="x holds a NaN or infinite number in example 1"):
+        gradient_energy(model, x, y)
+
+
+def test_a_gpu_is_read_late_and_a_cpu_before_the_model_is_called(drawn: Any, examples: Any) -> None:
+    assert energy.reads_late(torch.device("cuda"))
+    calls: list[None] = []
+    model, (x, y) = drawn(lambda: nn.Linear(3, 3)), examples(4, 3)
+    model.register_forward_hook(lambda *_: calls.append(None))
+    with pytest.raises(InputError, match="in example 0"):
+        gradient_energy(model, x.index_fill(0, torch.tensor([0]), torch.nan), y)
+    assert not calls
+
+
+def test_complex_inputs_are_left_to_the_model() -> None:
+    check_batch(torch.ones(2, 1, dtype=torch.complex64), torch.zeros(2))()

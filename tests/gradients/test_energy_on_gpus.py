@@ -146,8 +146,16 @@ class Entering(Prompted):
         return self.last((self.conv(x) * self.conv(self.prompt).sin()).flatten(1))
 
 
+class EnteringAlone(Entering):
+    """The same where nothing is padded before, so that the convolution itself points to the parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3, padding=1, bias=False)
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
-@pytest.mark.parametrize("build", [Prompted, Entering])
+@pytest.mark.parametrize("build", [Prompted, Entering, EnteringAlone])
 def test_parameters_that_enter_a_layer(
     assert_exact: Any, drawn: Any, examples: Any, as_on_a_gpu: Any, build: Any
 ) -> None:
@@ -175,6 +183,78 @@ def test_memory_is_free_once_the_energies_are(drawn: Any, examples: Any, as_on_a
             assert all(output() is None for output in outputs)
         finally:
             gc.enable()
+
+
+class Volumes(nn.Module):
+    """One batch norm on rows and on sequences, and one on volumes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.along = nn.Conv1d(4, 4, 3, padding=1)
+        self.of_volumes = nn.BatchNorm3d(4)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.norm(self.first(x)).tanh()
+        sequences = self.norm(self.along(rows[:, :, None].expand(-1, -1, 5).clone())).sin()
+        return self.last(self.of_volumes(sequences[:, :, None, :, None]).sin().mean((2, 3, 4)))
+
+
+def test_batch_norms_on_inputs_of_several_axes(assert_exact: Any, drawn: Any, examples: Any, as_on_a_gpu: Any) -> None:
+    with as_on_a_gpu():
+        assert_exact(drawn(Volumes), *examples(3, 6))
+
+
+class Turned(nn.Module):
+    """A convolution along one axis whose channels run fastest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 4, 3, bias=False)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.conv(x.mT).sin().mean(2))
+
+
+class EnteringRows(nn.Module):
+    """Rows times a parameter that enters the same linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt = nn.Parameter(torch.zeros(1, 6))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x) * self.last(self.prompt).sin()
+
+
+def test_a_parameter_that_enters_a_linear_layer(assert_exact: Any, drawn: Any, examples: Any) -> None:
+    assert_exact(drawn(EnteringRows), *examples(3, 6))
+
+
+def test_layers_taken_together_have_rules(drawn: Any, examples: Any, as_on_a_gpu: Any) -> None:
+    model, (x, y) = drawn(NETWORKS[0]), examples(3, 1, 8, 8)
+    with as_on_a_gpu():
+        assert energy.parameters_without_rules(model, x, y, loss=energy.cross_entropy) == []
+
+
+def test_sequences_whose_channels_run_fastest(assert_exact: Any, drawn: Any, examples: Any, as_on_a_gpu: Any) -> None:
+    with as_on_a_gpu():
+        assert_exact(drawn(Turned), *examples(3, 6, 4))
+
+
+def test_layers_that_are_replaced_between_calls(assert_exact: Any, drawn: Any, examples: Any, as_on_a_gpu: Any) -> None:
+    model, (x, y) = drawn(Together), examples(3, 1, 6, 6)
+    with as_on_a_gpu():
+        energy.gradient_energy(model, x, y)
+        model.norms[0] = drawn(lambda: nn.BatchNorm2d(4, eps=0.3), seed=1)
+        model.second = drawn(lambda: nn.Conv2d(4, 4, 1, bias=False), seed=2)
+        with torch.no_grad():
+            model.norms[1].weight.mul_(3)
+        assert_exact(model, x, y)
 
 
 @pytest.mark.gpu

@@ -42,7 +42,8 @@ def gradient_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cros
     """‖∇θ ℓᵢ‖² of every example over all trainable parameters, shape (batch,), differentiable once in the parameters.
 
     `loss(model(x), y)` gives one loss for each example, and rows of x and y are examples. Batch norm and dropout must
-    be in eval mode. The model is left as it was; without grad mode the result carries no graph.
+    be in eval mode. The model is left as it was; without grad mode the result carries no graph. On a GPU a batch norm
+    that the model has and does not call is given gradients of 0 instead of none.
 
     On a GPU all that stands for a convolution is computed in the precision of torch's convolutions, TF32 by default;
     `torch.backends.cudnn.allow_tf32 = False` makes it exact.
@@ -52,9 +53,9 @@ def gradient_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cros
     torch.Size([3])
     """
     refuse_infinite = check_batch(x, y)
+    if not reads_late(x.device):
+        refuse_infinite()
     try:
-        if not reads_late(x.device):
-            refuse_infinite()
         check_model(model)
         energy = _energy_in_shares(model, x, y, loss=loss)
     except Exception:
@@ -172,7 +173,10 @@ def _parameters(uses: Iterable[Use]) -> set[int]:
 def total_of(norms: Iterable[Tensor], losses: Tensor) -> Tensor:
     """Σ of the norms, each of the shape of the losses; zeros where there are none."""
     found = list(norms)
-    return torch.stack(found).sum(0) if found else torch.zeros_like(losses)
+    if not found:
+        return torch.zeros_like(losses)
+    each = torch.stack(found)
+    return each.sum(0, dtype=torch.promote_types(each.dtype, losses.dtype))
 
 
 Share = tuple[Use, str, Tensor]

@@ -1,4 +1,4 @@
-"""What `gradient_energy` refuses before it computes anything, or as soon as it knows the losses."""
+"""What `gradient_energy` refuses: before it computes anything, or as soon as it has read what it must know."""
 
 from __future__ import annotations
 

@@ -65,9 +65,9 @@ def traced_copy(model: nn.Module, trace: Trace) -> nn.Module:
     copy = copy_with_same_parameters(model)
     by_rule: dict[GhostRule, list[nn.Module]] = {}
     for path, layer in modules_by_path(copy).items():
-        trained = {n: p for n, p in layer._parameters.items() if p is not None and p.requires_grad}
-        rule = rule_of(layer) if trained else None
-        if rule is not None:
+        rule = rule_of(layer) if layer._parameters else None
+        trained = {} if rule is None else _trained(layer, rule)
+        if rule is not None and trained:
             # Assignment by attribute is slow.
             vars(layer)["forward"] = partial(_traced_call, trace, path, layer, rule, trained, layer.forward)
             trace.layers.append(layer)
@@ -75,6 +75,12 @@ def traced_copy(model: nn.Module, trace: Trace) -> nn.Module:
     for rule, layers in by_rule.items():
         rule.prepare(layers)
     return copy
+
+
+def _trained(layer: nn.Module, rule: GhostRule) -> dict[str, nn.Parameter]:
+    """The parameters that the rule answers for; others that a layer was given it does not use."""
+    named = ((name, layer._parameters.get(name)) for name in rule.names)
+    return {name: p for name, p in named if p is not None and p.requires_grad}
 
 
 def parameters_used_elsewhere(root: Node | None, trace: Trace) -> set[int]:
@@ -117,7 +123,9 @@ def _traced_call(
     **named: Any,
 ) -> Any:
     a = _only_input(args, named)
-    if a is None or not torch.is_grad_enabled():
+    # Within `functional_call` a layer may have been given other tensors for its parameters.
+    given = all(layer._parameters.get(name) is p for name, p in trained.items())
+    if a is None or not given or not torch.is_grad_enabled():
         return forward(*args, **named)
     if trace.shapes is not None:
         output = forward(a)

@@ -7,7 +7,7 @@ from torch import Tensor
 from warp_unlearning.gradients.ghost import affine_norms
 from warp_unlearning.gradients.ghost.affine_norms import AffineUse
 
-SHAPES = [(4, 3, 5, 6), (4, 2), (4, 7, 5), (4, 3, 5, 6), (4, 2), (4, 3, 5, 6)]
+SHAPES = [(4, 3, 5, 6), (4, 2), (4, 7, 5), (4, 3, 5, 6), (4, 2), (4, 3, 5, 6), (4, 3, 2, 2), (4, 2, 3, 2, 2)]
 
 
 def drawn_uses(*, last: bool) -> list[AffineUse]:
@@ -59,3 +59,28 @@ def test_inputs_without_gradient() -> None:
     )
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+
+
+def test_some_inputs_without_gradient() -> None:
+    uses = drawn_uses(last=True)
+    for use in uses:
+        use.g.requires_grad_(False)
+    # Those of one shape lie at 0, 3 and 5.
+    for index in (3, 5):
+        uses[index].a.requires_grad_(False)
+    inputs = [use.a for use in uses if use.a.requires_grad]
+    found, expected = (
+        torch.autograd.grad(n.sum(), inputs)
+        for n in (affine_norms.affine_norms(uses, ["weight"]), sum(by_definition(use, "weight") for use in uses))
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(2, [2]), (3, [1, 1, 1])])
+def test_layers_are_stacked_while_they_are_small(
+    monkeypatch: pytest.MonkeyPatch, count: int, expected: list[int]
+) -> None:
+    images = torch.empty(4, 3, 5, 6)
+    monkeypatch.setattr(affine_norms, "STACKED", 2 * images.numel())
+    assert [block.layers for block in affine_norms._blocks([count], [images] * count)] == expected

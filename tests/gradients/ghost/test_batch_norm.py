@@ -89,6 +89,7 @@ def test_layers_are_kin_by_batch_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch)
     assert rule.kinship(layer, a, a) is None
     assert batch_norm.few_steps(torch.device("cuda"))
     monkeypatch.setattr(batch_norm, "few_steps", lambda device: True)
+    assert rule.kinship(layer, a, a) != rule.kinship(layer, a.double(), a.double())
     assert (
         rule.kinship(layer, a, a) == rule.kinship(nn.BatchNorm2d(2), a[:, :2], a) != rule.kinship(layer, a[:1], a[:1])
     )

@@ -136,3 +136,17 @@ def test_layers_that_pad_their_inputs_are_taken_alone(as_on_a_gpu: Any, options:
 def test_layers_are_taken_alone_on_a_cpu() -> None:
     layer, a = nn.Conv2d(2, 3, 3), torch.ones(2, 2, 4, 4)
     assert ConvolutionRule().kinship(layer, a, layer(a)) is None
+
+
+def test_the_node_that_points_to_a_plain_kernel_is_known_unless_it_points_to_its_input_too() -> None:
+    rule, a = ConvolutionRule(), torch.ones(2, 3, 4, 4)
+    plain, shifted = nn.Conv2d(3, 3, 1, bias=False), nn.Conv2d(3, 3, 1)
+    computed = a.clone().requires_grad_() * 2
+    assert [rule.hands_over(plain, images) for images in (a, computed, nn.Parameter(a))] == [True, True, False]
+    assert not rule.hands_over(shifted, a)
+    assert not rule.hands_over(plain, a[0])
+
+
+def test_layers_that_step_over_inputs_are_kin_where_a_single_position_is_left() -> None:
+    a, g = torch.ones(2, 3, 2, 2), torch.ones(2, 4, 1, 1)
+    assert ConvolutionRule().kinship(nn.Conv2d(3, 4, 1, stride=2), a, g) is not None

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from warp_unlearning.gradients.ghost.joint_kernels import join_kernels, kernel_with_channels_last
 
@@ -39,3 +40,39 @@ def test_without_worth_they_are_given_if_they_are_known() -> None:
     assert kernel_with_channels_last(layers[0], False) is None
     assert kernel_with_channels_last(layers[0], True) is not None
     assert kernel_with_channels_last(layers[1], False) is not None
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def test_kernels_that_are_computed_are_not_known_before() -> None:
+    layer = nn.Conv2d(4, 4, 3)
+    parametrize.register_parametrization(layer, "weight", Doubled())
+    join_kernels([layer])
+    assert kernel_with_channels_last(layer, True) is None
+
+
+def test_kernels_of_other_types_and_devices_are_laid_out_apart() -> None:
+    layers: list[Any] = [nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3).double(), nn.Conv2d(8, 8, 3, device="meta")]
+    join_kernels(layers)
+    for layer in layers:
+        found = kernel_with_channels_last(layer, True)
+        assert found is not None
+        assert (found.dtype, found.device) == (layer.weight.dtype, layer.weight.device)
+
+
+def test_kernels_begin_where_libraries_read_them_fast() -> None:
+    layers: list[Any] = [nn.Conv2d(3, out, 3) for out in (5, 6)]
+    join_kernels(layers)
+    found = [kernel_with_channels_last(layer, True) for layer in layers]
+    assert [kernel is not None and kernel.storage_offset() for kernel in found] == [0, 0]
+
+
+def test_a_kernel_with_channels_fastest_is_not_copied() -> None:
+    layers: list[Any] = [nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last), nn.Conv2d(8, 8, 3)]
+    join_kernels(layers)
+    found = kernel_with_channels_last(layers[0], True)
+    assert found is not None
+    assert found.data_ptr() == layers[0].weight.data_ptr()

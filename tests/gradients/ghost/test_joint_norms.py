@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from warp_unlearning.gradients.ghost import batch_norm
 from warp_unlearning.gradients.ghost.batch_norm import BatchNormRule
@@ -72,3 +73,32 @@ def test_a_layer_whose_scale_a_hook_may_change_is_taken_alone(monkeypatch: pytes
     rule.prepare([plain, hooked])
     assert [rule.hands_over(layer, a) for layer in (plain, hooked)] == [True, False]
     torch.testing.assert_close(rule.output(hooked, hooked, a, Passing()), hooked(a))
+
+
+class Exponential(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_layer_whose_parameters_are_computed_is_taken_alone(name: str) -> None:
+    layer = nn.BatchNorm2d(3).eval()
+    parametrize.register_parametrization(layer, name, Exponential())
+    assert not can_join(layer)
+
+
+def test_layers_on_other_devices_are_taken_apart() -> None:
+    layers = [nn.BatchNorm2d(3), nn.BatchNorm2d(3, device="meta"), nn.BatchNorm2d(3)]
+    join(layers)
+    first, second, third = (place_of(layer) or pytest.fail("the layer was not joined") for layer in layers)
+    assert first[0] is third[0] is not second[0]
+
+
+def test_a_layer_on_inputs_with_and_without_positions(drawn: Any) -> None:
+    layer, passing = drawn(lambda: nn.BatchNorm1d(3)), Passing()
+    join([layer])
+    of_rows, of_sequences = (scale_and_shift(layer, axes, passing) for axes in (0, 1))
+    for one, other in zip(of_rows, of_sequences, strict=True):
+        assert (one.shape, other.shape) == ((3,), (3, 1))
+        torch.testing.assert_close(one, other[:, 0], rtol=0, atol=0)
+    assert len(passing.handing) == 2

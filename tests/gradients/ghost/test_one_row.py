@@ -22,3 +22,14 @@ def test_norms_and_derivatives(names: list[str], wants_a: bool) -> None:
     pairs = [torch.autograd.grad(n @ weights, inputs, materialize_grads=True) for n in (found, expected)]
     for one, other in zip(*pairs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_several_layers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = [
+        Part(nn.Linear(5, 3), *(torch.randn(4, width, generator=generator, dtype=torch.float64) for width in (5, 3)))
+        for _ in range(2)
+    ]
+    rule, names = LinearRule(), ["weight", "bias"]
+    expected = sum(rule.squared_norms(names, [part]) for part in parts)
+    torch.testing.assert_close(rule.squared_norms(names, parts), expected, rtol=1e-12, atol=0)

@@ -12,7 +12,7 @@ from torch import nn
 
 from warp_unlearning.gradients.ghost import kernel_norm
 from warp_unlearning.gradients.ghost.convolution import ConvolutionRule
-from warp_unlearning.gradients.ghost.geometry import plane, without_idle_taps
+from warp_unlearning.gradients.ghost.geometry import Geometry, plane, without_idle_taps
 from warp_unlearning.gradients.ghost.one_position import OnePosition
 
 PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
@@ -90,3 +90,12 @@ def test_a_single_position_is_known(device: str) -> None:
         geometry = without_idle_taps(geometry, inputs, (1, 1))
         chosen = kernel_norm.contraction_for(torch.device(device), torch.float32, inputs, (1, 1), geometry)
         assert isinstance(chosen, OnePosition) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "suits"),
+    [({}, True), ({"padding": (0, 1)}, False), ({"dilation": (2, 1)}, False), ({"size": (1, 2)}, False)],
+)
+def test_a_patch_that_is_the_image(changes: dict[str, Any], suits: bool) -> None:
+    options = {"size": (2, 2), "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), **changes}
+    assert OnePosition().suits((2, 2), (1, 1), Geometry(out=3, width=2, groups=1, **options)) == suits

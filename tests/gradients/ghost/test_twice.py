@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 
+from warp_unlearning.gradients.ghost import twice
 from warp_unlearning.gradients.ghost.geometry import plane
 from warp_unlearning.gradients.ghost.rule import Passing
 from warp_unlearning.gradients.ghost.twice import LaidOut, convolved
@@ -46,3 +50,31 @@ def test_a_known_layout_is_used_where_the_images_have_it_or_either() -> None:
             found = convolved(a, layer.weight, geometry, Passing(), laid_out(known))
             torch.testing.assert_close(found, layer(a), rtol=1e-11, atol=1e-11)
     assert asked == [True, False] * 2
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_the_kernel_is_laid_out_as_the_images_are(monkeypatch: pytest.MonkeyPatch, last: bool) -> None:
+    layer, images = nn.Conv2d(4, 6, 3, bias=False), torch.ones(3, 4, 5, 5)
+    a = images.contiguous(memory_format=torch.channels_last) if last else images
+    seen: list[bool] = []
+    plainly = twice.convolve
+
+    def spy(a: Tensor, kernel: Tensor, *rest: Any) -> Tensor:
+        seen.append(kernel.is_contiguous(memory_format=torch.channels_last))
+        return plainly(a, kernel, *rest)
+
+    monkeypatch.setattr(twice, "convolve", spy)
+    _, geometry = plane(layer, a)
+    convolved(a, layer.weight, geometry, Passing())
+    assert seen == [last]
+
+
+def test_a_kernel_that_is_written_over_is_noticed() -> None:
+    layer, passing = nn.Conv2d(4, 6, 3, bias=False), Passing(outputs_only=True)
+    a = torch.ones(3, 4, 5, 5, requires_grad=True)
+    _, geometry = plane(layer, a)
+    (b,) = torch.autograd.grad(convolved(a, layer.weight, geometry, passing).sum(), a, create_graph=True)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(b.square().sum(), layer.weight)

@@ -58,7 +58,10 @@ class _AffineNorms(torch.autograd.Function):
             torch.sum(g, block.positions, out=block.part_of(sums[:, 1]))
             stacks += (a, g)
         h, k = sums.unbind(1)
-        _ = h.addcmul_(k, mean, value=-1).mul_(r) if "weight" in names else h.zero_()
+        if "weight" in names:
+            h.addcmul_(k, mean, value=-1).mul_(r)
+        else:
+            h.zero_()
         if "bias" not in names:
             k.zero_()
         norms = sums.square().sum((1, 2))

@@ -13,7 +13,7 @@ from .affine import AffineRule
 from .affine_norms import AffineUse, affine_norms
 from .batch_norm_twice import normalised_twice
 from .batch_statistics import has_statistics, note_statistics, statistics_of
-from .joint_norms import JointNorms, can_join, join, place_of
+from .joint_norms import JointNorms, ScaleAndShift, can_join, join, place_of
 from .rule import Part, Passing, register
 from .scaled_images import are_large, scaled_images
 
@@ -30,7 +30,7 @@ class BatchNormRule(AffineRule):
         note_statistics([norm for norm in norms if place_of(norm) is None])
 
     def hands_over(self, layer: nn.Module, a: Tensor) -> bool:
-        """As one of several layers."""
+        """Where it was joined to others, whose first steps are noted."""
         return place_of(cast(nn.BatchNorm2d, layer)) is not None
 
     def output(self, layer: nn.Module, forward: Callable[[Tensor], Tensor], a: Tensor, passing: Passing) -> Tensor:
@@ -40,8 +40,7 @@ class BatchNormRule(AffineRule):
             return forward(a)
         norm._check_input_dim(a)
         if few_steps(a.device):
-            joint, place = place_of(norm) or (JointNorms([norm]), 0)
-            scale, shift = joint.scale_and_shift(place, a.dim() - 2, passing)
+            scale, shift = _scale_and_shift(norm, a.dim() - 2, passing)
             return scaled_images(a, scale, shift, passing) if are_large(a) else scaled_and_shifted(a, scale, shift)
         bias = None if norm.bias is None else passing.weight(norm.bias)
         return normalised_twice(a, passing.weight(norm.weight), bias, statistics_of(norm), passing)
@@ -58,6 +57,14 @@ class BatchNormRule(AffineRule):
     def squared_norms(self, names: Sequence[str], parts: Sequence[Part]) -> Tensor:
         """Of scales and shifts together."""
         return affine_norms([_affine_use(part) for part in parts], names)
+
+
+def _scale_and_shift(norm: nn.BatchNorm2d, axes: int, passing: Passing) -> ScaleAndShift:
+    known = place_of(norm)
+    if known is not None:
+        return known[0].scale_and_shift(known[1], axes, passing)
+    # Its parameters may be any tensors, so the nodes that point to them are not to be passed over.
+    return JointNorms([norm]).scale_and_shift(0, axes, Passing(inputs_only=passing.inputs_only))
 
 
 def _affine_use(part: Part) -> AffineUse:

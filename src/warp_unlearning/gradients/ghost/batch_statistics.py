@@ -32,13 +32,18 @@ def has_statistics(norm: nn.BatchNorm2d) -> bool:
 def note_statistics(norms: Sequence[nn.BatchNorm2d]) -> None:
     """Write them down in the layers, found in as few steps as if it were one."""
     for norm, statistics in zip(norms, _statistics(norms) if norms else (), strict=True):
-        vars(norm)[_KNOWN] = statistics
+        vars(norm)[_KNOWN] = statistics, _versions(norm)
 
 
 def statistics_of(norm: nn.BatchNorm2d) -> BatchStatistics:
-    """Those the layer has noted, or found now."""
-    found = vars(norm).get(_KNOWN)
-    return _statistics([norm])[0] if found is None else cast(BatchStatistics, found)
+    """Those the layer has noted, or found now where it has none or was written over since."""
+    found, versions = cast("tuple[BatchStatistics | None, object]", vars(norm).get(_KNOWN, (None, None)))
+    return found if found is not None and versions == _versions(norm) else _statistics([norm])[0]
+
+
+def _versions(norm: nn.BatchNorm2d) -> tuple[int | None, ...]:
+    tensors = cast("Sequence[Tensor | None]", (norm.weight, norm.running_mean, norm.running_var))
+    return tuple(None if t is None else t._version for t in tensors)
 
 
 def _statistics(norms: Sequence[nn.BatchNorm2d]) -> list[BatchStatistics]:
@@ -46,7 +51,9 @@ def _statistics(norms: Sequence[nn.BatchNorm2d]) -> list[BatchStatistics]:
     variances = [cast(Tensor, norm.running_var) for norm in norms]
     r = torch._foreach_add(variances, [norm.eps for norm in norms])
     torch._foreach_rsqrt_(r)
-    scales = torch._foreach_mul([norm.weight.detach() for norm in norms], r)
+    weights = [cast("Tensor | None", norm.weight) for norm in norms]
+    factors = [torch.ones_like(mean) if w is None else w.detach() for w, mean in zip(weights, means, strict=True)]
+    scales = torch._foreach_mul(factors, r)
     return [
         BatchStatistics(mean, variance, its_r, scale, norm.eps)
         for mean, variance, its_r, scale, norm in zip(means, variances, r, scales, norms, strict=True)

@@ -34,7 +34,8 @@ class ConvolutionRule(GhostRule):
         """A plain kernel, unless the input too is a parameter."""
         convolution = cast(nn.Conv2d, layer)
         plain = a.dim() == 4 == convolution.weight.dim() and convolution.bias is None
-        return plain and (a.grad_fn is not None or not a.requires_grad)
+        own = "weight" in convolution._parameters
+        return own and plain and (a.grad_fn is not None or not a.requires_grad)
 
     def output(self, layer: nn.Module, forward: Callable[[Tensor], Tensor], a: Tensor, passing: Passing) -> Tensor:
         """By the convolution that is cheaper to differentiate twice."""

@@ -24,11 +24,14 @@ def join_kernels(layers: Sequence[nn.Conv2d]) -> None:
 
 
 def kernel_with_channels_last(layer: nn.Conv2d, worth: bool) -> Tensor | None:
-    """The layer's kernel (out, in, height, width) as a constant, or None where the layer was not joined, and where it
-    is not worth any steps and none of those it was joined to has been asked for.
+    """The layer's kernel (out, in, height, width) as a constant, or None where the layer was not joined or has been
+    written over since, and where it is not worth any steps and none of those it was joined to has been asked for.
     """
-    joint, place = cast("tuple[JointKernels, int]", vars(layer).get(_PLACE, (None, 0)))
-    return joint.kernel(place) if joint is not None and (worth or joint.known) else None
+    found = cast("tuple[JointKernels, int] | None", vars(layer).get(_PLACE))
+    if found is None or not found[0].is_current(found[1]):
+        return None
+    joint, place = found
+    return joint.kernel(place) if worth or joint.known else None
 
 
 class JointKernels:
@@ -37,6 +40,11 @@ class JointKernels:
     def __init__(self, kernels: Sequence[Tensor]) -> None:
         self._kernels = kernels
         self._found: list[Tensor] = []
+        self._versions = [kernel._version for kernel in kernels]
+
+    def is_current(self, place: int) -> bool:
+        """Whether a kernel is what it was when it was joined."""
+        return self._kernels[place]._version == self._versions[place]
 
     @property
     def known(self) -> bool:
@@ -44,7 +52,7 @@ class JointKernels:
         return bool(self._found)
 
     def kernel(self, place: int) -> Tensor:
-        """The one at this place."""
+        """The kernel at this place, with channels running fastest."""
         if not self._found:
             with torch.no_grad():
                 self._found = _laid_out(self._kernels)
@@ -52,6 +60,7 @@ class JointKernels:
 
 
 def _laid_out(kernels: Sequence[Tensor]) -> list[Tensor]:
+    """Each with channels running fastest; those alike are copied as one."""
     found = [kernel.detach() for kernel in kernels]
     alike: dict[object, list[int]] = {}
     for index, kernel in enumerate(found):

@@ -37,8 +37,9 @@ def join(norms: Sequence[nn.BatchNorm2d]) -> None:
 
 
 def place_of(norm: nn.BatchNorm2d) -> tuple[JointNorms, int] | None:
-    """What the layer was joined to, and its place there."""
-    return cast("tuple[JointNorms, int] | None", vars(norm).get(_PLACE))
+    """What the layer was joined to, and its place there; None where it was not, or has been written over since."""
+    known = cast("tuple[JointNorms, int] | None", vars(norm).get(_PLACE))
+    return known if known is not None and known[0].is_current(known[1]) else None
 
 
 class JointNorms:
@@ -53,8 +54,17 @@ class JointNorms:
         self._means = [cast(Tensor, norm.running_mean) for norm in norms]
         self._variances = [cast(Tensor, norm.running_var) for norm in norms]
         self._eps = [norm.eps for norm in norms]
-        self._sizes = [norm.num_features for norm in norms]
+        self._sizes = [weight.shape[0] for weight in self._weights]
         self._parts: dict[int, list[ScaleAndShift]] = {}
+        self._versions = [self._versions_of(place) for place in range(len(norms))]
+
+    def is_current(self, place: int) -> bool:
+        """Whether the numbers of a layer are those it had when it was joined."""
+        return self._versions[place] == self._versions_of(place)
+
+    def _versions_of(self, place: int) -> tuple[int, ...]:
+        lists = (self._weights, self._biases, self._means, self._variances)
+        return tuple(-1 if each[place] is None else cast(Tensor, each[place])._version for each in lists)
 
     def scale_and_shift(self, place: int, axes: int, passing: Passing) -> ScaleAndShift:
         """γr and β − γrμ of one layer, shapes (channels, 1, ...) with `axes` ones."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,9 @@ class Part:
 
 
 class GhostRule(ABC):
-    """The per-example gradients of the parameters of one layer type."""
+    """The per-example gradients of the parameters of one layer type, which are called `names` there."""
+
+    names: ClassVar[tuple[str, ...]] = ("weight", "bias")
 
     def supports(self, layer: nn.Module) -> bool:
         """Whether the rule holds with the options of this layer."""
@@ -55,8 +57,8 @@ class GhostRule(ABC):
         """Note in the layers, which are the caller's own copies, what several steps will need of them."""
 
     def hands_over(self, layer: nn.Module, a: Tensor) -> bool:
-        """Whether the graph nodes are known that point to the parameters: no other than the node of what `output` gives
-        for a, which then points to nothing else that has no node, and those that `output` notes.
+        """Whether the graph nodes are known that point to the parameters: those that `output` notes, and the node of
+        what it gives for a, as long as that points to no other leaf.
 
         Otherwise the layer is given views of its parameters, so that other uses of them stand out in the graph.
         """
