@@ -71,6 +71,7 @@ PARTS: tuple[tuple[ModuleType | type, str, str], ...] = (
     (teleporter.Teleporter, "_energies", "energies"),
     (teleporter._Judged, "by", "safeguard"),
     (teleporter.Teleporter, "_settle", "safeguard"),
+    (teleporter, "known_distances", "certificate"),
     (certifying.Others, "by", "certificate"),
     (certifying.Teleported, "fully", "certificate"),
     (certifying.Teleported, "briefly", "certificate"),

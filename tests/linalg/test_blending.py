@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from warp_unlearning.linalg.blending import blend_weights, blended, missed_shares
+from warp_unlearning.linalg.blending import all_blended, blend_weights, blended, missed_shares
 from warp_unlearning.linalg.co_subspace import CoSubspace
 from warp_unlearning.linalg.subspace import Subspace
 
@@ -46,3 +46,13 @@ def test_the_latest_is_taken_in_by_its_weight_and_gives_the_type() -> None:
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, 0.7 * kept.double() + 0.3 * latest, rtol=1e-6, atol=1e-7)
     assert torch.equal(blended(kept, latest, torch.tensor(1.0)), latest)
+
+
+def test_many_moments_are_blended_as_each_by_itself() -> None:
+    kept = [normal(1, 3, 3), normal(2, 5, 5, seed=1)]
+    latest = [normal(1, 3, 3, seed=2).float(), normal(2, 5, 5, seed=3).float()]
+    weights = torch.tensor([0.1, 0.75])
+    for found, before, now, weight in zip(all_blended(kept, latest, weights), kept, latest, weights, strict=True):
+        assert found.dtype == torch.float32
+        assert torch.equal(found, blended(before, now, weight))
+        torch.testing.assert_close(found.double(), (1 - weight) * before + weight * now, rtol=1e-6, atol=1e-6)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warp_unlearning.linalg.orthonormal import TOLERANCE, by_one_step, departure, fixed_normal, orthonormal
+from warp_unlearning.linalg.orthonormal import TOLERANCE, Doubt, by_one_step, departure, fixed_normal, orthonormal
 
 
 def matrix(rows: int, columns: int, condition: float, seed: int, dtype: torch.dtype) -> torch.Tensor:
@@ -105,3 +107,11 @@ def test_fixed_numbers_are_normal_and_the_same_at_every_call() -> None:
     assert torch.equal(first, fixed_normal(500, 8, torch.float64, torch.device("cpu")))
     assert abs(float(first.mean())) < 0.1
     assert float(first.std()) == pytest.approx(1, rel=0.1)
+
+
+def test_a_departure_is_infinite_where_either_factor_failed() -> None:
+    fine, failed = torch.tensor(0, dtype=torch.int32), torch.tensor(3, dtype=torch.int32)
+    first, second = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5])
+    given = [(fine,), (failed,), (fine, fine), (fine, failed), (failed, fine)]
+    found = Doubt.measured([Doubt(factors, first, second) for factors in given])
+    assert found.tolist() == [0.5, inf, 0.5, inf, inf]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.captured_logits import CapturedLogits
+from warp_unlearning.models.captured_logits import CapturedLogits, _places
 
 
 def network() -> nn.Sequential:
@@ -17,6 +19,45 @@ def network() -> nn.Sequential:
 def test_only_a_gpu_has_graphs() -> None:
     with pytest.raises(InputError, match="CUDA"):
         CapturedLogits(network(), torch.randn(2, 3, 6, 6))
+
+
+def one_in_train_mode(model: nn.Sequential) -> None:
+    model[1].train()
+
+
+def a_parameter_elsewhere(model: nn.Sequential) -> None:
+    model[4].weight = nn.Parameter(model[4].weight.detach().clone())
+
+
+def its_memory_elsewhere(model: nn.Sequential) -> None:
+    model[4].weight.data = model[4].weight.data.clone()
+
+
+def a_buffer_elsewhere(model: nn.Sequential) -> None:
+    model[1].running_mean = model[1].running_mean.clone()
+
+
+def no_bias(model: nn.Sequential) -> None:
+    model[0].bias = None
+
+
+def a_layer_more(model: nn.Sequential) -> None:
+    model.append(nn.ReLU())
+
+
+CHANGES = [one_in_train_mode, a_parameter_elsewhere, its_memory_elsewhere, a_buffer_elsewhere, no_bias, a_layer_more]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_lies_elsewhere_or_is_in_another_mode_is_told(change: Callable[[nn.Sequential], None]) -> None:
+    model = network()
+    before = _places(model)
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.add_(1)
+    assert _places(model) == before
+    change(model)
+    assert _places(model) != before
 
 
 @pytest.mark.gpu

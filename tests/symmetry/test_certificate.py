@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from math import log
 from typing import Any
 
@@ -19,11 +20,13 @@ from warp_unlearning.symmetry.certificate import (
     LayerMove,
     bases_of,
     distance,
+    distance_numbers,
     drift,
     layer_moves,
     left_and_noted,
     logits_of,
     reached_weights,
+    read_distances,
 )
 from warp_unlearning.symmetry.channel_graph import PinnedChannels
 from warp_unlearning.symmetry.compose import ComposedMove
@@ -234,3 +237,17 @@ def test_logits_are_found_with_maps_of_one_pixel_as_vectors(monkeypatch: pytest.
     monkeypatch.setattr(module, "one_pixel_norms", noted)
     assert torch.equal(logits_of(Told(), torch.ones(3, 2)), torch.ones(3, 2))
     assert within == ["begin", "model", "end"]
+
+
+def test_distances_are_those_of_the_entries_that_inputs_reach() -> None:
+    names = ["a", "b", "c"]
+    draw = torch.Generator().manual_seed(0)
+    before, after, far = ({n: torch.randn(4, 3, generator=draw).double() for n in names} for _ in range(3))
+    mask = torch.rand(4, 3, generator=draw) > 0.5
+    for reached in ({}, {"b": mask}, dict.fromkeys(names, mask)):
+        where = torch.cat([reached.get(n, torch.ones(4, 3, dtype=torch.bool)).flatten() for n in names])
+        old, new, other = (torch.cat([values[n].flatten() for n in names]) for values in (before, after, far))
+        found = read_distances(distance_numbers(before, after, far, names, reached))
+        expected = [(new - old)[where], (new - old)[~where], old[where], (old - other)[where], (new - other)[where]]
+        assert list(asdict(found).values()) == pytest.approx([float(v.norm()) for v in expected], rel=1e-12)
+    assert distance_numbers({}, {}, {}, [], {}).tolist() == [0.0] * 5

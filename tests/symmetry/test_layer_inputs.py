@@ -355,3 +355,41 @@ def test_layers_are_looked_at_while_they_run_and_what_is_recorded_is_not(monkeyp
     assert len(recorded) == 1
     assert "batch_norm" in seen.names
     assert "sin" not in seen.names
+
+
+def test_the_geometry_is_that_of_the_layer_as_it_is_now() -> None:
+    """What was found for one setting or size is not given for another."""
+    layer = nn.Conv2d(2, 1, 3, padding=1).double()
+    for change in ({}, {"stride": (2, 1)}, {"dilation": (1, 2)}, {"padding": (2, 0)}, {"padding": "valid"}):
+        for name, value in change.items():
+            setattr(layer, name, value)
+        for size in ((6, 5), (5, 6)):
+            x = torch.arange(2.0 * 2 * size[0] * size[1], dtype=torch.float64).reshape(2, 2, *size)
+            down, across = Window(layer).grid(x)
+            assert (down, across) == layer._conv_forward(x, layer.weight, layer.bias).shape[2:]
+            assert torch.equal(layer_rows(layer, x)[0], unfolded(layer, x))
+
+
+def unfolded(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """The patches by torch's own."""
+    padding = (0, 0) if layer.padding == "valid" else layer.padding
+    found = nn.functional.unfold(x, layer.kernel_size, layer.dilation, padding, layer.stride)
+    return found.mT.reshape(-1, found.shape[1])
+
+
+@pytest.mark.parametrize("geometry", [{}, {"stride": 2}, {"dilation": 2, "padding": 2}, {"padding": (0, 2)}])
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (1, 3), (4, 3), (7, 6)])
+def test_taps_that_meet_no_padding_are_read_from_the_image_itself(
+    geometry: dict[str, Any], size: tuple[int, int]
+) -> None:
+    layer = nn.Conv2d(2, 1, 3, **({"padding": 1} | geometry)).double()
+    x = torch.randn(3, 2, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    window = Window(layer)
+    if min(window.grid(x)) < 1:
+        return
+    every = unfolded(layer, x)
+    for top in range(3):
+        for left in range(3):
+            taps = Taps(top, min(top + 2, 3), left, left + 1)
+            found = layer_rows(layer, x, taps=taps)[0]
+            assert torch.equal(found, every[:, taps.coordinates(window.kernel, 2)])

@@ -686,3 +686,14 @@ def test_the_directions_that_the_last_move_needed_are_expected_of_the_next(monke
         symmetry.move(model, generator=draw, probe=Probe((x,)))
     symmetry.move(deepcopy(model), generator=draw, probe=Probe((x,)))
     assert expected == [{}, found[0], {}]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 7, 29])
+def test_one_number_that_is_not_finite_is_found_wherever_it_is(bad: float, place: int) -> None:
+    examples = torch.arange(30.0).reshape(5, 6)
+    others = [torch.ones(2, 6), torch.empty(0, 6), torch.arange(4)]
+    assert bool(null_space._finite([*others, examples]))
+    examples.view(-1)[place] = bad
+    assert not bool(null_space._finite([*others, examples]))
+    assert null_space._finite([torch.arange(4)]) is None

@@ -59,6 +59,7 @@ def test_each_draft_gets_what_would_be_read_of_it_alone(
     for draft, verdict in found:
         moment = draft.latest if draft.moment is None else draft.moment
         assert torch.equal(verdict.diagonal, moment.diagonal(dim1=1, dim2=2))
+        assert verdict.reached == int((verdict.diagonal > 0).sum())
         beside = draft.sample.all_rows()[:, :, draft.sample.columns.others] if draft.sample.columns else torch.zeros(1)
         assert verdict.stray == float(beside.abs().max())
         assert verdict.missed == ([] if draft.missed is None else draft.missed.tolist())
@@ -101,3 +102,13 @@ def test_what_is_not_finite_is_an_error_that_names_the_layer(beside: bool) -> No
         drafts[1].latest[0, 3, 3] = float("inf")
     with pytest.raises(DataError, match=rf"{2 if beside else 1}\.weight hold NaN or infinity"):
         judged([drafts])
+
+
+def test_coordinates_without_energy_are_not_reached() -> None:
+    drafts = drafts_of(blend=0.2)
+    moment = drafts[0].moment
+    assert moment is not None
+    moment[1, 2, 2] = moment[0, 0, 0] = 0
+    drafts[1].latest[0, 4, 4] = 0
+    sizes = [verdict.diagonal.numel() for _, verdict in judged([drafts])]
+    assert [verdict.reached for _, verdict in judged([drafts])] == [sizes[0] - 2, sizes[1] - 1, *sizes[2:]]

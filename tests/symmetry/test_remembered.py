@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from warp_unlearning.errors import InputError
 from warp_unlearning.models.small_resnet import SmallResNet
 from warp_unlearning.symmetry import remembered as module
 from warp_unlearning.symmetry.forget_energy import EagerEnergy, ReplayedEnergy
@@ -78,7 +79,47 @@ def hook(model: Net) -> None:
     model.second.register_forward_hook(lambda *given: None)
 
 
-@pytest.mark.parametrize("change", [freeze, replace, move_memory, other_buffer, switch, hook])
+def one_in_train_mode(model: Net) -> None:
+    model.norm.train()
+
+
+def other_type(model: Net) -> None:
+    model.offset = model.offset.float()
+
+
+def other_shape(model: Net) -> None:
+    model.offset.data = model.offset.data.reshape(1, 8)
+
+
+def other_strides(model: Net) -> None:
+    model.first.weight.data = model.first.weight.data.reshape(6, 8).mT
+
+
+def drop(model: Net) -> None:
+    model.norm = nn.Identity()
+
+
+def rename(model: Net) -> None:
+    model.other = model.norm
+    del model.norm
+
+
+def other_class(model: Net) -> None:
+    class Same(Net):
+        pass
+
+    model.__class__ = Same
+
+
+def other_setting(model: Net) -> None:
+    model.norm.eps = 1e-3
+
+
+SEEN: list[Callable[[Any], object]] = [freeze, replace, move_memory, other_buffer, switch, hook]
+MORE = [one_in_train_mode, other_type, other_shape, other_strides, drop, rename, other_class, other_setting]
+
+
+@pytest.mark.parametrize("change", SEEN)
 def test_a_network_that_is_built_otherwise_is_looked_at_again(
     kit: Any, looked: list[int], change: Callable[[Any], object]
 ) -> None:
@@ -89,6 +130,30 @@ def test_a_network_that_is_built_otherwise_is_looked_at_again(
     assert len(looked) == 2
     meet(memory, model, x)
     assert len(looked) == 2
+
+
+@pytest.mark.parametrize("change", [*SEEN, *MORE])
+def test_what_is_known_of_its_weights_is_forgotten_with_it(kit: Any, change: Callable[[Any], object]) -> None:
+    model, x, memory = kit.built(Net).eval(), kit.normal(4, 6), Remembered()
+    memory.meet(model, x)
+    memory.real = True
+    memory.meet(model, x)
+    assert memory.real
+    change(model)
+    memory.meet(model, x)
+    assert not memory.real
+
+
+def test_a_weight_that_became_one_of_whole_numbers_is_refused_after_a_move(kit: Any) -> None:
+    model, x = kit.built(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))), kit.normal(5, 6)
+    used = NullSpace(energy=0.9)
+    used.move(model, generator=kit.generator(), probe=kit.probe(x))
+    kept = model[2].weight.detach().to(torch.int64)
+    del model[2].weight
+    model[2].register_buffer("weight", kept)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"2\.weight is torch\.int64"):
+            used.move(model, generator=kit.generator(), probe=kit.probe(x))
 
 
 def test_another_network_of_the_same_layers_is_another(kit: Any, looked: list[int]) -> None:

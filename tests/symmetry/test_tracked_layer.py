@@ -142,3 +142,27 @@ def test_the_group_that_misses_most_decides_the_weight_of_all(missed: list[float
     latest = moments(2, 6, seed=1)[1]
     found = layer.blended(latest, torch.tensor(missed, dtype=torch.float64), blend=0.25)
     torch.testing.assert_close(found, (1 - weight) * layer.within + weight * latest)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_what_is_reached_is_told_anew_where_the_coordinates_are_others(groups: int) -> None:
+    """Where all that is kept is reached, nothing is looked at: the count says so."""
+    _, moment = moments(groups, 6, beside=FIRST)
+    layer, weight = followed(moment, 0.5), convolution(groups=groups)
+
+    def reached(count: int) -> list[list[bool]]:
+        return layer.basis(weight, layer.spans, 40, count).reached.tolist()
+
+    assert reached(3 * groups) == [[False, True] * 3] * groups
+    layer.narrow(SECOND)
+    for _ in range(2):
+        assert reached(3 * groups) == [[False, True] * 3] * groups
+    layer.widen()
+    layer.within = layer.within + torch.eye(6, dtype=torch.float64)
+    for _ in range(2):
+        assert reached(6 * groups) == [[True] * 6] * groups
+    layer.within[0, 2, 2] = 0
+    assert reached(6 * groups - 1)[0] == [True, True, False, True, True, True]
+    layer.within = torch.eye(4, dtype=torch.float64).expand(groups, 4, 4)
+    layer.spans = [span.narrowed(torch.arange(4)) for span in layer.spans]
+    assert reached(4 * groups) == [[True] * 4] * groups

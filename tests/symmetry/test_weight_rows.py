@@ -36,6 +36,22 @@ def test_a_row_is_what_one_output_reads_with_its_bias_last() -> None:
     assert torch.equal(vector[alone.begin : alone.end], given["alone"])
 
 
+@pytest.mark.parametrize("bias", [None, "conv_bias"])
+def test_the_vector_of_one_weight_is_no_view_of_it(bias: str | None) -> None:
+    given = values()
+    before = given["conv"].clone()
+    vector = WeightRows({"conv": (bias, 2)}, [], given).gathered(given)
+    given["conv"].zero_()
+    rows = vector.reshape(6, -1)[:, :6]
+    assert torch.equal(rows, before.flatten(1))
+
+
+def test_weights_with_channels_last_in_memory_are_read_in_the_order_of_their_entries() -> None:
+    given = values()
+    turned = given | {"conv": given["conv"].contiguous(memory_format=torch.channels_last)}
+    assert torch.equal(layout(given).gathered(given), layout(turned).gathered(turned))
+
+
 def test_blocks_are_where_the_vector_is() -> None:
     given = values()
     rows = layout(given)

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ..models.full_precision import full_precision
+from ..models.module_tensors import parameters_by_name
 from ..symmetry.certificate import (
     BRIEF,
     Certificate,
+    Distances,
     Drift,
     distance,
     distance_numbers,
@@ -88,7 +90,7 @@ class Teleported:
         if others.held_out is not None and now_others.held_out is not None and self.view.validation is not None:
             held_out = drift(others.held_out, now_others.held_out, self.view.validation[1])
         left, notes = left_and_noted(move)
-        notes = (*notes, *_unmeasured(self.energies, self.view), *_frozen_moved(self.model, before))
+        notes = (*notes, *_unmeasured(self.energies, self.view), *_frozen_moved(parameters_by_name(self.model), before))
         return Certificate(
             symmetry=type(self.symmetry).__name__,
             settings=settings_of(self.symmetry),
@@ -110,16 +112,16 @@ class Teleported:
             seconds=perf_counter() - began,
         )
 
-    def briefly(self, began: float) -> Certificate:
-        """Without looking at other examples or at single layers."""
+    def briefly(self, began: float, far: Distances | None = None) -> Certificate:
+        """Without looking at other examples or at single layers; `far` is how far it went, where that was read."""
         before, move = self.before, self.proposed
-        after = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
-        names = list(after)
-        reached = partly_reached(move, after)
-        if reached is None:
-            reached = reached_weights(self.model, move, self.view.batches[:1])
-        old = {name: before.get(name, value) for name, value in after.items()}
-        far = read_distances(distance_numbers(old, after, self.reference, names, reached).cpu())
+        every = parameters_by_name(self.model)
+        if far is None:
+            numbers = known_distances(self.model, self.reference, before, move)
+            if numbers is None:
+                reached = reached_weights(self.model, move, self.view.batches[:1])
+                numbers = _distances(every, self.reference, before, reached)
+            far = read_distances(numbers.cpu())
         left, notes = left_and_noted(move)
         return Certificate(
             symmetry=type(self.symmetry).__name__,
@@ -138,9 +140,32 @@ class Teleported:
             layers=(),
             left=left,
             pinned=(),
-            notes=(*notes, *_unmeasured(self.energies, self.view), *_frozen_moved(self.model, before), BRIEF),
+            notes=(*notes, *_unmeasured(self.energies, self.view), *_frozen_moved(every, before), BRIEF),
             seconds=perf_counter() - began,
         )
+
+
+def known_distances(
+    model: nn.Module, reference: Mapping[str, Tensor], before: Mapping[str, Tensor], move: Move
+) -> Tensor | None:
+    """What `read_distances` makes of it how far the model, as it stands, is from what it held `before` and from the
+    `reference`, not read; None where the move does not say which weights inputs reach.
+    """
+    every = parameters_by_name(model)
+    reached = partly_reached(move, every)
+    return None if reached is None else _distances(every, reference, before, reached)
+
+
+@torch.no_grad()
+def _distances(
+    parameters: Mapping[str, nn.Parameter],
+    reference: Mapping[str, Tensor],
+    before: Mapping[str, Tensor],
+    reached: Mapping[str, Tensor],
+) -> Tensor:
+    after: dict[str, Tensor] = {name: p for name, p in parameters.items() if p.requires_grad}
+    old = {name: before.get(name, value) for name, value in after.items()}
+    return distance_numbers(old, after, reference, list(after), reached)
 
 
 def _unmeasured(energies: tuple[float | None, float | None], view: View) -> tuple[str, ...]:
@@ -149,9 +174,9 @@ def _unmeasured(energies: tuple[float | None, float | None], view: View) -> tupl
     return ()
 
 
-def _frozen_moved(model: nn.Module, before: Mapping[str, Tensor]) -> tuple[str, ...]:
+def _frozen_moved(parameters: Mapping[str, nn.Parameter], before: Mapping[str, Tensor]) -> tuple[str, ...]:
     """Said of parameters that no training would change: a symmetry that keeps the function needs them all."""
-    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad and name in before}
+    frozen = {name: p for name, p in parameters.items() if not p.requires_grad and name in before}
     moved = [name for name, p in frozen.items() if not torch.equal(p, before[name])]
     if not moved:
         return ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from time import perf_counter
@@ -14,13 +14,22 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..gradients.energy import gradient_energy
 from ..linalg.on_host import on_host
+from ..models.module_tensors import parameters_by_name
 from ..models.normalisation import norm_mode
-from ..symmetry.certificate import Certificate, Certify, Labelled, drift_numbers, read_drift
+from ..symmetry.certificate import (
+    Certificate,
+    Certify,
+    Distances,
+    Labelled,
+    drift_numbers,
+    read_distances,
+    read_drift,
+)
 from ..symmetry.move import Move, Translation, apply_move
 from ..symmetry.null_move import NullMove
 from ..symmetry.null_space import NullSpace
 from ..symmetry.symmetry import Probe, Symmetry
-from .certifying import Drifts, Others, Teleported
+from .certifying import Drifts, Others, Teleported, known_distances
 from .judging import Judging
 from .probing import View
 
@@ -64,7 +73,7 @@ class Teleporter:
             done = Teleported(
                 self.model, self.symmetry, self.reference, view, before, proposed, made.scale, drifts, energies
             )
-            return made.move, done.briefly(began) if others is None else done.fully(others, began)
+            return made.move, done.briefly(began, made.far) if others is None else done.fully(others, began)
 
     def _settle(self, move: Move, before: Mapping[str, Tensor], view: View, seen: _Judged) -> _Made:
         """Make the move, or the part of it that stays within bounds."""
@@ -78,13 +87,25 @@ class Teleporter:
                 apply_move(self.model, move)
             else:
                 shift.make(scale)
-            drifts = seen.drifts(_Judged.by(self.model, view, self._judging), view) if asked else None
+            drifts, far = self._looked_at(move, before, view, seen) if asked else (None, None)
             if drifts is None or self._harmless(drifts):
                 part = move.scaled(scale) if isinstance(move, Translation) and scale != 1 else move
-                return _Made(part, scale, drifts)
+                return _Made(part, scale, drifts, far)
             scale /= 2
         _restore(self.model, before)
         return _Made(None, 0.0, seen.drifts(seen, view) if self.certify == "brief" else None)
+
+    def _looked_at(
+        self, move: Move, before: Mapping[str, Tensor], view: View, seen: _Judged
+    ) -> tuple[Drifts, Distances | None]:
+        """What the move that was made did, and for a brief certificate how far it went, where that is known without
+        looking again: in one read, so that a GPU is given the latter while it does the former.
+        """
+        after = _Judged.by(self.model, view, self._judging)
+        far = known_distances(self.model, self.reference, before, move) if self.certify == "brief" else None
+        numbers = [*seen.numbers(after, view), *([] if far is None else [far])]
+        read = on_host(numbers)
+        return seen.read(read, view), None if far is None else read_distances(read[-1])
 
     def _harmless(self, drifts: Drifts) -> bool:
         judges, forget = drifts
@@ -109,13 +130,14 @@ class Teleporter:
 
 
 class _Made(NamedTuple):
-    """The move that was made, or None where it was taken back, the share of the proposed one that it is, and what was
-    seen of it.
+    """The move that was made, or None where it was taken back, the share of the proposed one that it is, what was seen
+    of it, and how far it went, where that was read with it.
     """
 
     move: Move | None
     scale: float
     drifts: Drifts | None
+    far: Distances | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,11 +155,21 @@ class _Judged:
 
     def drifts(self, after: _Judged, view: View) -> Drifts:
         """Both compared with what they are later, in one read."""
+        return self.read(on_host(self.numbers(after, view)), view)
+
+    def numbers(self, after: _Judged, view: View) -> list[Tensor]:
+        """What `read` makes the comparison of, not read."""
         numbers = [drift_numbers(self.judges, after.judges, view.judges[1])]
-        if self.forget is None or after.forget is None or view.forget is None:
-            return Drifts(read_drift(on_host(numbers)[0], len(view.judges[1])), None)
-        read = on_host([*numbers, drift_numbers(self.forget, after.forget, view.forget[1])])
-        return Drifts(read_drift(read[0], len(view.judges[1])), read_drift(read[1], len(view.forget[1])))
+        if self.forget is not None and after.forget is not None and view.forget is not None:
+            numbers.append(drift_numbers(self.forget, after.forget, view.forget[1]))
+        return numbers
+
+    def read(self, numbers: Sequence[Tensor], view: View) -> Drifts:
+        """The comparison by its numbers, on the host, which others may follow."""
+        judges = read_drift(numbers[0], len(view.judges[1]))
+        if self.forget is None or view.forget is None:
+            return Drifts(judges, None)
+        return Drifts(judges, read_drift(numbers[1], len(view.forget[1])))
 
 
 def _energy(model: nn.Module, forget: Labelled | None) -> float | None:
@@ -153,10 +185,24 @@ def _energy(model: nn.Module, forget: Labelled | None) -> float | None:
 
 def _snapshot(model: nn.Module, move: Move | None) -> dict[str, Tensor]:
     """What the model holds, by name: for a shift what it changes, for any other move, and without one, all of it."""
-    state = model.state_dict()
     if isinstance(move, Translation):
-        return {name: state[name].detach().clone() for name in move.shifts if name in state}
-    return {name: value.detach().clone() for name, value in state.items()}
+        shifted = _shifted(model, move)
+        kept = [torch.empty_like(value) for value in shifted.values()]
+        if kept:
+            with torch.no_grad():
+                torch._foreach_copy_(kept, list(shifted.values()))
+        return dict(zip(shifted, kept, strict=True))
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def _shifted(model: nn.Module, move: Translation) -> dict[str, Tensor]:
+    """The tensors of a model that a shift changes, by name. It names parameters, most of the time, which are found
+    several times as fast as all that a model holds.
+    """
+    named: Mapping[str, Tensor] = parameters_by_name(model)
+    if not move.shifts.keys() <= named.keys():
+        named = model.state_dict(keep_vars=True)
+    return {name: named[name] for name in move.shifts if name in named}
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,10 +215,9 @@ class _Shift:
 
     @classmethod
     def of(cls, model: nn.Module, move: Translation, before: Mapping[str, Tensor]) -> _Shift:
-        state = model.state_dict(keep_vars=True)
-        names = [name for name in move.shifts if name in state]
-        shifts = [move.shifts[name].to(state[name]) for name in names]
-        return cls([state[name] for name in names], [before[name] for name in names], shifts)
+        tensors = _shifted(model, move)
+        shifts = [move.shifts[name].to(tensor) for name, tensor in tensors.items()]
+        return cls(list(tensors.values()), [before[name] for name in tensors], shifts)
 
     @torch.no_grad()
     def make(self, scale: float) -> None:

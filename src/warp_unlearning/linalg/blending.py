@@ -28,6 +28,12 @@ def blend_weights(worst: Tensor, best: Sequence[float], blend: float) -> Tensor:
     return torch.where(worst > 0, 1 - torch.minimum(worst, least) / worst, 0.0).clamp(min=blend)
 
 
+def all_blended(kept: Sequence[Tensor], latest: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
+    """`blended` of each, with a weight for each: one call for all."""
+    own = [before.to(now) for before, now in zip(kept, latest, strict=True)]
+    return list(torch._foreach_lerp(own, list(latest), list(weights.unbind())))
+
+
 def blended(kept: Tensor, latest: Tensor, weight: Tensor) -> Tensor:
     """The second moment that was kept with the latest taken in, in its type and on its device."""
     return torch.lerp(kept.to(latest), latest, weight.to(latest))

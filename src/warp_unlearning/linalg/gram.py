@@ -5,6 +5,8 @@ On a GPU, where a launch costs more than it multiplies, there are fewer and larg
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -31,7 +33,8 @@ def add_gram(total: Tensor, rows: Tensor) -> None:
 
 def mirrored(total: Tensor) -> Tensor:
     """The symmetric matrix of which `total` (..., d, d) holds the part below the diagonal; writes over `total`."""
-    for begin, end in _spans(total)[:-1]:
+    spans = _spans(total)
+    for begin, end in spans[:-1]:
         total[..., begin:end, end:] = total[..., end:, begin:end].mT
     return total
 
@@ -40,13 +43,21 @@ def gram(rows: Tensor) -> Tensor:
     """Xᵀ X, shape (..., d, d), for rows X of shape (..., n, d)."""
     d = rows.shape[-1]
     if len(_spans(rows)) == 1:
-        return (rows[0].mT @ rows[0]).unsqueeze(0) if rows.dim() == 3 and len(rows) == 1 else rows.mT @ rows
+        if rows.dim() == 3 and len(rows) == 1:
+            only = rows[0]
+            return (only.mT @ only).unsqueeze(0)
+        return rows.mT @ rows
     total = torch.zeros(*rows.shape[:-2], d, d, dtype=rows.dtype, device=rows.device)
     add_gram(total, rows)
     return mirrored(total)
 
 
-def _spans(columns: Tensor) -> list[tuple[int, int]]:
+def _spans(columns: Tensor) -> Sequence[tuple[int, int]]:
     d = columns.shape[-1]
-    count = max(1, min(_BLOCKS, d // (_NARROWEST if columns.device.type == "cpu" else _NARROWEST_ELSEWHERE)))
-    return list(pairwise([d * i // count for i in range(count + 1)]))
+    narrowest = _NARROWEST if columns.is_cpu else _NARROWEST_ELSEWHERE
+    return ((0, d),) if d < 2 * narrowest else _cuts(d, min(_BLOCKS, d // narrowest))
+
+
+@lru_cache(maxsize=128)
+def _cuts(d: int, count: int) -> Sequence[tuple[int, int]]:
+    return tuple(pairwise([d * i // count for i in range(count + 1)]))

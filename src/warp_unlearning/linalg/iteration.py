@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .fine_type import like
 from .orthonormal import TOLERANCE, Doubt, doubtful_step, fixed_normal, orthonormal
 
 # From this many columns on, those with an eigenvalue of less than so many times the smallest take so many turns.
@@ -85,7 +86,7 @@ class Span:
         return Span(torch.cat([self.basis, columns.to(self.basis)], dim=1), sizes)
 
     def _turned_by(self, orthonormalised: Callable[[Tensor], Tensor], second_moment: Tensor, rounds: int) -> Turned:
-        basis, turns = self.basis.to(second_moment), self.takes_turns
+        basis, turns = like(self.basis, second_moment), self.takes_turns
         total = second_moment.diagonal().sum() if turns else None
         known = self._sizes.to(basis, non_blocking=True) if turns and self._sizes is not None else None
         for _ in range(rounds):
@@ -94,9 +95,9 @@ class Span:
             rows = basis.mT.contiguous()
             before = rows if chosen is None else rows.index_select(0, chosen)
             image = before @ second_moment
-            size = image.norm(dim=1)
-            image = torch.where((size > 0).unsqueeze(1), image, before)
-            shares = None if total is None else size / total
+            size = torch.linalg.vector_norm(image, dim=1, keepdim=True)
+            image = torch.where(size > 0, image, before)
+            shares = None if total is None else size[:, 0] / total
             if chosen is None:
                 known, rows = shares, image
             else:
@@ -161,15 +162,14 @@ def turned_inverse(second_moment: Tensor, normals: Tensor, *, rounds: int) -> Tu
     doubts = []
     for _ in range(rounds):
         normals, doubt = doubtful_step(torch.cholesky_solve(normals, factor))
-        doubts.append(Doubt(doubt.failed + failed.abs(), doubt.first, doubt.second))
+        doubts.append(Doubt((*doubt.failed, failed), doubt.first, doubt.second))
     return Turned(normals, tuple(doubts))
 
 
 def _shifted_factor(second_moment: Tensor, power: int) -> tuple[Tensor, Tensor]:
     """The Cholesky factor of C + μI, and whether there was none."""
-    diagonal = second_moment.diagonal()
-    shift = diagonal.sum() * (torch.finfo(second_moment.dtype).eps * 8**power)
     shifted = second_moment.clone()
-    shifted.diagonal().add_(shift)
+    # A power of two, by which products are exact.
+    shifted.diagonal().add_(second_moment.diagonal().sum(), alpha=torch.finfo(second_moment.dtype).eps * 8**power)
     factor, failed = torch.linalg.cholesky_ex(shifted)
     return factor, failed

@@ -19,10 +19,15 @@ def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
             if tensor.device == device:
                 kinds.setdefault(tensor.dtype, []).append(place)
         places = [place for own in kinds.values() for place in own]
-        parts = [torch.cat([tensors[place].detach().reshape(-1) for place in own]).double() for own in kinds.values()]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        with torch.no_grad():
+            parts = [torch.cat([_flat(tensors[place]) for place in own]).double() for own in kinds.values()]
+            joined = parts[0] if len(parts) == 1 else torch.cat(parts)
         await_device(device)
         joined = joined.cpu()
         for place, part in zip(places, torch.split(joined, [tensors[place].numel() for place in places]), strict=True):
-            found[place] = part.reshape(tensors[place].shape)
+            found[place] = part if tensors[place].dim() == 1 else part.reshape(tensors[place].shape)
     return [part for part in found if part is not None]
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() == 1 else tensor.reshape(-1)

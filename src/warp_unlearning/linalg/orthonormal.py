@@ -42,22 +42,21 @@ def orthonormal(columns: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Doubt:
-    """What says how far a Q is from orthonormal columns: whether it had no factor, and the lengths of the starts of
-    `measured_departure` after one and two steps, not read.
+    """What says how far a Q is from orthonormal columns: what one or two factors it was made by say of themselves, zero
+    where there was one, and the lengths of the starts of `measured_departure` after one and two steps, not read.
     """
 
-    failed: Tensor
+    failed: tuple[Tensor, ...]
     first: Tensor
     second: Tensor
 
     @staticmethod
     def measured(doubts: Sequence[Doubt]) -> Tensor:
         """The departure of each, infinite where there was no factor; all by a few operations."""
-        failed, first, second = (
-            torch.stack(parts) for parts in zip(*((d.failed, d.first, d.second) for d in doubts), strict=True)
-        )
+        failed = torch.stack([each for doubt in doubts for each in (doubt.failed[0], doubt.failed[-1])])
+        first, second = (torch.stack(parts) for parts in zip(*((d.first, d.second) for d in doubts), strict=True))
         worst = (second / first.clamp(min=torch.finfo(first.dtype).tiny)).amax(1)
-        return torch.where(failed == 0, worst, inf)
+        return torch.where((failed == 0).view(-1, 2).all(1), worst, inf)
 
 
 def by_one_step(columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +72,7 @@ def doubtful_step(columns: Tensor) -> tuple[Tensor, Doubt]:
     """`by_one_step`, whose departure is measured with those of others."""
     factor, failed = torch.linalg.cholesky_ex(gram(columns))
     q: Tensor = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
-    return q, Doubt(failed, *_lengths(q))
+    return q, Doubt((failed,), *_lengths(q))
 
 
 def departure(q: Tensor) -> float:
@@ -97,12 +96,19 @@ def _lengths(q: Tensor) -> tuple[Tensor, Tensor]:
     if k == 0:
         return q.new_zeros(_STARTS), q.new_zeros(_STARTS)
     # By the rows, of which there are few numbers: how many columns there are is decided by data.
-    z = fixed_normal(len(q), _STARTS, q.dtype, q.device)[:k]
+    z = _starts(len(q), k, q.dtype, q.device)
+    turned = q.mT
     lengths = []
     for _ in range(2):
-        z = torch.addmm(z, q.mT, q @ z, beta=-1)
+        z = torch.addmm(z, turned, q @ z, beta=-1)
         lengths.append(torch.linalg.vector_norm(z, dim=0))
     return lengths[0], lengths[1]
+
+
+@lru_cache(maxsize=512)
+def _starts(length: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The first rows of `fixed_normal`, a view of it."""
+    return fixed_normal(length, _STARTS, dtype, device)[:count]
 
 
 @lru_cache(maxsize=128)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import TypeVar
 
 import torch
 
 from ..waiting import takes_turns
-from .gpu_library import load_gpu_library
+from .gpu_library import load_gpu_library, make_context_current
 
 Made = TypeVar("Made")
 _STREAMS = 4
@@ -37,8 +37,10 @@ class SideStreams:
 
     def __enter__(self) -> SideStreams:
         """Begin."""
-        for stream in self._streams:
-            stream.wait_stream(torch.cuda.current_stream(stream.device))
+        if self._streams:
+            before = torch.cuda.current_stream(self._streams[0].device).record_event()
+            for stream in self._streams:
+                stream.wait_event(before)
         return self
 
     @contextmanager
@@ -52,33 +54,53 @@ class SideStreams:
 
     def __exit__(self, *_: object) -> None:
         """Have the current stream wait."""
-        for stream in self._streams:
-            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        if self._streams:
+            current = torch.cuda.current_stream(self._streams[0].device)
+            for stream in self._streams:
+                current.wait_stream(stream)
 
-    def each(self, pieces: Sequence[Callable[[], Made]]) -> list[Made]:
-        """What the pieces give, launched by several threads where that is good. They must not depend on each other, and
-        lie on the device of the streams.
+    def each(self, pieces: Sequence[Callable[[], Made]], *, apart: bool = True) -> list[Made]:
+        """What the pieces give. They must not depend on each other, and lie on the device of the streams. Those that
+        are to be launched `apart` are so by several threads, where that is possible: it pays for pieces that launch
+        much by one call, while threads whose calls are short wait for each other.
         """
         settings = torch.is_autocast_enabled("cuda") or torch.is_inference_mode_enabled()
-        if not self._streams or takes_turns() or settings:
-            return [self._one(number, piece) for number, piece in enumerate(pieces)]
+        if not self._streams:
+            return [piece() for piece in pieces]
+        if not apart or takes_turns() or settings:
+            return self._in_turn(pieces)
         load_gpu_library(self._streams[0].device)
-        return launched_apart(pieces, self._one, len(self._streams))
+        return launched_apart(pieces, len(self._streams), self._share)
 
-    def _one(self, number: int, piece: Callable[[], Made]) -> Made:
-        with self.piece(number):
-            return piece()
+    def _in_turn(self, pieces: Sequence[Callable[[], Made]]) -> list[Made]:
+        """What the pieces give, launched one after another."""
+        found = []
+        # The block brings back what was current before; between streams of one device a switch is enough.
+        with torch.cuda.stream(self._streams[0]):
+            for number, piece in enumerate(pieces):
+                torch.cuda.set_stream(self._streams[number % len(self._streams)])
+                found.append(piece())
+        return found
+
+    @contextmanager
+    def _share(self, number: int) -> Iterator[None]:
+        """The place of all pieces that a thread of its own launches: they have the stream of that number."""
+        with torch.cuda.stream(self._streams[number]):
+            make_context_current(self._streams[number].device)
+            yield
 
 
 def launched_apart(
-    pieces: Sequence[Callable[[], Made]], one: Callable[[int, Callable[[], Made]], Made], threads: int
+    pieces: Sequence[Callable[[], Made]], threads: int, share: Callable[[int], AbstractContextManager[object]]
 ) -> list[Made]:
-    """What `one` makes of each number and piece, in that order; a thread has every so many of them."""
+    """What the pieces give, in their order; a thread has every so many of them, within what `share` gives for its
+    number.
+    """
     recorded = torch.is_grad_enabled()
 
     def some(first: int) -> list[Made]:
-        with torch.set_grad_enabled(recorded):
-            return [one(number, pieces[number]) for number in range(first, len(pieces), threads)]
+        with torch.set_grad_enabled(recorded), share(first):
+            return [piece() for piece in pieces[first::threads]]
 
     shares = [_thread(first).submit(some, first) for first in range(threads)]
     # All of them end before an error is raised: what they were given must not be used meanwhile.

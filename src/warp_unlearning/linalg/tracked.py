@@ -19,6 +19,7 @@ from torch import Tensor
 from ..errors import InputError
 from .co_subspace import AnySubspace, CoSubspace
 from .eigh_of_each import eigh, eigh_of_each
+from .fine_type import fine, like
 from .held_energy import held_by, held_energy, missed_by, missed_energy
 from .iteration import Span, Turned, iterate_inverse, leading_outside, turned_inverse
 from .leading_subspaces import leading_subspaces, products_pay
@@ -86,7 +87,7 @@ class TrackedSubspace:
         The energy it captures is exact after a decomposition and where there are few directions, and else estimated
         from random probes, to about a fiftieth of what is missed.
         """
-        moment = second_moment.to(torch.promote_types(second_moment.dtype, torch.float32))
+        moment = fine(second_moment)
         alive = moment.diagonal() > 0
         followed = None
         if self.fraction < 1 and len(alive) == len(self._alive):
@@ -103,9 +104,9 @@ class TrackedSubspace:
         rounds = self.rounds if rounds is None else rounds
         if self.fraction == 1 or self._living == 0 or not self._living == len(self._alive) == len(second_moment):
             return None
-        moment = second_moment.to(torch.promote_types(second_moment.dtype, torch.float32))
+        moment = fine(second_moment)
         if self._normals is not None:
-            turned = turned_inverse(moment, self._normals.to(moment), rounds=rounds)
+            turned = turned_inverse(moment, like(self._normals, moment), rounds=rounds)
             missed = held_energy(moment, turned.columns)
         else:
             assert self._span is not None
@@ -120,7 +121,7 @@ class TrackedSubspace:
 
     def settled(self, proposal: Proposal, numbers: Tensor) -> AnySubspace | None:
         """The same, but None where it takes a decomposition, which `start_all` makes beside others."""
-        doubt, missed, total = numbers[:3].tolist()
+        doubt, missed, total = (numbers if len(numbers) == 3 else numbers[:3]).tolist()
         if not doubt <= TOLERANCE or not total > 0:
             return self.refresh(proposal.moment)
         captured = 1 - missed / total
@@ -272,7 +273,7 @@ def start_all(trackers: Sequence[TrackedSubspace], second_moments: Sequence[Tens
     """What `refresh` gives of each tracker that has nothing to go on from, with all decompositions side by side; others
     begin anew.
     """
-    moments = [moment.to(torch.promote_types(moment.dtype, torch.float32)) for moment in second_moments]
+    moments = [fine(moment) for moment in second_moments]
     alive = [moment.diagonal() > 0 for moment in moments]
     matrices = [restricted(moment, some) for moment, some in zip(moments, alive, strict=True)]
     leading = _leading_of(trackers, matrices)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 import torch
 from torch import Tensor, nn
 
 from ..cuda_graphs import CudaGraph, capturable_stream
 from ..errors import InputError
+from ..gradients.modules import modules_by_path
 from ..kernels.one_pixel_norm import one_pixel_norms
 
 _WARM_UP = 2
@@ -43,7 +42,11 @@ class CapturedLogits:
         return self._graph.replay().clone()
 
 
-def _places(model: nn.Module) -> list[tuple[int, bool]]:
-    modes = [module.training for module in model.modules()]
-    tensors = [t.data_ptr() for t in chain(model.parameters(), model.buffers())]
-    return [(place, True) for place in tensors] + [(0, mode) for mode in modes]
+def _places(model: nn.Module) -> list[int | bool | None]:
+    """The mode of every module, and where each of its tensors lies."""
+    found: list[int | bool | None] = []
+    for module in modules_by_path(model).values():
+        found.append(module.training)
+        for tensors in (module._parameters, module._buffers):
+            found += [None if tensor is None else tensor.data_ptr() for tensor in tensors.values()]
+    return found

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import InputError, nearest
 from ..kernels.fusing import fusing
+from .module_tensors import modes_of, restore_modes, set_mode
 
 NormMode = Literal["train", "eval"]
 
@@ -27,13 +28,12 @@ def norm_mode(model: nn.Module, mode: NormMode) -> Iterator[None]:
     """Put the whole model in `mode` within the block, then each module back in the mode it had."""
     if mode not in get_args(NormMode):
         raise InputError(f"mode is {mode!r}; {nearest(str(mode), get_args(NormMode))}")
-    before = [(module, module.training) for module in model.modules()]
+    before = modes_of(model)
     try:
-        model.train(mode == "train")
+        set_mode(model, training=mode == "train")
         yield
     finally:
-        for module, training in before:
-            module.training = training
+        restore_modes(before)
 
 
 def predict(model: nn.Module, x: Tensor) -> Tensor:

@@ -227,16 +227,13 @@ def distance_numbers(
     """What `read_distances` makes distances of, float64 (5), not read; names not in `reached` are reached in full."""
     masked = [reached.get(name) for name in names]
     old, new, far = ([values[name] for name in names] for values in (before, after, reference))
-    moved = torch._foreach_sub(new, old)
-    within = (
-        _sum_of_squares(_masked(moved, masked)),
-        _sum_of_squares([m * ~mask for m, mask in zip(moved, masked, strict=True) if mask is not None]),
-        _sum_of_squares(_masked(old, masked)),
-        _sum_of_squares(_masked(torch._foreach_sub(old, far), masked)),
-        _sum_of_squares(_masked(torch._foreach_sub(new, far), masked)),
-    )
-    device = new[0].device if new else torch.device("cpu")
-    return torch.stack([square.to(device) for square in within]).sqrt()
+    if not names:
+        return torch.zeros(5, dtype=torch.float64)
+    moved, were, are = (list(torch._foreach_sub(*pair)) for pair in ((new, old), (old, far), (new, far)))
+    masks = {place: mask.to(new[place].device) for place, mask in enumerate(masked) if mask is not None}
+    elsewhere = _products([moved[place] for place in masks], [~mask for mask in masks.values()])
+    where, norm, before_far, after_far = _where([moved, old, were, are], masks)
+    return _norms([where, elsewhere, norm, before_far, after_far])
 
 
 def read_distances(numbers: Tensor) -> Distances:
@@ -301,11 +298,22 @@ def _squares(pairs: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> Tensor:
     return torch.stack(rows).sum(0) if rows else torch.zeros(3, dtype=torch.float64)
 
 
-def _masked(values: Sequence[Tensor], masks: Sequence[Tensor | None]) -> list[Tensor]:
-    return [v if mask is None else v * mask.to(v.device) for v, mask in zip(values, masks, strict=True)]
+def _where(lists: Sequence[list[Tensor]], masks: Mapping[int, Tensor]) -> list[list[Tensor]]:
+    """Each list of tensors, those at places that have a mask multiplied by it: all of them by one call."""
+    found = iter(_products([values[place] for values in lists for place in masks], list(masks.values()) * len(lists)))
+    return [_replaced(values, {place: next(found) for place in masks}) for values in lists]
 
 
-def _sum_of_squares(values: Sequence[Tensor]) -> Tensor:
-    if not values:
-        return torch.zeros((), dtype=torch.float64)
-    return torch.stack(torch._foreach_norm(list(values), 2, dtype=torch.float64)).square().sum()
+def _replaced(values: Sequence[Tensor], others: Mapping[int, Tensor]) -> list[Tensor]:
+    return [others.get(place, value) for place, value in enumerate(values)]
+
+
+def _products(values: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
+    return list(torch._foreach_mul(values, masks)) if values else []
+
+
+def _norms(lists: Sequence[list[Tensor]]) -> Tensor:
+    """The length of the vector that the tensors of each list make up, float64."""
+    every = [value for values in lists for value in values]
+    squares = torch.stack(torch._foreach_norm(every, 2, dtype=torch.float64)).square()
+    return torch.stack([part.sum() for part in torch.split(squares, [len(values) for values in lists])]).sqrt()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from math import lcm
 
 from torch import Tensor, nn
+
+from ..gradients.modules import modules_by_path
 
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
@@ -39,16 +40,15 @@ def linear_weights(model: nn.Module) -> Iterator[LinearWeight]:
     A weight that is computed from others at every call (a parametrisation) has no name of its own and is left out, and
     so is one that another kind of layer shares (an embedding tied to the output layer).
     """
-    names: dict[int, str] = {}
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        names.setdefault(id(tensor), name)
-    owners = _owners(model)
+    modules = modules_by_path(model)
+    names, owners = _names_and_owners(modules)
     seen: set[int] = set()
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if not isinstance(weight, Tensor) or not _acts_linearly(module):
+    for module in modules.values():
+        # Few modules are linear, and an attribute that a module does not have takes long to find missing.
+        if not isinstance(module, _LINEAR) or not _acts_linearly(module):
             continue
-        if id(weight) not in names or id(weight) in seen:
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or id(weight) not in names or id(weight) in seen:
             continue
         seen.add(id(weight))
         layers = owners[id(weight)]
@@ -65,13 +65,22 @@ def _acts_linearly(module: nn.Module) -> bool:
     )
 
 
-def _owners(model: nn.Module) -> dict[int, list[nn.Module]]:
-    """The modules that hold each tensor, by its id."""
+def _names_and_owners(modules: Mapping[str, nn.Module]) -> tuple[dict[int, str], dict[int, list[nn.Module]]]:
+    """The first name of each tensor, that of a parameter where it has one, and the modules that hold it, by its id."""
+    names: dict[int, str] = {}
+    of_buffers: dict[int, str] = {}
     owners: dict[int, list[nn.Module]] = {}
-    for module in model.modules():
-        for tensor in chain(module.parameters(recurse=False), module.buffers(recurse=False)):
-            owners.setdefault(id(tensor), []).append(module)
-    return owners
+    for path, module in modules.items():
+        start = f"{path}." if path else ""
+        for found, tensors in ((names, module._parameters), (of_buffers, module._buffers)):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                found.setdefault(id(tensor), start + name)
+                holders = owners.setdefault(id(tensor), [])
+                if not holders or holders[-1] is not module:
+                    holders.append(module)
+    return of_buffers | names, owners
 
 
 def _common_bias(layers: list[nn.Module], names: dict[int, str], owners: dict[int, list[nn.Module]]) -> str | None:

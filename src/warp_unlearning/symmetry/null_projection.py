@@ -28,17 +28,17 @@ class NullProjection:
         weights = {b.weight: (scope.bias_of(b), len(b.blocks)) for b in scope.bases.values()}
         self.layout = WeightRows(weights, list(scope.features), like)
         kind = self.layout.dtype
-        self._blocks: list[tuple[AnySubspace, ...]] = []
+        self._blocks: list[tuple[_Columns, ...]] = []
         self._masks: list[Tensor | None] = []
         for basis, place in zip(scope.bases.values(), self.layout.places, strict=False):
             blocks = basis.blocks
             if basis.bias is not None and place.bias is None:
                 blocks = tuple(block.without_last() for block in blocks)
-            self._blocks.append(tuple(block.to(kind) for block in blocks))
+            self._blocks.append(tuple(_Columns(block.to(kind)) for block in blocks))
             everywhere = basis.reaches == basis.reached.numel()
             self._masks.append(None if everywhere else basis.reached[:, None, : place.d])
         for subspace in scope.features.values():
-            self._blocks.append((subspace.to(kind),))
+            self._blocks.append((_Columns(subspace.to(kind)),))
             self._masks.append(None)
 
     def __call__(self, vectors: Tensor) -> Tensor:
@@ -54,15 +54,17 @@ class NullProjection:
             )
         ]
         with SideStreams(vectors.device) as sides:
-            sides.each(pieces)
+            # Each is two products: as soon launched as handed to a thread.
+            sides.each(pieces, apart=False)
         smallest = _ROUNDING * torch.finfo(vectors.dtype).eps
-        beyond = self._norms(found) > smallest * self._norms(vectors)
-        return self.layout.scaled_(found, beyond)
+        left, given = self._norms(found, vectors)
+        return self.layout.scaled_(found, left > smallest * given)
 
-    def _norms(self, vectors: Tensor) -> Tensor:
-        """The length of each vector (m, n) at each place, float64 (m, places)."""
-        parts = [part for row in vectors.unbind() for part in self.layout.parts(row)]
-        return torch.stack(torch._foreach_norm(parts, 2, dtype=torch.float64)).reshape(len(vectors), -1)
+    def _norms(self, *every: Tensor) -> Tensor:
+        """The length of each of several vectors (m, n) at each place, float64 (len(every), m, places)."""
+        parts = [part for vectors in every for row in vectors.unbind() for part in self.layout.parts(row)]
+        norms = torch.stack(torch._foreach_norm(parts, 2, dtype=torch.float64))
+        return norms.reshape(len(every), len(every[0]), -1)
 
     @cached_property
     def reach(self) -> Tensor | None:
@@ -81,21 +83,30 @@ class NullProjection:
         return vector if self.reach is None else vector * self.reach.to(vector.device)
 
 
-def _project_place(given: Tensor, left: Tensor, blocks: Sequence[AnySubspace], mask: Tensor | None) -> None:
+def _project_place(given: Tensor, left: Tensor, blocks: Sequence[_Columns], mask: Tensor | None) -> None:
     """What is left of rows (m, groups, r, d) outside of the subspace of each group, written to `left`."""
-    for group, block in enumerate(blocks):
-        _project_out(block.to(given.dtype), given[:, group], left[:, group])
+    for block, rows, out in zip(blocks, given.unbind(1), left.unbind(1), strict=True):
+        block.project_out(rows, out)
     if mask is not None:
         # A subspace may reach into coordinates that data reached once and no longer does.
         left.mul_(mask.to(left.device))
 
 
-def _project_out(block: AnySubspace, rows: Tensor, out: Tensor) -> None:
-    """`block.project_out` of rows (m, r, d), written to `out`: two products, and no copy of what lies apart."""
-    columns = block.basis if isinstance(block, Subspace) else block.normals
-    thin = columns.expand(len(rows), -1, -1)
-    within = torch.bmm(rows, thin)
-    if isinstance(block, Subspace):
-        torch.baddbmm(rows, within, thin.mT, alpha=-1, out=out)
-    else:
-        torch.bmm(within, thin.mT, out=out)
+class _Columns:
+    """The columns that a subspace is projected out by: its basis, or the directions orthogonal to it."""
+
+    def __init__(self, block: AnySubspace) -> None:
+        self._spans = isinstance(block, Subspace)
+        columns = block.basis if isinstance(block, Subspace) else block.normals
+        self._columns, self._rows = columns.unsqueeze(0), columns.mT.unsqueeze(0)
+
+    def project_out(self, rows: Tensor, out: Tensor) -> None:
+        """`block.project_out` of rows (m, r, d), written to `out`: two products, and no copy of what lies apart."""
+        columns, back = self._columns, self._rows
+        if len(rows) > 1:
+            columns, back = columns.expand(len(rows), -1, -1), back.expand(len(rows), -1, -1)
+        within = torch.bmm(rows, columns)
+        if self._spans:
+            torch.baddbmm(rows, within, back, alpha=-1, out=out)
+        else:
+            torch.bmm(within, back, out=out)

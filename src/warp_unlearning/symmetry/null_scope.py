@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..gradients.uses import Trace, parameters_used_elsewhere, traced_copy
 from ..linalg.subspace import Subspace
+from ..models.module_tensors import parameters_by_name
 from .directions import Direction
 from .input_bases import InputBasis
 from .null_projection import NullProjection
@@ -68,7 +69,7 @@ def scope_of(
     """The scope of a move of `model` whose layers have `bases`; `x` is a batch that shows who reads what, where
     `misread`, the outcome of `read_by_others`, is not known.
     """
-    parameters = dict(model.named_parameters())
+    parameters = parameters_by_name(model)
     misread = read_by_others(model, x[:1]) if misread is None else misread
     biases = {n for n, p in parameters.items() if p.requires_grad and id(p) not in misread}
     movable: dict[str, InputBasis] = {}

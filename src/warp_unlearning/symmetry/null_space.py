@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from ..errors import DataError, InputError, WarpError, nearest
 from ..gradients.parameter_slots import copy_with_same_parameters
 from ..linalg.subspace import Rule
+from ..models.module_tensors import modes_of, restore_modes, set_mode
 from .forget_energy import EagerEnergy, Examples, ForgetEnergy, ReplayedEnergy, eager_energy
 from .input_bases import InputBasis, exact_bases
 from .linear_weights import linear_weights
@@ -113,8 +114,10 @@ class NullSpace:
         with _evaluated(model):
             # What a forward pass may change is the copy's; parameters are the model's, so that no memory is copied.
             working = copy_with_same_parameters(model)
-            _check_real(working)
             self._remembered.meet(model, batches[0])
+            if not self._remembered.real:
+                _check_real(working)
+                self._remembered.real = True
             energy: ForgetEnergy = eager_energy(model, working, probe)
             if isinstance(energy, EagerEnergy):
                 if not self._remembered.captured:
@@ -145,13 +148,12 @@ class NullSpace:
 @contextmanager
 def _evaluated(model: nn.Module) -> Iterator[None]:
     """The model in eval mode within the block, then each module in the mode it had."""
-    before = [(module, module.training) for module in model.modules()]
+    before = modes_of(model)
     try:
-        model.eval()
+        set_mode(model, training=False)
         yield
     finally:
-        for module, training in before:
-            module.training = training
+        restore_modes(before)
 
 
 def _joined(batches: list[Tensor]) -> list[Tensor]:
@@ -165,8 +167,9 @@ def _joined(batches: list[Tensor]) -> list[Tensor]:
 
 def _finite(batches: Sequence[Tensor]) -> Tensor | None:
     """Whether all numbers are finite, not read; None where there is nothing to look at."""
-    checked = [x.isfinite().all() for x in batches if x.is_floating_point()]
-    return torch.stack(checked).all() if checked else None
+    # The smallest and largest number are NaN where one is.
+    ends = [end for x in batches if x.is_floating_point() and x.numel() for end in x.aminmax()]
+    return torch.stack(ends).isfinite().all() if ends else None
 
 
 def _require_finite(finite: Tensor | None) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..linalg.on_host import on_host
+from ..models.module_tensors import parameters_by_name
 from .directions import Direction, inner, norm_of
 from .forget_energy import ForgetEnergy, Slopes
 from .null_projection import NullProjection
@@ -38,10 +39,10 @@ class Lengths(Protocol):
     halvings: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Ground:
-    """The movable parameters, as they stand in the model, and where distances are taken from; vectors are laid out by
-    the projection.
+    """The movable parameters, which `put` alone changes meanwhile, and where distances are taken from; vectors are laid
+    out by the projection, and none is written to.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -49,17 +50,17 @@ class _Ground:
     energy: ForgetEnergy
     reference: Tensor
     unit: Tensor
-
-    def weights(self) -> Tensor:
-        """θ, (n)."""
-        return self.projection.layout.gathered(self.parameters)
+    # θ, (n).
+    weights: Tensor
 
     def put(self, weights: Tensor) -> Tensor:
         """θ ← weights; θ as it is then, which differs where a parameter is coarser."""
-        values = self.projection.layout.scattered(weights)
+        layout = self.projection.layout
+        values = layout.scattered(weights)
         with torch.no_grad():
             torch._foreach_copy_(list(self.parameters.values()), [values[name] for name in self.parameters])
-        return weights if self.projection.layout.exact else self.weights()
+        self.weights = weights if layout.exact else layout.gathered(self.parameters)
+        return self.weights
 
     def displacement(self, weights: Tensor) -> Tensor:
         """θ − θ_org where inputs reach."""
@@ -88,7 +89,7 @@ def walk(
 
     They are taken in the memory of the model's own parameters, which hold what they held before once it returns.
     """
-    every = dict(model.named_parameters())
+    every = parameters_by_name(model)
     parameters = {name: every[name] for name in scope.names}
     if not parameters:
         return Walked({}, None, moved=False)
@@ -96,12 +97,12 @@ def walk(
     layout = projection.layout
     start = layout.gathered(parameters)
     given = probe.reference
-    reference = start if given is None else layout.gathered({n: given[n].detach().to(p) for n, p in parameters.items()})
-    ground = _Ground(parameters, projection, energy, reference, _norm(projection.reached(reference)))
+    reference = start if given is None else layout.gathered({n: given[n].to(p) for n, p in parameters.items()})
+    ground = _Ground(parameters, projection, energy, reference, _norm(projection.reached(reference)), start)
     nearby = _on_device(generator, start.device)
     try:
         seen = _steps(ground, settings, nearby, forgets=probe.forget is not None)
-        shifts = layout.scattered(ground.weights() - start)
+        shifts = layout.scattered(ground.weights - start)
     finally:
         ground.put(start)
     measured = bool(seen) and probe.forget is not None and isfinite(seen[0]) and isfinite(seen[-1])
@@ -137,7 +138,7 @@ class _Step(NamedTuple):
 def _at_random(ground: _Ground, settings: Lengths, generator: torch.Generator) -> _Step:
     """Take a random step, however the energy changes."""
     before = ground.energy.value()
-    start = ground.weights()
+    start = ground.weights
     direction = _unit(ground.projection(ground.noise(generator).unsqueeze(0))[0])
     length = _length(ground, settings, ground.displacement(start), direction).clamp(min=0)
     ground.put(start + (length * direction).to(start))
@@ -147,7 +148,7 @@ def _at_random(ground: _Ground, settings: Lengths, generator: torch.Generator) -
 
 def _downhill(ground: _Ground, settings: Lengths, generator: torch.Generator, *, forgets: bool) -> _Step:
     """Take a step that lowers L and does not raise the energy."""
-    start = ground.weights()
+    start = ground.weights
     displacement = ground.displacement(start)
     found = ground.energy.slopes(ground.parameters, loss=forgets and settings.protect == "both")
     terms = _Terms.of(ground, settings, found, displacement, generator)

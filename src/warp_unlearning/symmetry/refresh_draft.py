@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..linalg.blending import blend_weights, blended, missed_shares
+from ..linalg.blending import all_blended, blend_weights, missed_shares
 from ..linalg.gram import mirrored
 from ..linalg.side_streams import SideStreams
 from ..linalg.tracked import Proposal
@@ -32,8 +32,16 @@ class Draft:
         reached before, the shares missed, and the eigenvalues of columns that take turns.
         """
         diagonal = (self.latest if self.moment is None else self.moment).diagonal(dim1=1, dim2=2)
-        sizes = [p.turned.sizes for p in self.proposals if p is not None]
-        return [part for part in (diagonal, self.sample.stray, self.missed, *sizes) if part is not None]
+        return [diagonal, *(part for part in (self.sample.stray, self.missed, *self._sizes) if part is not None)]
+
+    @property
+    def numbers_asked(self) -> int:
+        """How many tensors that is."""
+        return 1 + sum(part is not None for part in (self.sample.stray, self.missed, *self._sizes))
+
+    @property
+    def _sizes(self) -> list[Tensor | None]:
+        return [proposal.turned.sizes for proposal in self.proposals if proposal is not None]
 
 
 def drafted(
@@ -52,15 +60,20 @@ def drafted(
     # The largest first, so that none is left over for the end.
     followed.sort(key=lambda pair: -pair[0].latest.shape[-1])
     with SideStreams(latest[0].device) as sides:
-        proposed = sides.each([partial(_proposals, draft, layer, rounds) for draft, layer in followed])
+        proposed = sides.each([partial(_proposals, layer, _moments(draft), rounds) for draft, layer in followed])
     for (draft, _), proposals in zip(followed, proposed, strict=True):
         draft.proposals = proposals
     return drafts
 
 
-def _proposals(draft: Draft, layer: TrackedLayer, rounds: int) -> list[Proposal | None]:
+def _moments(draft: Draft) -> tuple[Tensor, ...]:
+    """The second moment of each group, that of the sample alone where there is no other."""
     draft.moment = draft.latest if draft.moment is None else draft.moment
-    pairs = zip(layer.trackers, draft.moment, strict=True)
+    return draft.moment.unbind()
+
+
+def _proposals(layer: TrackedLayer, moments: Sequence[Tensor], rounds: int) -> list[Proposal | None]:
+    pairs = zip(layer.trackers, moments, strict=True)
     return [tracker.propose(moment, rounds=rounds) for tracker, moment in pairs]
 
 
@@ -73,7 +86,7 @@ def _blend(followed: Sequence[tuple[Draft, TrackedLayer]], blend: float) -> None
     each = torch.split(shares, counts)
     worst = shares if set(counts) == {1} else torch.stack([share.max() for share in each])
     weights = blend_weights(worst, [layer.best for _, layer in followed], blend)
-    weights = weights.to(followed[0][0].latest.dtype)
-    for (draft, layer), missed, weight in zip(followed, each, weights.unbind(), strict=True):
-        draft.missed = missed
-        draft.moment = blended(layer.within, draft.latest, weight)
+    latest = [draft.latest for draft, _ in followed]
+    moments = all_blended([layer.within for _, layer in followed], latest, weights.to(latest[0].dtype))
+    for (draft, _), missed, moment in zip(followed, each, moments, strict=True):
+        draft.missed, draft.moment = missed, moment

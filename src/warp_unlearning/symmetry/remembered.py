@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..gradients.captured_energy import CapturedEnergy
+from ..gradients.modules import modules_by_path
 from .forget_energy import EagerEnergy, ForgetEnergy, ReplayedEnergy
 from .null_scope import read_by_others
 
@@ -34,11 +35,13 @@ class Remembered:
 
     def _forget(self) -> None:
         self._objects: list[ref[Any]] = []
-        self._facts: Hashable = None
+        self._facts: tuple[Any, ...] | None = None
         self._moves = 0
         self._misread: set[int] | None = None
         self._graph: CapturedEnergy | None = None
         self._refused = False
+        # Whether every weight that acts on inputs was found to be of real numbers.
+        self.real = False
         # How many directions the inputs of each weight needed, group by group, at the last move.
         self.ranks: dict[str, list[int]] = {}
 
@@ -56,11 +59,10 @@ class Remembered:
 
     def meet(self, model: nn.Module, x: Tensor) -> None:
         """Begin a move of `model`, as it stands, on inputs like `x`; forget all that another network showed."""
-        objects: list[nn.Module | Tensor] = [*model.modules(), *model.parameters(), *model.buffers()]
-        facts = (tuple(x.shape[1:]), x.dtype, x.device, _precision(), tuple(_facts(each) for each in objects))
-        known = [each() for each in self._objects]
-        same = len(known) == len(objects) and all(a is b for a, b in zip(known, objects, strict=True))
-        if not same or facts != self._facts:
+        objects, found = _objects_and_facts(model)
+        facts = (tuple(x.shape[1:]), x.dtype, x.device, _precision(), found)
+        same = len(self._objects) == len(objects)
+        if not same or facts != self._facts or any(a() is not b for a, b in zip(self._objects, objects, strict=True)):
             self._forget()
             self._objects, self._facts = [ref(each) for each in objects], facts
         self._moves += 1
@@ -101,17 +103,37 @@ class Remembered:
         return self._graph.replayed_energies(x, y).double().sum()
 
 
-def _facts(each: nn.Module | Tensor) -> Hashable:
-    if isinstance(each, Tensor):
-        return each.data_ptr(), each.shape, each.stride(), each.dtype, each.requires_grad
-    return type(each), tuple((key, _plain(value)) for key, value in vars(each).items())
+def _objects_and_facts(model: nn.Module) -> tuple[list[nn.Module | Tensor], list[Any]]:
+    """The modules, parameters and buffers of a model, and all that is compared of them, one after the other."""
+    objects: list[nn.Module | Tensor] = []
+    facts: list[Any] = []
+    seen: set[int] = set()
+    for path, module in modules_by_path(model).items():
+        objects.append(module)
+        facts += (path, type(module))
+        for key, value in vars(module).items():
+            facts.append(key)
+            _add_plain(value, facts)
+        for tensors in (module._parameters, module._buffers):
+            for tensor in tensors.values():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    objects.append(tensor)
+                    facts += (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
+    return objects, facts
 
 
-def _plain(value: Any) -> Hashable:
+def _add_plain(value: Any, facts: list[Any]) -> None:
+    """A value where it is a plain one, what a dictionary holds, by identity, or else which object it is."""
     kind = type(value)
     if kind in _ATOMS or (kind is tuple and _ATOMS.issuperset(map(type, value))):
-        return value  # type: ignore[no-any-return]
-    return tuple((key, id(part)) for key, part in value.items()) if isinstance(value, dict) else id(value)
+        facts.append(value)
+    elif isinstance(value, dict):
+        facts.append(len(value))
+        for key, part in value.items():
+            facts += (key, id(part))
+    else:
+        facts.append(id(value))
 
 
 def _precision() -> Hashable:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .layer_inputs import Taps, Window, layer_rows
@@ -57,10 +56,10 @@ def sampled_rows(
     places = _places(len(image), height * width, patches, generator, x.device)
     # Channels last, so that what a tap reads is one run of memory.
     pixels = image.permute(0, 2, 3, 1).reshape(-1, image.shape[1])
-    first = places // width * window.stride[0] * image.shape[3] + places % width * window.stride[1]
-    first = first + torch.arange(len(image), device=x.device).unsqueeze(1) * (image.shape[2] * image.shape[3])
-    offsets = _offsets(window.all_taps if taps is None else taps, window.dilation, image.shape[3], x.device)
-    read = F.embedding(first.flatten().unsqueeze(1) + offsets, pixels)
+    chosen = window.all_taps if taps is None else taps
+    behind = _pixels_read((height, width), window.stride, chosen, window.dilation, image.shape[3], x.device)
+    firsts = _first_pixels(len(image), image.shape[2] * image.shape[3], x.device)
+    read = torch.embedding(pixels, (torch.embedding(behind, places) + firsts).flatten(0, 1))
     return read.reshape(*read.shape[:2], layer.groups, -1).permute(2, 0, 3, 1).flatten(2)
 
 
@@ -88,10 +87,25 @@ def _places(examples: int, places: int, count: int, generator: torch.Generator, 
 
 
 @lru_cache(maxsize=128)
-def _offsets(taps: Taps, dilation: tuple[int, int], width: int, device: torch.device) -> Tensor:
-    """How far each tap lies behind the first of a kernel, in the pixels of an image `width` wide; not to be written
-    to.
+def _pixels_read(
+    grid: tuple[int, int],
+    stride: tuple[int, int],
+    taps: Taps,
+    dilation: tuple[int, int],
+    width: int,
+    device: torch.device,
+) -> Tensor:
+    """Which pixel of an image `width` wide each tap reads, for every place of the kernel in a grid of rows and columns,
+    (places, taps); not to be written to.
     """
+    rows, columns = torch.arange(grid[0]) * stride[0], torch.arange(grid[1]) * stride[1]
+    first = (rows.unsqueeze(1) * width + columns).flatten()
     down = torch.arange(taps.top, taps.bottom) * dilation[0] * width
     right = torch.arange(taps.left, taps.right) * dilation[1]
-    return (down.unsqueeze(1) + right).flatten().to(device)
+    return (first.unsqueeze(1) + (down.unsqueeze(1) + right).flatten()).to(device)
+
+
+@lru_cache(maxsize=128)
+def _first_pixels(images: int, pixels: int, device: torch.device) -> Tensor:
+    """The first pixel of each image among those of all, (images, 1, 1); not to be written to."""
+    return (torch.arange(images) * pixels).reshape(-1, 1, 1).to(device)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from ..linalg.fine_type import fine_type
 from ..linalg.gram import add_gram, gram
 from .input_bases import input_rows
 from .kept_columns import KeptColumns
@@ -30,6 +31,7 @@ class SampledMoment:
 
     def __init__(self, weight: LinearWeight, columns: KeptColumns | None) -> None:
         self.weight, self.columns = weight, columns
+        self._kind = fine_type(weight.tensor.dtype)
         self.positions = 0
         self.stray: Tensor | None = None
         self._total: Tensor | None = None
@@ -46,7 +48,7 @@ class SampledMoment:
         """Take in rows (groups, n, d) of their own memory, which are not written to; `narrow` ones are within the
         columns.
         """
-        rows = rows.to(torch.promote_types(self.weight.tensor.dtype, torch.float32))
+        rows = rows.to(self._kind)
         if self.columns is not None:
             self._every.append((rows, narrow))
             if not narrow:
@@ -109,7 +111,8 @@ def sampled_moments(
 def some_of(rows: Tensor, *, share: float) -> Tensor:
     """As many of the rows (groups, n, d) as a share of the measure has room for."""
     room = max(1, int(share * _MEASURED / (rows.shape[0] * rows.shape[2])))
-    return rows[:, :: -(-rows.shape[1] // room)]
+    every = -(-rows.shape[1] // room)
+    return rows if every == 1 else rows[:, ::every]
 
 
 def _width(weight: LinearWeight) -> int:

@@ -172,9 +172,11 @@ def _settle(followed: Sequence[tuple[Draft, Verdict]]) -> None:
         layer.within = moment
         layer.note(verdict.missed)
         found = [
-            tracker.refresh(own) if proposal is None or numbers is None else tracker.settled(proposal, numbers)
-            for tracker, own, proposal, numbers in zip(
-                layer.trackers, moment, draft.proposals, verdict.numbers, strict=True
+            tracker.refresh(moment[group])
+            if proposal is None or numbers is None
+            else tracker.settled(proposal, numbers)
+            for group, (tracker, proposal, numbers) in enumerate(
+                zip(layer.trackers, draft.proposals, verdict.numbers, strict=True)
             )
         ]
         waiting += [(layer, group) for group, span in enumerate(found) if span is None]
@@ -190,5 +192,4 @@ def _followed_basis(draft: Draft, verdict: Verdict) -> InputBasis:
     layer = draft.layer
     assert layer is not None
     layer.awaken()
-    reached = int((verdict.diagonal > 0).sum())
-    return layer.basis(draft.sample.weight, layer.measured_blocks(), draft.sample.positions, reached)
+    return layer.basis(draft.sample.weight, layer.measured_blocks(), draft.sample.positions, verdict.reached)

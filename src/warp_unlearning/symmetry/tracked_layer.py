@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..linalg.blending import blend_weights, blended, missed_shares
 from ..linalg.co_subspace import AnySubspace
+from ..linalg.fine_type import fine_type
 from ..linalg.tracked import TrackedSubspace
 from .input_bases import InputBasis
 from .kept_columns import KeptColumns
@@ -32,6 +33,8 @@ class TrackedLayer:
     missed: list[float] = field(default_factory=list)
     best: float = 1.0
     columns: KeptColumns | None = None
+    # For which columns and shape, and True where those lie.
+    _full: tuple[KeptColumns | None, torch.Size, Tensor] | None = field(default=None, repr=False)
 
     @property
     def moment(self) -> Tensor:
@@ -108,11 +111,28 @@ class TrackedLayer:
 
     def basis(self, weight: LinearWeight, blocks: Sequence[AnySubspace], positions: int, count: int) -> InputBasis:
         """The basis over all coordinates, of which `count` are reached."""
-        kind = torch.promote_types(weight.tensor.dtype, torch.float32)
-        reached = self.within.diagonal(dim1=1, dim2=2) > 0
+        kind = fine_type(weight.tensor.dtype)
         wide = [block.to(kind) for block in blocks]
         if self.columns is not None:
-            kept, d = self.columns.kept, self.columns.d
-            reached = reached.new_zeros(len(reached), d).index_copy_(1, kept, reached)
-            wide = [block.within(kept, d) for block in wide]
+            wide = [block.within(self.columns.kept, self.columns.d) for block in wide]
+        reached = self._everywhere() if count == self.within.shape[:2].numel() else self._positive()
         return InputBasis(weight.name, weight.bias, tuple(wide), reached, positions, count)
+
+    def _positive(self) -> Tensor:
+        """Which of all coordinates have energy, bool (groups, d)."""
+        return self._spread(self.within.diagonal(dim1=1, dim2=2) > 0)
+
+    def _everywhere(self) -> Tensor:
+        """The same where all that are kept have; not to be written to, since it is given out again and again."""
+        shape, device = self.within.shape[:2], self.within.device
+        known = self._full
+        if known is None or known[0] is not self.columns or known[1] != shape or known[2].device != device:
+            found = self._spread(torch.ones(shape, dtype=torch.bool, device=device))
+            known = self._full = (self.columns, shape, found)
+        return known[2]
+
+    def _spread(self, kept: Tensor) -> Tensor:
+        """What is known of the coordinates that are kept, (groups, kept), for all of them."""
+        if self.columns is None:
+            return kept
+        return kept.new_zeros(len(kept), self.columns.d).index_copy_(1, self.columns.kept, kept)

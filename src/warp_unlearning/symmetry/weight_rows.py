@@ -48,13 +48,13 @@ class WeightRows:
         self.places: list[Place] = []
         self.length = 0
         for weight, (bias, groups) in weights.items():
-            self._add(weight, bias, like[weight], groups, like[weight][0].numel() + (bias is not None))
+            self._add(weight, bias, like[weight], groups, like[weight].shape[1:].numel() + (bias is not None))
         for name in alone:
             self._add(name, None, like[name], 1, like[name].numel())
         self._lengths = [place.end - place.begin for place in self.places]
         self.names = [name for place in self.places for name in (place.weight, place.bias) if name is not None]
         self._types = {name: like[name].dtype for name in self.names}
-        self.dtype = reduce(torch.promote_types, self._types.values(), torch.float32)
+        self.dtype = reduce(torch.promote_types, set(self._types.values()), torch.float32)
 
     def _add(self, name: str, bias: str | None, value: Tensor, groups: int, d: int) -> None:
         begin = self.length
@@ -73,12 +73,15 @@ class WeightRows:
     def gathered(self, values: Mapping[str, Tensor]) -> Tensor:
         """The vector (n) of the named values."""
         parts = []
-        for place in self.places:
-            value = values[place.weight].detach()
-            if place.bias is not None:
-                value = torch.cat([value.flatten(1), values[place.bias].detach().unsqueeze(1).to(value)], dim=1)
-            parts.append(value.reshape(-1))
-        return torch.cat(parts).to(self.dtype)
+        with torch.no_grad():
+            for place in self.places:
+                value = values[place.weight]
+                if place.bias is not None:
+                    value = torch.cat([value.flatten(1), values[place.bias].unsqueeze(1).to(value)], dim=1)
+                parts.append(value)
+            # One call for tens of tensors; of one alone it would give the tensor itself.
+            flat: Tensor = torch._C._nn.flatten_dense_tensors(parts) if len(parts) > 1 else parts[0].flatten().clone()
+            return flat.to(self.dtype)
 
     def scattered(self, vector: Tensor) -> dict[str, Tensor]:
         """The named values of a vector (n), each in its own shape and type; views of it where types agree."""
@@ -96,6 +99,6 @@ class WeightRows:
         """The vectors (..., n), in place, times one number for each place, (..., places): one operation a place is less
         than to lay the numbers out.
         """
-        for part, number in zip(self.parts(vectors), torch.split(numbers, 1, dim=-1), strict=True):
-            part.mul_(number)
+        if self.places:
+            torch._foreach_mul_(list(self.parts(vectors)), list(torch.split(numbers, 1, dim=-1)))
         return vectors
