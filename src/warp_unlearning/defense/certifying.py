@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.full_precision import full_precision
-from ..models.module_tensors import parameters_by_name
+from ..module_tree import parameters_by_name
 from ..symmetry.certificate import (
     BRIEF,
     Certificate,

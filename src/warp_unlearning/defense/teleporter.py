@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..gradients.energy import gradient_energy
 from ..linalg.on_host import on_host
-from ..models.module_tensors import parameters_by_name
 from ..models.normalisation import norm_mode
+from ..module_tree import parameters_by_name
 from ..symmetry.certificate import (
     Certificate,
     Certify,

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..errors import InputError
-from .modules import modules_by_path
+from ..module_tree import modules_by_path
 
 
 def check_batch(x: Tensor, y: Tensor) -> Callable[[], None]:

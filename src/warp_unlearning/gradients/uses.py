@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from ..errors import InputError
+from ..module_tree import modules_by_path
 from .ghost.rule import GhostRule, Passing, rule_of
-from .modules import modules_by_path
 from .parameter_slots import copy_with_same_parameters
 
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from ..cuda_graphs import CudaGraph, capturable_stream
 from ..errors import InputError
-from ..gradients.modules import modules_by_path
 from ..kernels.one_pixel_norm import one_pixel_norms
+from ..module_tree import modules_by_path
 
 _WARM_UP = 2
 

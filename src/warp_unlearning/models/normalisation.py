@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import InputError, nearest
 from ..kernels.fusing import fusing
-from .module_tensors import modes_of, restore_modes, set_mode
+from ..module_tree import modes_of, restore_modes, set_mode
 
 NormMode = Literal["train", "eval"]
 

@@ -8,7 +8,7 @@ from math import lcm
 
 from torch import Tensor, nn
 
-from ..gradients.modules import modules_by_path
+from ..module_tree import modules_by_path
 
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..gradients.uses import Trace, parameters_used_elsewhere, traced_copy
 from ..linalg.subspace import Subspace
-from ..models.module_tensors import parameters_by_name
+from ..module_tree import parameters_by_name
 from .directions import Direction
 from .input_bases import InputBasis
 from .null_projection import NullProjection

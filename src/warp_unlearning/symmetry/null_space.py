@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ..errors import DataError, InputError, WarpError, nearest
 from ..gradients.parameter_slots import copy_with_same_parameters
 from ..linalg.subspace import Rule
-from ..models.module_tensors import modes_of, restore_modes, set_mode
+from ..module_tree import modes_of, restore_modes, set_mode
 from .forget_energy import EagerEnergy, Examples, ForgetEnergy, ReplayedEnergy, eager_energy
 from .input_bases import InputBasis, exact_bases
 from .linear_weights import linear_weights

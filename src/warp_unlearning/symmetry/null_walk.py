@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..linalg.on_host import on_host
-from ..models.module_tensors import parameters_by_name
+from ..module_tree import parameters_by_name
 from .directions import Direction, inner, norm_of
 from .forget_energy import ForgetEnergy, Slopes
 from .null_projection import NullProjection

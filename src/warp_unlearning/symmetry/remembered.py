@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..gradients.captured_energy import CapturedEnergy
-from ..gradients.modules import modules_by_path
+from ..module_tree import modules_by_path
 from .forget_energy import EagerEnergy, ForgetEnergy, ReplayedEnergy
 from .null_scope import read_by_others
 

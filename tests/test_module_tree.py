@@ -3,9 +3,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from warp_unlearning.models.module_tensors import (
+from warp_unlearning.module_tree import (
     buffers_by_name,
     modes_of,
+    modules_by_path,
     parameters_by_name,
     restore_modes,
     set_mode,
@@ -70,3 +71,11 @@ def test_a_module_says_itself_what_train_mode_is() -> None:
     set_mode(model, training=True)
     assert model.training
     assert not model[0].training
+
+
+def test_paths_are_those_of_torch() -> None:
+    shared = nn.Linear(2, 2)
+    model = nn.Sequential(shared, nn.Sequential(nn.ReLU(), shared), nn.ModuleDict({"a": nn.Sequential(nn.Tanh())}))
+    model.register_module("nothing", None)
+    found = modules_by_path(model)
+    assert list(found.items()) == list(model.named_modules())
