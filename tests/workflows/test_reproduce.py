@@ -222,6 +222,16 @@ def test_a_folder_of_something_else_is_left_alone(blobs: Path, tmp_path: Path) -
         prepare_study(ReproduceRequest(config(blobs), tmp_path / "out"))
 
 
+def test_results_may_be_merged_before_a_study_is_begun(blobs: Path, tmp_path: Path) -> None:
+    Store(tmp_path / "out" / "store")
+    prepare_study(ReproduceRequest(config(blobs), tmp_path / "out"))
+    assert (tmp_path / "out" / "config.yaml").is_file()
+    Store(tmp_path / "other" / "store")
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(InputError, match="holds files and no study"):
+        prepare_study(ReproduceRequest(config(blobs), tmp_path / "other"))
+
+
 def test_a_study_of_times_is_done_alone_and_shown(blobs: Path, tmp_path: Path) -> None:
     prepared = prepare_study(ReproduceRequest(config(blobs, study="runtime"), tmp_path / "out"))
     assert prepared.planned.alone

@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 from ..runs.store import Store
 
 Config = TypeVar("Config")
+STORE = "store"
+"""The folder of the store beside the results."""
 
 
 @dataclass(frozen=True)
@@ -23,4 +25,4 @@ class JobRequest(Generic[Config]):
 
     def open_store(self) -> Store:
         """The store, made where there is none."""
-        return Store(self.store or self.out / "store")
+        return Store(self.store or self.out / STORE)

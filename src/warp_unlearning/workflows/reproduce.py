@@ -25,7 +25,7 @@ from ..runs.tally import Tally
 from ..runs.yaml_text import dump_yaml, load_yaml
 from ..studies.planned import Planned
 from ..unlearning.record import now, versions
-from .job_request import JobRequest
+from .job_request import STORE, JobRequest
 from .run_account import jobs_account, machine_account
 from .study_cost import require_gpu
 from .study_plans import plan_study, study_names
@@ -163,7 +163,9 @@ def _open(out: Path, config: ReproduceConfig) -> RunDirectory:
     """The folder of a study. Another configuration is no other run: the store tells its results apart by their keys, so
     that a study can grow.
     """
-    if out.is_dir() and any(out.iterdir()) and not (out / CONFIG).is_file():
+    # Results may have been merged into its store before it is begun here.
+    others = [each for each in out.iterdir() if each.name != STORE] if out.is_dir() else []
+    if others and not (out / CONFIG).is_file():
         raise InputError(f"{out} holds files and no study; give another folder with --out")
     if (out / CONFIG).is_file():
         _require_growth(out, config)
