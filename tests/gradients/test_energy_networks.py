@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -117,6 +117,12 @@ class Tokens(nn.Module):
         return self.classifier(h).mean(1)
 
 
+def doubts(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The losses: where one is no more than rounding, the network is certain of the label and has no slope."""
+    with torch.no_grad():
+        return F.cross_entropy(model(x), y, reduction="none")
+
+
 # Torch warns of its own copy for "same" padding of even kernels.
 @pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 @hypothesis_settings(max_examples=150)
@@ -127,7 +133,9 @@ def test_networks_of_images(assert_exact: Any, drawn: Any, examples: Any, built:
     parameters = list(model.parameters())
     for index in data.draw(st.sets(st.integers(0, len(parameters) - 2), max_size=2)):
         parameters[index].requires_grad_(False)
-    assert_exact(model, *examples(3, *shape, seed=seed))
+    x, y = examples(3, *shape, seed=seed)
+    assume(float(doubts(model, x, y).max()) > 1e-9)
+    assert_exact(model, x, y)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
@@ -137,8 +145,10 @@ def test_networks_of_images_as_on_a_gpu(
     assert_exact: Any, drawn: Any, examples: Any, as_on_a_gpu: Any, built: Any, seed: int
 ) -> None:
     network, shape = built
+    model, (x, y) = drawn(lambda: network, seed=seed), examples(3, *shape, seed=seed)
+    assume(float(doubts(model, x, y).max()) > 1e-9)
     with as_on_a_gpu():
-        assert_exact(drawn(lambda: network, seed=seed), *examples(3, *shape, seed=seed))
+        assert_exact(model, x, y)
 
 
 @hypothesis_settings(max_examples=80)
@@ -174,5 +184,6 @@ def test_permuting_the_batch_permutes_the_energies(
     model = drawn(lambda: network, seed=seed)
     x, y = examples(4, *shape, seed=seed)
     energy = gradient_energy(model, x, y).detach()
-    assert len(set(energy.tolist())) == 4
+    # Networks whose layers have died say the same of every example.
+    assume(len(set(energy.tolist())) == 4)
     torch.testing.assert_close(gradient_energy(model, x[order], y[order]).detach(), energy[order], rtol=1e-10, atol=0)
