@@ -5,7 +5,12 @@ What is asked several times between two updates of a small network takes longer 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
+
 from torch import Tensor, nn
+
+Held = TypeVar("Held")
 
 
 def modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
@@ -26,26 +31,22 @@ def _add(module: nn.Module, path: str, found: dict[str, nn.Module], seen: set[in
 
 def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
     """What `named_parameters` gives: each once, by its first name."""
-    found: dict[str, nn.Parameter] = {}
-    seen: set[int] = set()
-    for path, module in modules_by_path(model).items():
-        for name, p in module._parameters.items():
-            if p is not None and id(p) not in seen:
-                seen.add(id(p))
-                found[f"{path}.{name}" if path else name] = p
-    return found
+    return dict(_once_each((path, module._parameters) for path, module in modules_by_path(model).items()))
 
 
 def buffers_by_name(model: nn.Module) -> dict[str, Tensor]:
     """What `named_buffers` gives: each once, by its first name."""
-    found: dict[str, Tensor] = {}
+    return dict(_once_each((path, module._buffers) for path, module in modules_by_path(model).items()))
+
+
+def _once_each(held: Iterable[tuple[str, Mapping[str, Held | None]]]) -> Iterator[tuple[str, Held]]:
+    """What modules at these paths hold, by path and name."""
     seen: set[int] = set()
-    for path, module in modules_by_path(model).items():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and id(buffer) not in seen:
-                seen.add(id(buffer))
-                found[f"{path}.{name}" if path else name] = buffer
-    return found
+    for path, tensors in held:
+        for name, tensor in tensors.items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield f"{path}.{name}" if path else name, tensor
 
 
 def modes_of(model: nn.Module) -> list[tuple[nn.Module, bool]]:
