@@ -27,7 +27,7 @@ def test_a_tracked_teleport_reads_little_and_launches_little(counts: Any) -> Non
     operations = counts.later_teleport(TrackedNullSpace(), small=True, certify="brief")
     found = operations.counts
     elsewhere = {part for part, _ in found} - {"energies", "on the host"}
-    assert {"forward and moments", "bases", "walk", "safeguard"} <= elsewhere
+    assert {"forward and moments", "bases", "walk", "safeguard", "certificate"} <= elsewhere
     assert sum(found[part, "reads"] for part in elsewhere) <= 5
     assert sum(found[part, "operations"] for part in elsewhere) <= 1500
     assert operations.names["forward and moments", "im2col"] == 0

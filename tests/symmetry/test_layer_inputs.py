@@ -386,7 +386,7 @@ def test_taps_that_meet_no_padding_are_read_from_the_image_itself(
     x = torch.randn(3, 2, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     window = Window(layer)
     if min(window.grid(x)) < 1:
-        return
+        pytest.skip("the kernel has no place on an image of this size")
     every = unfolded(layer, x)
     for top in range(3):
         for left in range(3):

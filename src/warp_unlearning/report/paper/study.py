@@ -84,6 +84,9 @@ class Changes:
     privacy: Estimate | None
 
 
+_NONE_STATED = Changes(None, None, "", None)
+
+
 @dataclass(frozen=True)
 class StudyArm:
     """An arm of an audit with what a study adds: how many forget sets of each shadow it was to unlearn, of how many
@@ -111,6 +114,10 @@ class StudyArm:
     def idle(self) -> bool:
         """Whether no teleport moved anything: its models are those without the defence, and measure none."""
         return self.unmoved == 1
+
+    def changes_in(self, name: str) -> Changes:
+        """What the defence changes in a slice; nothing is stated where it moved nothing, or the file does not say."""
+        return _NONE_STATED if self.idle else self.of_slices.get(name, _NONE_STATED)
 
     @property
     def row(self) -> str:
@@ -223,21 +230,6 @@ class Study:
     def privacy_gained(self, item: StudyArm) -> Change:
         """By what share 1 − AUC rises."""
         return _changed(item, item.privacy) or _separate(self.base_of(item), item, _strength, privacy_gain)
-
-    def slice_lowered(self, name: str, item: StudyArm) -> Change:
-        """How much lower the AUC of a slice is."""
-        found = item.of_slices.get(name)
-        return Change(None if found is None or item.idle else found.lower_by, True)
-
-    def slice_gone(self, name: str, item: StudyArm) -> Change:
-        """The share of the advantage over guessing that is gone of a slice."""
-        found = item.of_slices.get(name)
-        return Change(None, True) if found is None or item.idle else Change(found.gone, True, found.note)
-
-    def slice_privacy(self, name: str, item: StudyArm) -> Change:
-        """By what share 1 − AUC of a slice rises."""
-        found = item.of_slices.get(name)
-        return Change(None if found is None or item.idle else found.privacy, True)
 
     def lower_than(self, item: StudyArm, defense: str) -> Change:
         """How much lower the AUC is than with another defence."""

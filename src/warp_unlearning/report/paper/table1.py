@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from ..labels import method_label
@@ -17,7 +16,7 @@ from .names import KICK, RATES, SLICES, in_order
 from .numbers import PaperNumber, PaperTable, paper_table
 from .panels import Mark, Panel, rows_plot
 from .rendered import SEPARATE, Rendered, rendered
-from .study import Study, StudyArm, read_study
+from .study import Change, Study, StudyArm, read_study
 
 _KINDS = {"all": "All forgotten examples", **{name: name.capitalize() for name in SLICES}}
 
@@ -72,9 +71,9 @@ def _slice_changes(study: Study, paper: PaperTable, name: str, defended: list[St
         paper,
         f"{name}: AUC",
         study.paper_row,
-        lowered=partial(study.slice_lowered, name),
-        gone=partial(study.slice_gone, name),
-        gained=partial(study.slice_privacy, name),
+        lowered=lambda item: Change(item.changes_in(name).lower_by, True),
+        gone=lambda item: Change(item.changes_in(name).gone, True, item.changes_in(name).note),
+        gained=lambda item: Change(item.changes_in(name).privacy, True),
     )
     return paragraphs(f"### What defences change, {name}", changed).strip()
 
