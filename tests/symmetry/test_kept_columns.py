@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from warp_unlearning.errors import DataError
 from warp_unlearning.symmetry.input_bases import exact_bases, input_rows
 from warp_unlearning.symmetry.kept_columns import KeptColumns
-from warp_unlearning.symmetry.layer_inputs import Taps, layer_rows, observe_inputs
+from warp_unlearning.symmetry.kernel_window import Taps
+from warp_unlearning.symmetry.layer_inputs import layer_rows, observe_inputs
 from warp_unlearning.symmetry.linear_weights import linear_weights
 from warp_unlearning.symmetry.tracked_bases import TrackedBases
 

@@ -11,9 +11,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from warp_unlearning.symmetry import layer_inputs
+from warp_unlearning.symmetry.kernel_window import Taps, Window
 from warp_unlearning.symmetry.layer_inputs import (
-    Taps,
-    Window,
     has_linear_inputs,
     input_second_moments,
     layer_columns,

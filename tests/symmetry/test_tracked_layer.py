@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from warp_unlearning.linalg.tracked import TrackedSubspace
 from warp_unlearning.symmetry.kept_columns import KeptColumns
-from warp_unlearning.symmetry.layer_inputs import Taps
+from warp_unlearning.symmetry.kernel_window import Taps
 from warp_unlearning.symmetry.linear_weights import LinearWeight, linear_weights
 from warp_unlearning.symmetry.tracked_layer import TrackedLayer
 

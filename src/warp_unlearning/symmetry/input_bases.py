@@ -18,7 +18,8 @@ from ..linalg.principal_subspaces import principal_subspaces
 from ..linalg.rounded_products import ERROR
 from ..linalg.streamed import StreamedRows
 from ..linalg.subspace import Rule, Subspace, rank_for
-from .layer_inputs import Taps, Window, kernel_of, layer_rows, observe_inputs
+from .kernel_window import Taps, Window, kernel_of
+from .layer_inputs import layer_rows, observe_inputs
 from .linear_weights import LinearWeight
 
 # Entries of unfolded patches laid out at a time. On a processor larger pieces fall out of its caches and into memory;

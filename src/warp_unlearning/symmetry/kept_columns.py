@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .layer_inputs import Taps, Window, kernel_of
+from .kernel_window import Taps, Window, kernel_of
 from .linear_weights import LinearWeight
 
 

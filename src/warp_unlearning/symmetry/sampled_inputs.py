@@ -11,7 +11,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from .layer_inputs import Taps, Window, layer_rows
+from .kernel_window import Taps, Window
+from .layer_inputs import layer_rows
 
 
 def sampled_examples(batches: Iterable[Tensor], count: int, *, generator: torch.Generator) -> list[Tensor]:
