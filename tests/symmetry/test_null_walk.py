@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from warp_unlearning.symmetry.forget_energy import EagerEnergy
 from warp_unlearning.symmetry.null_move import NullMove
 from warp_unlearning.symmetry.null_space import NullSpace
-from warp_unlearning.symmetry.null_walk import within_radius
+from warp_unlearning.symmetry.null_walk import _longest_that_lowers, _Try, within_radius
 
 Named = dict[str, Tensor]
 Y = torch.tensor([0, 1, 2, 1])
@@ -194,6 +194,68 @@ def test_a_step_is_halved_until_it_lowers_the_loss_and_the_energy(
         assert move.energies[0] == move.energies[1]
     else:
         assert_same(dict(move.shifts), sum_of((length, direction)), 1e-7)
+
+
+@pytest.mark.parametrize(
+    ("dispersion", "step_size", "halved"), [(0.5, 0.05, 0), (0.8, 0.2, 1), (0.8, 0.4, 2), (0.9, 0.4, 3)]
+)
+def test_a_search_begins_where_the_last_one_ended(
+    kit: Any, monkeypatch: pytest.MonkeyPatch, dispersion: float, step_size: float, halved: int
+) -> None:
+    """The same move of the same network is found by two tries; of another network from the start again."""
+    model, x, forget = problem(kit, "smooth")
+    slope = kit.beside(model, kit.energy_slope(model, *forget), [x])
+    probe = kit.probe(x, forget=forget, reference=kit.shifted(model, sum_of((-1 / kit.norm(slope), slope))))
+    tries = []
+    value = EagerEnergy.value
+
+    def counted(self: EagerEnergy) -> Tensor:
+        tries.append(1)
+        return value(self)
+
+    monkeypatch.setattr(EagerEnergy, "value", counted)
+    symmetry = NullSpace(
+        energy=1.0, protect="retain", kick=0, radius=1e6, halvings=3, dispersion=dispersion, step_size=step_size
+    )
+    counts, moves = [], []
+    for network in (model, model, deepcopy(model)):
+        tries.clear()
+        moves.append(symmetry.move(network, generator=kit.generator(), probe=probe))
+        counts.append(len(tries))
+    assert counts == [halved + 1, min(halved, 1) + 1, halved + 1]
+    for name, shift in moves[0].shifts.items():
+        assert bool((shift != 0).any())
+        assert all(torch.equal(shift, move.shifts[name]) for move in moves)
+    assert moves[0].energies == moves[1].energies
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=7), st.integers(0, 8))
+def test_some_step_that_lowers_is_found_where_there_is_one(lowers: list[bool], first: int) -> None:
+    """The longest, where every step shorter than one that lowers does so too; none is tried twice."""
+    seen: list[int] = []
+
+    def tried(halved: int) -> _Try:
+        seen.append(halved)
+        return _Try(halved, torch.zeros(()), 0.0, lower=lowers[halved], hopeless=False)
+
+    found = _longest_that_lowers(tried, len(lowers) - 1, first=first)
+    assert len(seen) == len(set(seen))
+    assert (found is not None) == any(lowers)
+    if found is not None:
+        assert lowers[found.halved]
+        if lowers == sorted(lowers):
+            assert found.halved == lowers.index(True)
+
+
+def test_a_step_of_no_length_is_tried_once() -> None:
+    seen: list[int] = []
+
+    def tried(halved: int) -> _Try:
+        seen.append(halved)
+        return _Try(halved, torch.zeros(()), 0.0, lower=False, hopeless=True)
+
+    assert _longest_that_lowers(tried, 4, first=2) is None
+    assert seen == [2]
 
 
 def test_a_step_that_is_refused_leaves_no_trace(kit: Any) -> None:

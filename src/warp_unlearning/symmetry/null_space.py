@@ -51,7 +51,8 @@ class NullSpace:
     the paper's form, the descent lowers the energy in part by learning those examples again. `aim="random"` draws each
     step at random instead, the control that shows what the descent adds. `batch_norm="project"` also moves batch-norm
     parameters, by the projection of channel features, which does not keep the function. A step that would raise L, or
-    the energy for the sake of distance, is halved, at most `halvings` times.
+    the energy for the sake of distance, is halved, at most `halvings` times; a search for its length begins where the
+    one before it, of the same network, ended.
     """
 
     energy: float = 0.99
@@ -140,7 +141,9 @@ class NullSpace:
             scope = scope_of(
                 working, bases, batches[0], features, misread=self._remembered.misread(working, batches[0])
             )
-            walked = walk(model, scope, probe, self, energy, generator=generator)
+            halved = self._remembered.halved
+            walked = walk(model, scope, probe, self, energy, generator=generator, halved=halved)
+            self._remembered.halved = walked.halved
         notes = _notes(scope, moved=walked.moved)
         return NullMove(walked.shifts, bases=bases, left=scope.left, energies=walked.energies, notes=notes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite, sqrt
 from typing import Literal, NamedTuple, Protocol
@@ -52,6 +52,8 @@ class _Ground:
     unit: Tensor
     # θ, (n).
     weights: Tensor
+    # How often the length of the last step was halved.
+    halved: int = 0
 
     def put(self, weights: Tensor) -> Tensor:
         """θ ← weights; θ as it is then, which differs where a parameter is coarser."""
@@ -74,31 +76,41 @@ class _Ground:
 
 class Walked(NamedTuple):
     """The shift of every movable parameter after all steps, the summed energies before and after, where they were
-    measured, and whether any step was taken.
+    measured, whether any step was taken, and how often the last one was halved.
     """
 
     shifts: Direction
     energies: tuple[float, float] | None
     moved: bool
+    halved: int = 0
 
 
 def walk(
-    model: nn.Module, scope: Scope, probe: Probe, settings: Lengths, energy: ForgetEnergy, *, generator: torch.Generator
+    model: nn.Module,
+    scope: Scope,
+    probe: Probe,
+    settings: Lengths,
+    energy: ForgetEnergy,
+    *,
+    generator: torch.Generator,
+    halved: int = 0,
 ) -> Walked:
-    """Take all steps from where the model stands.
+    """Take all steps from where the model stands; a step before was `halved` so often, and the search for a length
+    begins there.
 
     They are taken in the memory of the model's own parameters, which hold what they held before once it returns.
     """
     every = parameters_by_name(model)
     parameters = {name: every[name] for name in scope.names}
     if not parameters:
-        return Walked({}, None, moved=False)
+        return Walked({}, None, moved=False, halved=halved)
     projection = NullProjection(scope, parameters)
     layout = projection.layout
     start = layout.gathered(parameters)
     given = probe.reference
     reference = start if given is None else layout.gathered({n: given[n].to(p) for n, p in parameters.items()})
-    ground = _Ground(parameters, projection, energy, reference, _norm(projection.reached(reference)), start)
+    unit = _norm(projection.reached(reference))
+    ground = _Ground(parameters, projection, energy, reference, unit, start, halved)
     nearby = _on_device(generator, start.device)
     try:
         seen = _steps(ground, settings, nearby, forgets=probe.forget is not None)
@@ -106,7 +118,7 @@ def walk(
     finally:
         ground.put(start)
     measured = bool(seen) and probe.forget is not None and isfinite(seen[0]) and isfinite(seen[-1])
-    return Walked(shifts, (seen[0], seen[-1]) if measured else None, moved=len(seen) > 1)
+    return Walked(shifts, (seen[0], seen[-1]) if measured else None, moved=len(seen) > 1, halved=ground.halved)
 
 
 def _steps(ground: _Ground, settings: Lengths, generator: torch.Generator, *, forgets: bool) -> list[float]:
@@ -159,19 +171,57 @@ def _downhill(ground: _Ground, settings: Lengths, generator: torch.Generator, *,
     weights, pull = terms.steepest(inner, settings, unit)
     # Where most of a gradient lies in the span, rounding errors of its projection are not small beside what is left.
     direction = _unit(ground.projection(terms.combined(weights).unsqueeze(0))[0])
-    length = _length(ground, settings, displacement, direction).clamp(min=0)
+    longest = _length(ground, settings, displacement, direction).clamp(min=0)
     height = 0.5 * before - 0.5 * pull * distance**2
-    for _ in range(settings.halvings + 1):
+
+    def tried(halved: int) -> _Try:
+        length = longest / 2**halved
         there = ground.put(start + (length * direction).to(start))
-        reached = _norm(ground.displacement(there))
-        after, taken, away = _read(ground.energy.value(), length, reached)
-        if not taken > 0:
-            return _Step(unit, before, None)
-        if 0.5 * after - 0.5 * pull * away**2 < height and after <= before * (1 + _SAME):
-            return _Step(unit, before, after)
-        length = length / 2
-    ground.put(start)
-    return _Step(unit, before, None)
+        after, taken, away = _read(ground.energy.value(), length, _norm(ground.displacement(there)))
+        lower = 0.5 * after - 0.5 * pull * away**2 < height and after <= before * (1 + _SAME)
+        return _Try(halved, there, after, lower=taken > 0 and lower, hopeless=not taken > 0)
+
+    # Steps of one network after another are halved about as often, and each try costs an energy.
+    step = _longest_that_lowers(tried, settings.halvings, first=max(0, ground.halved - 1))
+    if step is None:
+        ground.put(start)
+        return _Step(unit, before, None)
+    ground.halved = step.halved
+    if ground.weights is not step.there:
+        ground.put(step.there)
+    return _Step(unit, before, step.after)
+
+
+class _Try(NamedTuple):
+    """A step whose length was halved so often: where it leads, the energy there, whether it lowers what it should, and
+    whether no other length could.
+    """
+
+    halved: int
+    there: Tensor
+    after: float
+    lower: bool
+    hopeless: bool
+
+
+def _longest_that_lowers(tried: Callable[[int], _Try], halvings: int, *, first: int) -> _Try | None:
+    """From the `first` tried, the longest step that is reached by steps that lower, or else the first shorter one that
+    does, or a longer one after all. None where none does. Where all steps shorter than one that lowers do so too, it is
+    the longest there is.
+    """
+    first = min(first, halvings)
+    found = tried(first)
+    if found.hopeless:
+        return None
+    if found.lower:
+        for halved in reversed(range(first)):
+            longer = tried(halved)
+            if not longer.lower:
+                break
+            found = longer
+        return found
+    others = (*range(first + 1, halvings + 1), *reversed(range(first)))
+    return next((step for step in map(tried, others) if step.lower), None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,7 +60,9 @@ def drafted(
     # The largest first, so that none is left over for the end.
     followed.sort(key=lambda pair: -pair[0].latest.shape[-1])
     with SideStreams(latest[0].device) as sides:
-        proposed = sides.each([partial(_proposals, layer, _moments(draft), rounds) for draft, layer in followed])
+        # Each is about ten short calls, which threads would only wait for each other with.
+        pieces = [partial(_proposals, layer, _moments(draft), rounds) for draft, layer in followed]
+        proposed = sides.each(pieces, apart=False)
     for (draft, _), proposals in zip(followed, proposed, strict=True):
         draft.proposals = proposals
     return drafts

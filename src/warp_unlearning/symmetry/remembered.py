@@ -1,9 +1,9 @@
 """What a symmetry found out about the network it moves, kept for as long as that is built as it was.
 
 Who reads which parameter, and a captured graph of its energies, do not depend on the values of the weights, and how
-many directions inputs need does little. They hold while every module and tensor is the same object in the same place,
-with the same settings; whatever else a module holds is compared by identity. A network that changes in no such way and
-yet computes something else would not be seen.
+many directions inputs need and how long a step may be do little. They hold while every module and tensor is the same
+object in the same place, with the same settings; whatever else a module holds is compared by identity. A network that
+changes in no such way and yet computes something else would not be seen.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Remembered:
         self.real = False
         # How many directions the inputs of each weight needed, group by group, at the last move.
         self.ranks: dict[str, list[int]] = {}
+        # How often the length of the last step was halved.
+        self.halved = 0
 
     # What was seen of a network is no part of a symmetry's settings: with equal settings, symmetries are equal.
     def __eq__(self, other: object) -> bool:
