@@ -30,3 +30,18 @@ def test_after_a_capture_that_failed_random_numbers_are_drawn_and_work_is_captur
         first = graph.replay().clone()
         second = graph.replay().clone()
     assert not torch.equal(first, second)
+
+
+@pytest.mark.gpu
+@CUDA
+def test_work_of_different_purposes_has_different_streams() -> None:
+    """Of the default stream; of another, which can be captured itself, it is that one."""
+    found = []
+    for purpose in ("", "", "other"):
+        with capturable_stream(GPU, purpose=purpose):
+            found.append(torch.cuda.current_stream(GPU))
+    assert found[0] == found[1]
+    assert len({stream.cuda_stream for stream in (*found, torch.cuda.default_stream(GPU))}) == 3
+    own = torch.cuda.Stream(GPU)
+    with torch.cuda.stream(own), capturable_stream(GPU, purpose="other"):
+        assert torch.cuda.current_stream(GPU) == own

@@ -14,7 +14,7 @@ import torch
 
 Output = TypeVar("Output")
 
-_SIDE: dict[int, Any] = {}
+_SIDE: dict[tuple[int, str], Any] = {}
 _LEAST_FREE = 0.1
 
 
@@ -65,18 +65,21 @@ def _make_room() -> None:
 
 
 @contextmanager
-def capturable_stream(device: torch.device) -> Iterator[None]:
+def capturable_stream(device: torch.device, *, purpose: str = "") -> Iterator[None]:
     """A stream that can be captured: the current one, or one beside it where that is the default stream, which
     cannot.
+
+    Libraries have memory of their own for every stream, which a graph captured there goes on using. So graphs that may
+    run at the same time have different purposes, for each of which there is a stream.
     """
     current = torch.cuda.current_stream(device)
     if current != torch.cuda.default_stream(device):
         yield
         return
-    index = current.device_index
-    if index not in _SIDE:
-        _SIDE[index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    side = _SIDE[index]
+    key = current.device_index, purpose
+    if key not in _SIDE:
+        _SIDE[key] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side = _SIDE[key]
     side.wait_stream(current)
     try:
         with torch.cuda.stream(side):

@@ -149,9 +149,9 @@ def test_the_bases_it_moves_by_are_those_it_tracks(kit: Any, monkeypatch: pytest
     calls: list[tuple[Any, ...]] = []
     refresh = symmetry._tracked.refresh
 
-    def spied(model: nn.Module, batches: Any, *, generator: torch.Generator) -> dict[str, InputBasis]:
+    def spied(model: nn.Module, batches: Any, *, generator: torch.Generator, **others: Any) -> dict[str, InputBasis]:
         batches = list(batches)
-        found = refresh(model, batches, generator=generator)
+        found = refresh(model, batches, generator=generator, **others)
         calls.append((model.training, len(batches), generator, found))
         return found
 

@@ -115,7 +115,7 @@ class NullSpace:
         with _evaluated(model):
             # What a forward pass may change is the copy's; parameters are the model's, so that no memory is copied.
             working = copy_with_same_parameters(model)
-            self._remembered.meet(model, batches[0])
+            self._remembered.meet(model, batches[0], working=working)
             if not self._remembered.real:
                 _check_real(working)
                 self._remembered.real = True

@@ -1,14 +1,15 @@
 """What a symmetry found out about the network it moves, kept for as long as that is built as it was.
 
-Who reads which parameter, and a captured graph of its energies, do not depend on the values of the weights, and how
-many directions inputs need and how long a step may be do little. They hold while every module and tensor is the same
-object in the same place, with the same settings; whatever else a module holds is compared by identity. A network that
-changes in no such way and yet computes something else would not be seen.
+Who reads which parameter, and captured graphs of its energies and of its layers' inputs, do not depend on the values of
+the weights, and how many directions inputs need and how long a step may be do little. They hold while every module and
+tensor is the same object in the same place, with the same settings; whatever else a module holds is compared by
+identity. A network that changes in no such way and yet computes something else would not be seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 from types import FunctionType
 from typing import Any
 from weakref import ref
@@ -21,6 +22,8 @@ from ..gradients.captured_energy import CapturedEnergy
 from ..module_tree import modules_by_path
 from .forget_energy import EagerEnergy, ForgetEnergy, ReplayedEnergy
 from .null_scope import read_by_others
+from .repeated_sample import RepeatedSample
+from .sampled_moment import Replay
 
 _ATOMS = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device, FunctionType})
 # The first move may be the only one, and a graph costs as much as several evaluations.
@@ -36,10 +39,12 @@ class Remembered:
     def _forget(self) -> None:
         self._objects: list[ref[Any]] = []
         self._facts: tuple[Any, ...] | None = None
+        self._working: ref[nn.Module] | None = None
         self._moves = 0
         self._misread: set[int] | None = None
         self._graph: CapturedEnergy | None = None
         self._refused = False
+        self._sample = RepeatedSample()
         # Whether every weight that acts on inputs was found to be of real numbers.
         self.real = False
         # How many directions the inputs of each weight needed, group by group, at the last move.
@@ -59,14 +64,17 @@ class Remembered:
     def __reduce__(self) -> tuple[type[Remembered], tuple[()]]:
         return Remembered, ()
 
-    def meet(self, model: nn.Module, x: Tensor) -> None:
-        """Begin a move of `model`, as it stands, on inputs like `x`; forget all that another network showed."""
+    def meet(self, model: nn.Module, x: Tensor, *, working: nn.Module | None = None) -> None:
+        """Begin a move of `model`, as it stands, on inputs like `x`; forget all that another network showed. `working`
+        is a copy that computes what it does with the same parameters.
+        """
         objects, found = _objects_and_facts(model)
         facts = (tuple(x.shape[1:]), x.dtype, x.device, _precision(), found)
         same = len(self._objects) == len(objects)
         if not same or facts != self._facts or any(a() is not b for a, b in zip(self._objects, objects, strict=True)):
             self._forget()
             self._objects, self._facts = [ref(each) for each in objects], facts
+        self._working = None if working is None else ref(working)
         self._moves += 1
 
     def misread(self, working: nn.Module, x: Tensor) -> set[int]:
@@ -95,6 +103,15 @@ class Remembered:
                 self._refused = True
                 return eager
         return ReplayedEnergy(self._graph, eager) if self._graph.suits(x, y) else eager
+
+    def sample_of(self, working: nn.Module) -> Replay | None:
+        """What samples the inputs of the network that is being moved by a captured graph, where that is possible and
+        pays; None unless `working` is the copy of it that the move began with.
+        """
+        model = self._objects[0]() if self._objects else None
+        if model is None or self._working is None or self._working() is not working:
+            return None
+        return partial(self._sample.replayed, model)
 
     def energy_now(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor | None:
         """Σᵢ ‖∇ℓᵢ‖² of the weights as they stand since the last move, float64, not read; None where no graph of `model`

@@ -11,8 +11,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from .drawn_ahead import DrawnAhead
 from .kernel_window import Taps, Window
 from .layer_inputs import layer_rows
+
+Draw = torch.Generator | DrawnAhead
 
 
 def sampled_examples(batches: Iterable[Tensor], count: int, *, generator: torch.Generator) -> list[Tensor]:
@@ -35,9 +38,7 @@ def sampled_examples(batches: Iterable[Tensor], count: int, *, generator: torch.
     return [part for part, _ in kept if len(part)]
 
 
-def sampled_rows(
-    layer: nn.Module, x: Tensor, patches: int, *, generator: torch.Generator, taps: Taps | None = None
-) -> Tensor:
+def sampled_rows(layer: nn.Module, x: Tensor, patches: int, *, generator: Draw, taps: Taps | None = None) -> Tensor:
     """Inputs of each group of one layer as rows, (groups, positions, d), of at most `patches` places for each example.
 
     The places are drawn for each example by itself, without replacement. Of a convolution, `taps` are those of its
@@ -60,6 +61,8 @@ def sampled_rows(
     chosen = window.all_taps if taps is None else taps
     behind = _pixels_read((height, width), window.stride, chosen, window.dilation, image.shape[3], x.device)
     firsts = _first_pixels(len(image), image.shape[2] * image.shape[3], x.device)
+    if isinstance(generator, DrawnAhead):
+        generator.hold(behind, firsts)
     read = torch.embedding(pixels, (torch.embedding(behind, places) + firsts).flatten(0, 1))
     return read.reshape(*read.shape[:2], layer.groups, -1).permute(2, 0, 3, 1).flatten(2)
 
@@ -81,9 +84,12 @@ def _smallest(lengths: Sequence[int], count: int, generator: torch.Generator) ->
     return [(numbers <= last).nonzero().flatten() for numbers in drawn]
 
 
-def _places(examples: int, places: int, count: int, generator: torch.Generator, device: torch.device) -> Tensor:
+def _places(examples: int, places: int, count: int, generator: Draw, device: torch.device) -> Tensor:
     """`count` different places of each example, shape (examples, count)."""
-    drawn = torch.rand(examples, places, generator=generator, device=generator.device)
+    if isinstance(generator, DrawnAhead):
+        drawn = generator.uniform(examples, places)
+    else:
+        drawn = torch.rand(examples, places, generator=generator, device=generator.device)
     return drawn.to(device).topk(count, dim=1, sorted=False).indices
 
 

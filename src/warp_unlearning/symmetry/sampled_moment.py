@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from .input_bases import input_rows
 from .kept_columns import KeptColumns
 from .layer_inputs import observe_inputs
 from .linear_weights import LinearWeight
-from .sampled_inputs import generator_on, sampled_examples, sampled_rows
+from .sampled_inputs import Draw, generator_on, sampled_examples, sampled_rows
 
 _AT_A_TIME = 128
 _AT_A_TIME_ELSEWHERE = 4096
@@ -76,6 +76,10 @@ class SampledMoment:
         return wide.index_copy_(2, self.columns.kept, rows)
 
 
+# What `moments_of` gives for one model by a captured graph; None, and nothing is drawn, where there is none.
+Replay = Callable[[Sequence[Tensor], int, torch.Generator, Mapping[str, KeptColumns]], dict[str, SampledMoment] | None]
+
+
 def sampled_moments(
     model: nn.Module,
     batches: Iterable[Tensor],
@@ -83,15 +87,26 @@ def sampled_moments(
     patches: int,
     generator: torch.Generator,
     known: Mapping[str, KeptColumns],
+    *,
+    replay: Replay | None = None,
 ) -> dict[str, SampledMoment]:
     """What is seen of every linear weight's inputs, by weight name, in one forward pass over so many `examples` of all
     batches, drawn without replacement, and so many `patches` of each in a convolution (or tokens).
 
     The model is evaluated as it stands and is left unchanged. `known` are the columns that layers keep, by weight name.
+    Where `replay` gives something for the examples, it is that, which may be overwritten by the next sample.
     """
-    samples: dict[str, SampledMoment] = {}
     parts = _joined(sampled_examples(batches, examples, generator=generator))
     draw = generator_on(parts[0].device, generator) if parts else generator
+    found = None if replay is None else replay(parts, patches, draw, known)
+    return moments_of(model, parts, patches, draw, known) if found is None else found
+
+
+def moments_of(
+    model: nn.Module, parts: Sequence[Tensor], patches: int, draw: Draw, known: Mapping[str, KeptColumns]
+) -> dict[str, SampledMoment]:
+    """The same of all examples, at places that are drawn on their device."""
+    samples: dict[str, SampledMoment] = {}
 
     def record(weight: LinearWeight, layer: nn.Module, x: Tensor) -> None:
         sample = samples.get(weight.name)

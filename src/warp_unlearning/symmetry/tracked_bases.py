@@ -27,7 +27,7 @@ from .exact_start import beginning, decompose
 from .input_bases import InputBasis, ObservedRows, energies_of, exact_bases, may_round, observed_rows
 from .refresh_draft import Draft, drafted
 from .refresh_verdict import Verdict, judged
-from .sampled_moment import SampledMoment, sampled_moments, some_of
+from .sampled_moment import Replay, SampledMoment, sampled_moments, some_of
 from .tracked_layer import TrackedLayer
 
 # A look at all examples is a look at this part of the patches of each.
@@ -76,13 +76,19 @@ class TrackedBases:
         self._layers: dict[str, TrackedLayer] = {}
 
     def refresh(
-        self, model: nn.Module, batches: Iterable[Tensor], *, generator: torch.Generator
+        self,
+        model: nn.Module,
+        batches: Iterable[Tensor],
+        *,
+        generator: torch.Generator,
+        replay: Replay | None = None,
     ) -> dict[str, InputBasis]:
         """The bases for the model as it stands (put it in eval mode), by weight name; the model is left unchanged.
 
         After the first call, the captured energy is what a basis held of the inputs just seen before it took them in:
         an honest figure for inputs it was not made from, and on the low side. A weight first seen in a later call
-        starts from the sample. An energy of 1 is a span that no blend could follow: it is exact every time.
+        starts from the sample. An energy of 1 is a span that no blend could follow: it is exact every time. A `replay`
+        for the model may take the place of the pass over a random part.
         """
         if self.energy == 1:
             self.exact_builds += 1
@@ -92,7 +98,8 @@ class TrackedBases:
             return self.start(observed_rows(model, batches, rounded=rounded, dtype=None, met=True))
         known = {name: layer.columns for name, layer in self._layers.items() if layer.columns is not None}
         if not self._lost(self.restart):
-            return self._follow(sampled_moments(model, batches, self.examples, self.patches, generator, known))
+            seen = sampled_moments(model, batches, self.examples, self.patches, generator, known, replay=replay)
+            return self._follow(seen)
         self.renewals += 1
         patches = -(-self.patches // _FEWER_PATCHES)
         return self._follow(sampled_moments(model, batches, maxsize, patches, generator, known), anew=True)
@@ -143,7 +150,9 @@ class TrackedBases:
         sample, layer = draft.sample, draft.layer
         weight = sample.weight
         if layer is None or draft.moment is None:
-            layer = self._layers[weight.name] = TrackedLayer(draft.latest, [self._tracker() for _ in draft.latest])
+            # What was sampled may be overwritten by the next sample, and this stays.
+            latest = draft.latest.clone()
+            layer = self._layers[weight.name] = TrackedLayer(latest, [self._tracker() for _ in latest])
         else:
             self._widen(layer, sample, anew=draft.missed is None)
         return layer.refreshed(weight, sample.positions)

@@ -31,4 +31,5 @@ class TrackedNullSpace(NullSpace):
         self, model: nn.Module, batches: Sequence[Tensor], *, generator: torch.Generator
     ) -> dict[str, InputBasis]:
         """The bases of every layer's inputs, refreshed from those of the move before."""
-        return self._tracked.refresh(model, batches, generator=generator)
+        replay = self._remembered.sample_of(model)
+        return self._tracked.refresh(model, batches, generator=generator, replay=replay)
