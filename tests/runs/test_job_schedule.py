@@ -241,3 +241,33 @@ def test_the_time_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert (schedule.time_left, schedule.over) == (0.0, True)
         assert schedule.take() is None
     assert Run(tmp_path, [Job(A)]).schedule.time_left == float("inf")
+
+
+def test_a_job_without_room_has_its_turn_alone_when_the_others_have_ended(tmp_path: Path) -> None:
+    run = Run(tmp_path, [Job(A, cost=4.0), Job(B, cost=3.0), Job(C, cost=2.0), Job(D, (A,))])
+    crowded = Attempt("crowded", reason="full")
+    a, b = run.take(), run.take()
+    run.schedule.settle(a, crowded)
+    c = run.take()
+    run.schedule.settle(c, crowded)
+    assert (a.key, b.key, c.key) == (A, B, C)
+    assert run.schedule.take() is None
+    assert not run.schedule.over
+    run.finish(b)
+    assert not run.schedule.over
+    again = run.take()
+    assert again.key == A
+    assert run.schedule.take() is None
+    run.finish(again)
+    assert run.run_out() == [D, C]
+    assert run.schedule.over
+    assert run.schedule.outcome().complete
+    assert [event.reason for event in run.events if event.what == "retried"] == ["full", "full"]
+
+
+def test_a_job_that_has_no_room_even_alone_fails(tmp_path: Path) -> None:
+    run = Run(tmp_path, [Job(A), Job(B, (A,))])
+    run.schedule.settle(run.take(), Attempt("crowded", reason="full"))
+    assert run.schedule.over
+    assert run.schedule.outcome().failed == {A: "full"}
+    assert run.schedule.outcome().blocked == (B,)

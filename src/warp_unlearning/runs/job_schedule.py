@@ -28,7 +28,8 @@ class Schedule:
 
     A job is ready when all it needs is in the store. Of those ready, the one of the lowest order comes first, and of
     these the one with the longest chain of cost behind it. No job is begun after `until`, by the monotonic clock. One
-    that another process is doing is asked about again after a pause, which doubles up to a second.
+    that another process is doing is asked about again after a pause, which doubles up to a second. One that found no
+    room beside others is set aside, and has its turn alone when all others have come to an end.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Schedule:
         self._ready: list[tuple[int, float, int, Key]] = []
         self._busy: list[tuple[float, int, Key]] = []
         self._pauses: dict[Key, float] = {}
+        self._aside: list[Key] = []
         self._running: set[Key] = set()
         self._deaths: Counter[Key] = Counter()
         self._losses: Counter[tuple[Key, Key]] = Counter()
@@ -69,7 +71,8 @@ class Schedule:
     @property
     def over(self) -> bool:
         """Whether nothing runs and nothing is left that could, or may."""
-        return not self._running and (bool(self._unusable) or self._late or not (self._ready or self._busy))
+        waiting = self._ready or self._busy or self._aside
+        return not self._running and (bool(self._unusable) or self._late or not waiting)
 
     @property
     def time_left(self) -> float:
@@ -89,6 +92,8 @@ class Schedule:
         """The next job, which then runs until it is settled; None where none can start at this moment."""
         while self._busy and self._busy[0][0] <= monotonic():
             self._make_ready(heappop(self._busy)[2])
+        if self._aside and not (self._ready or self._busy or self._running):
+            self._make_ready(self._aside.pop(0))
         while self._ready and not self._unusable and not self._late:
             key = heappop(self._ready)[3]
             if self._ended(key):
@@ -116,6 +121,9 @@ class Schedule:
             pause = self._pauses.get(key, _FIRST_PAUSE)
             self._pauses[key] = min(2 * pause, _LONGEST_PAUSE)
             heappush(self._busy, (monotonic() + pause, self._order[key], key))
+        elif attempt.end == "crowded" and self._running:
+            self._watch(Event("retried", key, reason=attempt.reason))
+            self._aside.append(key)
         elif attempt.end in ("failed", "crowded", "unfit"):
             self._fail(key, attempt.reason, attempt.traceback)
         elif attempt.end == "lost":
