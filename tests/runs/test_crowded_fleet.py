@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from warp_unlearning.runs import fleet, job_schedule
-from warp_unlearning.runs.engine import Outcome
+from warp_unlearning.runs.engine import EngineError, Outcome
 from warp_unlearning.runs.events import Event, ignore
+from warp_unlearning.runs.fleet import Fleet
 from warp_unlearning.runs.fleet_engine import FleetEngine
 from warp_unlearning.runs.job import Job, NoRoom, Steps
+from warp_unlearning.runs.job_attempt import Attempt
 from warp_unlearning.runs.key import Key
 from warp_unlearning.runs.store import Store
 
@@ -50,6 +53,7 @@ class Device:
         self.begun: list[Begun] = []
         self.crowd: list[tuple[float, int]] = []
         self.lane = -1
+        self.rests: list[tuple[float, int]] = []
 
     def steps(self, job: Job, store: Store) -> Steps:
         here = Begun(self.time, job.key.ingredients["i"], self.lane)
@@ -94,6 +98,9 @@ class Lane:
     def turn(self) -> Iterator[None]:
         self.device.lane = self.number
         yield
+
+    def rest(self) -> None:
+        self.device.rests.append((self.device.time, self.number))
 
 
 @pytest.fixture
@@ -257,3 +264,59 @@ def test_it_is_told_when_a_job_finds_no_room(clock: Clock, store: Store) -> None
     turned_away = [event for event in told if event.what == "retried"]
     assert len(turned_away) == len(device.crowded) > 0
     assert all(event.reason.startswith("no room for job") for event in turned_away)
+
+
+def test_who_waits_for_room_gives_back_what_is_kept_before(clock: Clock, store: Store) -> None:
+    device = Device(clock, lambda now: 0 if now < 40 else 1)
+    assert carry_out(device, jobs_of(2), store, lanes=2).complete
+    pauses = [one.at for one in device.crowded if one.lane == device.crowded[-1].lane][-2:]
+    assert pauses == [0, 15]
+    assert device.rests == [(at, lane) for at in pauses for lane in (0, 1)]
+
+
+class Late:
+    """Jobs of which the second comes after so many seconds, and then no more."""
+
+    def __init__(self, clock: Clock, jobs: list[Job], seconds: float) -> None:
+        self.clock, self.jobs, self.at = clock, jobs, clock.now + seconds
+        self.time_left = inf
+        self.ended: list[str] = []
+
+    @property
+    def over(self) -> bool:
+        return len(self.ended) == 2
+
+    def take(self) -> Job | None:
+        return self.jobs.pop(0) if len(self.jobs) == 2 or (self.jobs and self.clock.now >= self.at) else None
+
+    def pause(self) -> float | None:
+        return None
+
+    def put_back(self, job: Job) -> None:
+        raise NotImplementedError
+
+    def settle(self, job: Job, attempt: Attempt) -> None:
+        self.ended.append(attempt.end)
+
+
+def test_who_has_nothing_to_do_gives_it_back_after_a_second(clock: Clock, store: Store) -> None:
+    device = Device(clock, lambda now: 1)
+    numbers = iter(range(2))
+    late = Late(clock, jobs_of(2), seconds=30)
+    Fleet(2, lambda: Lane(device, next(numbers)), device.steps, store, ignore).carry_out(late)
+    assert late.ended == ["finished", "finished"]
+    idle = device.begun[0].at + ROUND * 4
+    assert [lane for _, lane in device.rests] == [0, 1]
+    assert all(idle + 1 <= at < idle + 1.5 for at, _ in device.rests)
+
+
+def test_a_device_that_fails_while_it_rests_ends_the_fleet(
+    clock: Clock, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Lane) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(Lane, "rest", fail)
+    device = Device(clock, lambda now: 1)
+    with pytest.raises(EngineError, match="a lane failed, and this process can do no more: CUDA error"):
+        Fleet(1, lambda: Lane(device, 0), device.steps, store, ignore).carry_out(Late(clock, jobs_of(2), seconds=30))

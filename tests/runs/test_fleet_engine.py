@@ -29,12 +29,15 @@ class Turns:
     """A lane that counts turns."""
 
     def __init__(self) -> None:
-        self.taken = 0
+        self.taken = self.rested = 0
 
     @contextmanager
     def turn(self) -> Iterator[None]:
         self.taken += 1
         yield
+
+    def rest(self) -> None:
+        self.rested += 1
 
 
 class Stepped(Trial):

@@ -75,6 +75,9 @@ class FailingLane:
         if self.turns == 6:
             raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
 
+    def rest(self) -> None:
+        pass
+
 
 class SteppedTrial(Trial):
     """A trial in three steps. A job may wait until another of its process does ("meet"), find no room at first, or its
@@ -118,6 +121,9 @@ class NoLane:
     def turn(self) -> Iterator[None]:
         yield
 
+    def rest(self) -> None:
+        pass
+
 
 class PlainLane:
     """A lane without a device."""
@@ -125,6 +131,9 @@ class PlainLane:
     @contextmanager
     def turn(self) -> Iterator[None]:
         yield
+
+    def rest(self) -> None:
+        pass
 
 
 def trial_result(key: Key, needed: list[bytes]) -> bytes:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from threading import Event as Flag
 from time import monotonic, sleep
 from typing import Protocol
@@ -20,6 +21,7 @@ from .turn_thread import TurnThread
 
 _GO_ON = "What is finished is kept: start again"
 _NOTHING_TO_DO = 0.05
+_REST_AFTER = 1.0
 _PAUSES = (15.0, 30.0, 60.0)
 
 
@@ -28,6 +30,9 @@ class Lane(Protocol):
 
     def turn(self) -> AbstractContextManager[object]:
         """The context of one step."""
+
+    def rest(self) -> None:
+        """Give back what is kept for later steps: none will be taken for a while."""
 
 
 class Jobs(Protocol):
@@ -112,6 +117,7 @@ class Fleet:
         self._resting: RestingLanes[_Seat] = RestingLanes()
         self._pauses: Counter[str] = Counter()
         self._paused_until = 0.0
+        self._idle_since, self._rested = inf, False
 
     def carry_out(self, jobs: Jobs) -> None:
         """Do jobs until there are none left. An interrupt lets each come to the end of its step, and claims are let go
@@ -132,9 +138,22 @@ class Fleet:
         while self._free and now >= self._paused_until and (job := jobs.take()) is not None:
             steps = attempt_in_steps(job, work=self._work, store=self._store, began=self._told(job))
             self._running.append(_Running(job, self._free.pop(), steps))
+        self._rest_if_idle(now)
         if not self._running and not jobs.over:
             wait = max(0.0, self._paused_until - now) or jobs.pause() or _NOTHING_TO_DO
             sleep(min(wait, jobs.time_left))
+
+    def _rest_if_idle(self, now: float) -> None:
+        """Let all lanes rest, once, where nothing runs for a while: other processes may need what they keep."""
+        if self._running:
+            self._idle_since, self._rested = inf, False
+            return
+        self._idle_since = min(self._idle_since, now)
+        if not self._rested and (now < self._paused_until or now - self._idle_since >= _REST_AFTER):
+            self._rested = True
+            with _of_the_lane():
+                for seat in self._seats:
+                    seat.lane.rest()
 
     def _advance(self, jobs: Jobs) -> None:
         """One step of every job, but of those that wait."""

@@ -38,3 +38,8 @@ class DeviceLane:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         self._taken.append(event)
+
+    def rest(self) -> None:
+        """Give memory that is kept for later back to the device, for other processes."""
+        if self._stream is not None:
+            torch.cuda.empty_cache()
