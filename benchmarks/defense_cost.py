@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
@@ -42,7 +43,8 @@ from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.forget_energy import ReplayedEnergy
 from warp_unlearning.symmetry.null_space import NullSpace
 from warp_unlearning.symmetry.tracked_null_space import TrackedNullSpace
-from warp_unlearning.training.recipe import Recipe
+from warp_unlearning.training.recipe import RECIPES
+from warp_unlearning.training.repeated import Repeater
 from warp_unlearning.training.scoring import accuracy
 from warp_unlearning.training.training import Training, run_training
 
@@ -110,7 +112,9 @@ def _wrapped(function: Callable[..., Any], parts: Parts, part: str) -> Callable[
 
 
 def followed(symmetry: object) -> dict[str, int]:
-    """How often bases were built exactly and renewed, and those built last decomposed and grown, up to here."""
+    """How often bases were built exactly and renewed, and those built last decomposed and grown, up to here; and whether
+    inputs are sampled by a captured graph.
+    """
     if not isinstance(symmetry, TrackedNullSpace):
         return {}
     bases = symmetry._tracked
@@ -120,6 +124,7 @@ def followed(symmetry: object) -> dict[str, int]:
         "renewed": bases.renewals,
         "decomposed": sum(tracker.decompositions for tracker in trackers),
         "grown": sum(tracker.growths for tracker in trackers),
+        "captured": int(symmetry._remembered._sample.captured),
     }
 
 
@@ -170,8 +175,10 @@ def teleports(
 def train(examples: TensorExamples, fill: tuple[float, ...], epochs: int, stem: Stem) -> nn.Module:
     model = ResNet18(classes=10, stem=stem)
     reinitialise(model, generator=Streams(0).generator("weights"))
-    recipe = Recipe(epochs=epochs, batch_size=256, lr=0.1, crop_padding=4, flip=True)
-    run_training(Training(model.cuda(), examples, recipe=recipe, streams=Streams(0, "training"), fill=fill))
+    recipe = replace(RECIPES["paper"], epochs=epochs)
+    repeater = Repeater(examples.y.device, recipe.precision, capture=True)
+    streams = Streams(0, "training")
+    run_training(Training(model.cuda(), examples, recipe=recipe, streams=streams, fill=fill, repeater=repeater))
     return model
 
 

@@ -162,3 +162,18 @@ def test_maps_of_one_pixel_pass_batch_norm_in_eval_mode_as_vectors(norms: Any) -
         found = layer(x)
     torch.testing.assert_close(found, layer(x))
     assert norms.dimensions == [2]
+
+
+def test_forms_that_are_not_trusted_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Tensor:
+        raise AssertionError("a form that is not trusted was used")
+
+    monkeypatch.setattr(swift_layers, "trusted", lambda *_, **__: False)
+    monkeypatch.setattr("warp_unlearning.kernels.convolution._folded", refuse)
+    monkeypatch.setattr("warp_unlearning.kernels.convolution._Taps", refuse)
+    monkeypatch.setattr("warp_unlearning.training.half_weights.cut", refuse)
+    start, layers = resnet(), SwiftLayers(triton=False)
+    found = [slopes(start, layers, torch.bfloat16) for _ in range(2)]
+    plain = slopes(deepcopy(start), None, torch.bfloat16)
+    for each in found:
+        assert error(each, [slope.double() for slope in plain]) < 1e-3

@@ -55,6 +55,11 @@ def seen_taps(x: Tensor, weight: Tensor, *, stride: Pair, padding: Pair) -> Seen
     return Seen(rows.start, rows.stop, columns.start, columns.stop, (down, right))
 
 
+def has_another_form(x: Tensor, weight: Tensor, *, stride: Pair, padding: Pair) -> bool:
+    """Whether `convolve` does otherwise than torch."""
+    return _is_stem(x, weight, stride) or seen_taps(x, weight, stride=stride, padding=padding) is not None
+
+
 def cut(kernels: Tensor, seen: Seen, dtype: torch.dtype) -> Tensor:
     """The taps that are seen as kernels of their own, with channels last."""
     taps = seen.of(kernels)

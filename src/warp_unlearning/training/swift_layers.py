@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ..kernels.convolution import Pair, convolve, seen_taps
+from ..kernels.convolution import Pair, convolve, has_another_form, seen_taps
 from ..kernels.fusing import fusing
 from ..kernels.one_pixel_norm import norm_as_vectors, of_one_pixel
+from ..kernels.trusted import trusted
 from .half_weights import HalfWeights
 
 
@@ -75,7 +76,11 @@ class SwiftLayers(TorchFunctionMode):
             half = self._halves.of(weight)
             return None if half is None else torch.conv2d(x, half, bias, stride, padding, dilation, groups)
         step, pad = _pair(stride), _pair(padding)
-        seen = seen_taps(x, weight, stride=step, padding=pad)
+        other = has_another_form(x, weight, stride=step, padding=pad)
+        if other and not trusted(x, weight, stride=step, padding=pad):
+            half = self._halves.of(weight)
+            return None if half is None else torch.conv2d(x, half, bias, step, pad)
+        seen = seen_taps(x, weight, stride=step, padding=pad) if other else None
         half = self._halves.of(weight, seen)
         if half is not None and seen is not None:
             return torch.conv2d(x, half, bias, step, seen.padding)
