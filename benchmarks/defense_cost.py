@@ -112,8 +112,8 @@ def _wrapped(function: Callable[..., Any], parts: Parts, part: str) -> Callable[
 
 
 def followed(symmetry: object) -> dict[str, int]:
-    """How often bases were built exactly and renewed, and those built last decomposed and grown, up to here; and whether
-    inputs are sampled by a captured graph.
+    """How often bases were built exactly and renewed, and those built last decomposed and grown, up to here; and
+    whether a captured graph samples inputs.
     """
     if not isinstance(symmetry, TrackedNullSpace):
         return {}

@@ -110,7 +110,7 @@ def seconds(variant: str, setting: tuple[nn.Module, Tensor, Tensor]) -> float:
     return perf_counter() - began
 
 
-def extra_mebibytes(options: argparse.Namespace) -> float:
+def extra_mebibytes(options: argparse.Namespace, variant: str) -> float:
     """Growth of this process, or peak of the GPU, while one variant runs once."""
     model, x, y = problem(options)
     # What torch loads and keeps at the first use is nobody's.
@@ -119,10 +119,10 @@ def extra_mebibytes(options: argparse.Namespace) -> float:
     if options.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        VARIANTS[options.only](model, x, y)
+        VARIANTS[variant](model, x, y)
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    VARIANTS[options.only](model, x, y)
+    VARIANTS[variant](model, x, y)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
 
 
@@ -149,10 +149,11 @@ def main() -> None:
     if options.exact:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     if options.only:
-        print(json.dumps(extra_mebibytes(options)))
+        print(json.dumps(extra_mebibytes(options, options.only)))
         return
-    # First, for a process inherits the largest size its parent has had.
-    memory = {v: in_fresh_process(v) for v in options.variants}
+    # First, for a process inherits the largest size its parent has had. A GPU can be asked for its peak each time.
+    gpu = options.device == "cuda"
+    memory = {v: extra_mebibytes(options, v) if gpu else in_fresh_process(v) for v in options.variants}
     setting = problem(options)
     gradients = {v: torch.cat([g.flatten() for g in VARIANTS[v](*setting)]) for v in options.variants}
     times: dict[str, list[float]] = {v: [] for v in options.variants}
