@@ -18,7 +18,14 @@ def test_every_study_is_known_and_can_be_shown() -> None:
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("runtime", {"shadows": 8}), ("adaptive", {"methods": ["scrub"]}), ("reconstruction", {"epochs": 3})],
+    [
+        ("runtime", {"shadows": 8}),
+        ("adaptive", {"methods": ["scrub"]}),
+        ("reconstruction", {"epochs": 3}),
+        ("adaptive", {"defenses": ["none"]}),
+        ("reconstruction", {"runs": 3}),
+        ("table1", {"runs": 3}),
+    ],
     ids=str,
 )
 def test_what_a_study_has_no_use_for_is_refused(name: str, changes: dict[str, Any]) -> None:
@@ -32,3 +39,11 @@ def test_points_that_too_few_shadows_forget_are_refused() -> None:
     with pytest.raises(InputError, match=r"by 1\.6 other shadows on average.*give --shadows 12 or more"):
         plan_study(given)
     plan_study(given.model_copy(update={"shadows": 12}))
+
+
+def test_some_arms_can_be_timed_some_times() -> None:
+    given = ReproduceConfig(study="runtime", size="small", device="cpu", methods=["ngp"], defenses=["none", "fastwarp"])
+    jobs = {runs: plan_study(given.model_copy(update={"runs": runs})).work.plan.jobs for runs in (None, 2, 5)}  # type: ignore[attr-defined]
+    assert [len(found) for found in jobs.values()] == [3, 3, 3]
+    times = {runs: [job.key.ingredients["runs"] for job in found[1:]] for runs, found in jobs.items()}
+    assert times == {None: [5, 5], 2: [2, 2], 5: [5, 5]}

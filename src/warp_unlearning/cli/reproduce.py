@@ -30,11 +30,14 @@ def reproduce(
     methods: Annotated[str | None, typer.Option(help="Methods, with commas between them; all six by default.")] = None,
     defenses: Annotated[
         str | None,
-        typer.Option(help="none, warp, published, conjugate, kick, with commas between; all of the study's."),
+        typer.Option(
+            help="Of none, warp, published, conjugate, kick, fastwarp, with commas between; all of the study's."
+        ),
     ] = None,
     shadows: Annotated[int | None, typer.Option(help="Shadow models; more of them later go on from these.")] = None,
     forget_sets: Annotated[int | None, typer.Option(help="Forget sets of each shadow.")] = None,
     pairs: Annotated[int | None, typer.Option(help="Shadows whose models are attacked with their weights.")] = None,
+    runs: Annotated[int | None, typer.Option(help="Timed runs of each arm of runtime; five by default.")] = None,
     recipes: Annotated[Path | None, typer.Option(help="The recipes.yaml of a `warp tune`.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides every random draw but the defences'.")] = None,
     device: Device = None,
@@ -77,6 +80,7 @@ def reproduce(
         shadows=shadows,
         forget_sets=forget_sets,
         pairs=pairs,
+        runs=runs,
         recipes=recipes,
         seed=seed,
         device=device,

@@ -28,6 +28,7 @@ class ReproduceConfig(Section):
     )
     forget_sets: int | None = Field(default=None, ge=1, description="forget sets of each shadow, for every method")
     pairs: int | None = Field(default=None, ge=0, description="shadows whose first models are attacked with weights")
+    runs: int | None = Field(default=None, ge=2, description="timed runs of each arm of `runtime`; five if null")
     epochs: int | None = Field(default=None, ge=1, description="epochs of the originals; those of the size if null")
     recipes: Path | None = Field(default=None, description="the recipes.yaml of a `warp tune`")
     method_options: dict[str, dict[str, Any]] = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..studies.cell_settings import CellSettings
 from ..studies.cell_work import CellWork
 from ..studies.planned import Planned
 from ..studies.reconstruction_study import plan_adaptive, plan_reconstruction
-from ..studies.runtime_study import plan_runtime
+from ..studies.runtime_study import RUNS, plan_runtime
 from ..studies.study import STUDIES, study_settings
 from ..studies.study_results import shadows_complete, study_results
 from .study_asked import asked_of
@@ -27,8 +28,18 @@ AUDITED = "audited.npy"
 # Forgotten by fewer other shadows, a point tells too little of how its scores spread.
 _FEWEST = 2.0
 _ROWS = ("runtime", "reconstruction", "adaptive")
-_NOT_FOR_ROWS = ("shadows", "forget_sets", "pairs", "defenses")
-_NOT_FOR_IMAGES = ("methods", "epochs", "recipes", "method_options", "defense_options")
+_NOT_FOR_CELLS = ("runs",)
+_NOT_FOR_TIMES = ("shadows", "forget_sets", "pairs")
+_NOT_FOR_IMAGES = (
+    *_NOT_FOR_TIMES,
+    "runs",
+    "defenses",
+    "methods",
+    "epochs",
+    "recipes",
+    "method_options",
+    "defense_options",
+)
 
 
 def study_names() -> tuple[str, ...]:
@@ -42,6 +53,7 @@ def plan_study(config: ReproduceConfig) -> Planned:
 
 
 def _plan_cells(config: ReproduceConfig) -> Planned:
+    _refuse(config, _NOT_FOR_CELLS)
     settings = study_settings(config.study, config.size, asked_of(config))
     _require_arms(settings)
     _require_resolution(settings)
@@ -90,12 +102,15 @@ def _require_resolution(settings: CellSettings) -> None:
 
 
 def _plan_rows(config: ReproduceConfig) -> Planned:
-    images = config.study != "runtime"
-    refused = _NOT_FOR_ROWS + (_NOT_FOR_IMAGES if images else ())
-    for name in refused:
-        if getattr(config, name) != ReproduceConfig.model_fields[name].get_default(call_default_factory=True):
-            raise InputError(f"the study {config.study!r} has no use for {name}; leave it out")
+    _refuse(config, _NOT_FOR_TIMES if config.study == "runtime" else _NOT_FOR_IMAGES)
     asked = asked_of(config)
     if config.study == "runtime":
-        return plan_runtime(asked, config.size, defense_seed=config.defense_seed)
+        return plan_runtime(asked, config.size, runs=config.runs or RUNS, defense_seed=config.defense_seed)
     return (plan_reconstruction if config.study == "reconstruction" else plan_adaptive)(asked, config.size)
+
+
+def _refuse(config: ReproduceConfig, names: Sequence[str]) -> None:
+    """An error where a setting is given that the study does not use."""
+    for name in names:
+        if getattr(config, name) != ReproduceConfig.model_fields[name].get_default(call_default_factory=True):
+            raise InputError(f"the study {config.study!r} has no use for {name}; leave it out")
