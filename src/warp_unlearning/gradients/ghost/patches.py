@@ -39,10 +39,10 @@ class Patches(KernelContraction):
         return lengths.square(), (kernels,) if wants_g else ()
 
     def pullbacks(
-        self, a: Tensor, g: Tensor, kept: Kept, upstream: Tensor, geometry: Geometry, *, wants_a: bool
+        self, a: Tensor, g: Tensor, kept: Kept, twice: Tensor, geometry: Geometry, *, wants_a: bool
     ) -> tuple[Tensor | None, Tensor]:
         """With P laid out again."""
-        kernels = kept[0] * (2 * upstream)[:, None, None]
+        kernels = kept[0] * twice.view(-1, 1, 1)
         for_g = as_image(torch.bmm(_patches(a, geometry), kernels.mT), g)
         return (_at_inputs(a, g, kernels, geometry) if wants_a else None), for_g
 
