@@ -23,6 +23,18 @@ def convolve(a: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
     )
 
 
+def transposed_convolve(g: Tensor, kernel: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+    """The gradient at images of this shape where g is the one at the output, differentiable by torch's own rules."""
+    lengths = zip(
+        shape[2:], g.shape[2:], geometry.size, geometry.stride, geometry.padding, geometry.dilation, strict=True
+    )
+    # What the last window does not reach.
+    rest = [have - ((count - 1) * s + d * (k - 1) + 1 - 2 * p) for have, count, k, s, p, d in lengths]
+    return torch.convolution(
+        g, kernel, None, geometry.stride, geometry.padding, geometry.dilation, True, rest, geometry.groups
+    )
+
+
 def convolution_gradients(
     g: Tensor, a: Tensor, kernel: Tensor, geometry: Geometry, *, at_a: bool, at_kernel: bool
 ) -> tuple[Tensor | None, Tensor | None]:

@@ -124,8 +124,8 @@ class _KernelNorms(Summand):
         """By the contraction, and for inputs that are stepped over zeros."""
         layers = len(tensors) // 2
         a, g = (tensor if own is None else own for own, tensor in zip(self._own, tensors[::layers], strict=True))
-        if len(a) != len(twice):
-            twice = twice[None, :, None].expand(layers, -1, self._groups).reshape(-1)
+        twice = twice if self._groups == 1 else twice.repeat_interleave(self._groups)
+        twice = twice if layers == 1 else twice.repeat(layers)
         for_a, for_g = self._of_pieces(a, g, twice, wants_a=any(wanted[:layers]))
         of_a = [None] * layers if for_a is None else self._at_layers(for_a, tensors[:layers])
         return *of_a, *_apart(for_g, tensors[layers:])
