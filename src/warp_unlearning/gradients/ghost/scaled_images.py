@@ -65,6 +65,8 @@ def _sums(u: Tensor, a: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     # Needs Triton, which is not everywhere.
     from ...kernels.column_products import column_products, suits
 
-    u, a = (x.detach().contiguous(memory_format=torch.channels_last) for x in (u, a))
-    found = column_products(u, a) if suits(u, a) else ((u * a).sum((0, 2, 3)), u.sum((0, 2, 3)))
-    return found[0].reshape(scale.shape), found[1].reshape(scale.shape)
+    with torch.no_grad():
+        u, a = (x.contiguous(memory_format=torch.channels_last) for x in (u, a))
+        if suits(u, a):
+            return column_products(u, a, axes=2)
+        return (u * a).sum((0, 2, 3)).view(scale.shape), u.sum((0, 2, 3)).view(scale.shape)

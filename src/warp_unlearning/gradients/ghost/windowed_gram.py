@@ -40,7 +40,7 @@ class WindowedGram(KernelContraction):
         between_inputs = _products(grid.flatten(1, 2))
         between_patches = _diagonal_sums(between_inputs, (grid.shape[1], grid.shape[2]), geometry, geometry.stride)
         between_outputs = _products(as_rows(g))
-        norms = (between_patches * between_outputs).flatten(1).sum(1)
+        norms = (between_patches * between_outputs).sum((1, 2))
         return norms, (between_patches, between_outputs) if wants_g else ()
 
     def pullbacks(
