@@ -26,9 +26,9 @@ class BatchNormRule(AffineRule):
     def prepare(self, layers: Sequence[nn.Module]) -> None:
         """Their statistics, and where steps are better few than small, what they are taken with."""
         norms = [norm for norm in cast("Sequence[nn.BatchNorm2d]", layers) if has_statistics(norm)]
-        joined = [norm for norm in norms if few_steps(norm.weight.device) and can_join(norm)]
-        join(joined)
-        note_statistics([norm for norm in norms if place_of(norm) is None])
+        joined = {norm: None for norm in norms if few_steps(norm.weight.device) and can_join(norm)}
+        join(list(joined))
+        note_statistics([norm for norm in norms if norm not in joined])
 
     def hands_over(self, layer: nn.Module, a: Tensor) -> bool:
         """Where it was joined to others, whose first steps are noted."""

@@ -15,8 +15,9 @@ from torch.autograd.function import once_differentiable
 from ...kernels.availability import triton_is_there
 from .rule import Passing
 
-# Numbers from which on the passes that are saved take a GPU longer than a node of Python takes the host.
-LARGE = 2**22
+# Numbers from which on the passes that are saved take a GPU about as long as the nodes of Python, and the launches by
+# them, take the host; below, images may even stay in a GPU's cache between passes.
+LARGE = 2**23
 
 
 def are_large(a: Tensor) -> bool:
