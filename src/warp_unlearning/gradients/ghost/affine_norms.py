@@ -50,41 +50,46 @@ class _AffineNorms(Summand):
 
     def __init__(self, mean: Tensor, r: Tensor, counts: Sequence[int], names: Collection[str]) -> None:
         self._mean, self._r, self._counts, self._names = mean, r, counts, names
-        self._stacks: list[tuple[Tensor, Tensor] | None] = []
 
-    def norms(self, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> Tensor:
+    def norms(self, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, Sequence[Tensor]]:
         """Both hr and k are kept, shape (batch, 2·channels), and what was stacked."""
         half = len(tensors) // 2
         self._blocks = list(_blocks(self._counts, tensors[:half]))
+        stacks: list[Tensor] = []
         of_products: list[Tensor] = []
         of_gradients: list[Tensor] = []
         for block in self._blocks:
             a, g = block.taken(tensors[:half]), block.taken(tensors[half:])
             of_products += block.sums(a * g)
             of_gradients += block.sums(g)
-            self._stacks.append((a, g) if block.layers > 1 else None)
-        self._sums = torch.cat(of_products + of_gradients, 1)
-        h, k = self._sums.chunk(2, 1)
+            if block.layers > 1:
+                stacks += (a, g)
+        sums = torch.cat(of_products + of_gradients, 1)
+        h, k = sums.chunk(2, 1)
         if "weight" in self._names:
             h.addcmul_(k, self._mean, value=-1).mul_(self._r)
         else:
             h.zero_()
         if "bias" not in self._names:
             k.zero_()
-        norms = self._sums.square().sum(1)
+        norms = sums.square().sum(1)
         h.mul_(self._r)
-        return norms
+        return norms, (sums, *stacks)
 
-    def pullbacks(self, tensors: Sequence[Tensor], wanted: Sequence[bool], twice: Tensor) -> Sequence[Tensor | None]:
+    def pullbacks(
+        self, tensors: Sequence[Tensor], kept: Sequence[Tensor], wanted: Sequence[bool], twice: Tensor
+    ) -> Sequence[Tensor | None]:
         """With 2hr and 2(k − hrμ) for all channels at once."""
         half = len(tensors) // 2
-        numbers = self._sums * twice[:, None]
+        sums, *stacks = kept
+        numbers = sums * twice[:, None]
         scales, shifts = numbers.chunk(2, 1)
         shifts.addcmul_(scales, self._mean, value=-1)
         for_a: list[Tensor | None] = []
         for_g: list[Tensor] = []
-        for block, stacked in zip(self._blocks, self._stacks, strict=True):
-            a, g = (tensors[block.first], tensors[half + block.first]) if stacked is None else stacked
+        for block in self._blocks:
+            one = block.layers == 1
+            a, g = (tensors[block.first], tensors[half + block.first]) if one else (stacks.pop(0), stacks.pop(0))
             scale, shift = (block.part_of(numbers, start) for start in (0, scales.shape[1]))
             for_a += block.images(g * scale) if any(wanted[block.place]) else [None] * block.layers
             for_g += block.images(torch.addcmul(shift, a, scale))

@@ -103,39 +103,42 @@ class _KernelNorms(Summand):
         self._groups = geometry.groups
         self._geometry = geometry
         self._stride = geometry.stride if _steps_over(geometry) else None
-        # What is contracted, where it is not the tensors themselves.
-        self._own: tuple[Tensor | None, Tensor | None] = None, None
 
-    def norms(self, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> Tensor:
-        """What the contraction keeps is kept."""
+    def norms(self, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, Sequence[Tensor]]:
+        """What is contracted is kept, where it is not the tensors themselves, and what the contraction keeps."""
         layers = len(tensors) // 2
         a, g = self._contracted(tensors)
+        self._is_given = (a is tensors[0], g is tensors[layers])
+        own = [x for x, given in zip((a, g), self._is_given, strict=True) if not given]
         inputs, outputs = (a.shape[2], a.shape[3]), (g.shape[2], g.shape[3])
         geometry = self._geometry = _simplified(self._geometry, inputs, outputs)
         way = self._way = contraction_for(a.device, a.dtype, inputs, outputs, geometry)
         self._some = images_at_once(a.shape[0], way.numbers(inputs, outputs, geometry), way.chunk)
         wants = {"wants_a": any(wanted[:layers]), "wants_g": any(wanted[layers:])}
         found = [way.norms(x, y, geometry, **wants) for x, y in self._pieces(a, g)]
-        self._kept = [kept for _, kept in found]
         norms = found[0][0] if len(found) == 1 else torch.cat([norms for norms, _ in found])
-        return norms if len(norms) == len(tensors[0]) else norms.view(layers, -1, self._groups).sum((0, 2))
+        if len(norms) != len(tensors[0]):
+            norms = norms.view(layers, -1, self._groups).sum((0, 2))
+        return norms, (*own, *(tensor for _, kept in found for tensor in kept))
 
-    def pullbacks(self, tensors: Sequence[Tensor], wanted: Sequence[bool], twice: Tensor) -> Sequence[Tensor | None]:
+    def pullbacks(
+        self, tensors: Sequence[Tensor], kept: Sequence[Tensor], wanted: Sequence[bool], twice: Tensor
+    ) -> Sequence[Tensor | None]:
         """By the contraction, and for inputs that are stepped over zeros."""
         layers = len(tensors) // 2
-        a, g = (tensor if own is None else own for own, tensor in zip(self._own, tensors[::layers], strict=True))
+        waiting = list(kept)
+        pairs = zip(self._is_given, tensors[::layers], strict=True)
+        a, g = (tensor if given else waiting.pop(0) for given, tensor in pairs)
         twice = twice if self._groups == 1 else twice.repeat_interleave(self._groups)
         twice = twice if layers == 1 else twice.repeat(layers)
-        for_a, for_g = self._of_pieces(a, g, twice, wants_a=any(wanted[:layers]))
+        for_a, for_g = self._of_pieces(a, g, waiting, twice, wants_a=any(wanted[:layers]))
         of_a = [None] * layers if for_a is None else self._at_layers(for_a, tensors[:layers])
         return *of_a, *_apart(for_g, tensors[layers:])
 
     def _contracted(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         layers = len(tensors) // 2
         a = tensors[:layers] if self._stride is None else [_taken(x, self._stride) for x in tensors[:layers]]
-        pair = _joined(a, self._groups, copied=self._stride is not None), _joined(tensors[layers:], self._groups)
-        self._own = None if pair[0] is tensors[0] else pair[0], None if pair[1] is tensors[layers] else pair[1]
-        return pair
+        return _joined(a, self._groups, copied=self._stride is not None), _joined(tensors[layers:], self._groups)
 
     def _pieces(self, a: Tensor, g: Tensor) -> list[tuple[Tensor, Tensor]]:
         # A whole is not cut: that would be two operations.
@@ -143,14 +146,18 @@ class _KernelNorms(Summand):
             return [(a, g)]
         return [(a[i : i + self._some], g[i : i + self._some]) for i in range(0, a.shape[0], self._some)]
 
-    def _of_pieces(self, a: Tensor, g: Tensor, twice: Tensor, *, wants_a: bool) -> tuple[Tensor | None, Tensor]:
+    def _of_pieces(
+        self, a: Tensor, g: Tensor, kept: Sequence[Tensor], twice: Tensor, *, wants_a: bool
+    ) -> tuple[Tensor | None, Tensor]:
         """At the inputs that are not stepped over, where wanted, and at g."""
-        if len(self._kept) == 1:
-            return self._way.pullbacks(a, g, self._kept[0], twice, self._geometry, wants_a=wants_a)
+        pieces = self._pieces(a, g)
+        if len(pieces) == 1:
+            return self._way.pullbacks(a, g, tuple(kept), twice, self._geometry, wants_a=wants_a)
         for_a, for_g = torch.empty_like(a) if wants_a else None, torch.empty_like(g)
-        for index, (kept, pair) in enumerate(zip(self._kept, self._pieces(a, g), strict=True)):
-            part = slice(index * self._some, (index + 1) * self._some)
-            of_a, of_g = self._way.pullbacks(*pair, kept, twice[part], self._geometry, wants_a=wants_a)
+        each = len(kept) // len(pieces)
+        for index, pair in enumerate(pieces):
+            part, own = (slice(index * many, (index + 1) * many) for many in (self._some, each))
+            of_a, of_g = self._way.pullbacks(*pair, tuple(kept[own]), twice[part], self._geometry, wants_a=wants_a)
             for_g[part] = of_g
             if for_a is not None and of_a is not None:
                 for_a[part] = of_a

@@ -22,19 +22,21 @@ class _OneRowNorm(Summand):
     def __init__(self, *, weight: bool, bias: bool) -> None:
         self._weight, self._bias = weight, bias
 
-    def norms(self, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> Tensor:
+    def norms(self, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, Sequence[Tensor]]:
         """The two factors are kept, shape (n, 1)."""
         a, g = tensors
-        self._of_g = _squared_length(g)
-        self._of_a = _squared_length(a) if self._weight else torch.zeros_like(self._of_g)
+        of_g = _squared_length(g)
+        of_a = _squared_length(a) if self._weight else torch.zeros_like(of_g)
         if self._bias:
-            self._of_a += 1
-        return (self._of_a * self._of_g).flatten()
+            of_a += 1
+        return (of_a * of_g).flatten(), (of_a, of_g)
 
-    def pullbacks(self, tensors: Sequence[Tensor], wanted: Sequence[bool], twice: Tensor) -> Sequence[Tensor | None]:
+    def pullbacks(
+        self, tensors: Sequence[Tensor], kept: Sequence[Tensor], wanted: Sequence[bool], twice: Tensor
+    ) -> Sequence[Tensor | None]:
         """Each is a multiple of what it belongs to."""
-        (a, g), factor = tensors, twice[:, None]
-        return a * (self._of_g * factor) if wanted[0] and self._weight else None, g * (self._of_a * factor)
+        (a, g), (of_a, of_g), factor = tensors, kept, twice[:, None]
+        return a * (of_g * factor) if wanted[0] and self._weight else None, g * (of_a * factor)
 
 
 def _squared_length(rows: Tensor) -> Tensor:
