@@ -7,7 +7,7 @@ are found for small layers of one shape at once, and what follows for the channe
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,7 @@ from .summand import Entry, Summand, summed
 STACKED = 2**25
 
 
-@dataclass(frozen=True)
-class AffineUse:
+class AffineUse(NamedTuple):
     """Input and output gradient of a batch norm (batch, channels, ...), and its μ and r, shape (channels,)."""
 
     a: Tensor

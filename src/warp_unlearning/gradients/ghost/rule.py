@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +36,7 @@ class Passing:
         return value.detach() if self.inputs_only else value
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A layer, its input, and the gradient at its output."""
 
     layer: nn.Module
