@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from warp_unlearning.gradients import traced_pass
 from warp_unlearning.gradients.energy import cross_entropy, gradient_energy
-from warp_unlearning.gradients.ghost import batch_norm, kernel_norm
+from warp_unlearning.gradients.ghost import batch_norm, convolution, kernel_norm
 from warp_unlearning.gradients.ghost.kernel_contraction import KernelContraction
 
 
@@ -114,6 +114,7 @@ def _as_on_a_gpu() -> Iterator[list[KernelContraction]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel_norm, "contraction_for", spy)
         patch.setattr(batch_norm, "few_steps", lambda device: True)
+        patch.setattr(convolution, "suits_transposing", lambda device, geometry: geometry.groups == 1)
         patch.setattr(batch_norm, "are_large", lambda a: a.dim() == 4 and a.shape[-1] > 3)
         patch.setattr(traced_pass, "suits_channels_last", lambda x: x.dim() == 4)
         yield chosen

@@ -20,6 +20,7 @@ from .batch_axes import unclear_uses
 from .energy_checks import check_batch, check_finite, check_losses, check_model, misfit
 from .fallback import materialised_energy
 from .ghost.rule import GhostRule, Part
+from .ghost.summand import Entry, summed
 from .math_attention import math_attention
 from .traced_pass import TracedPass, traced_pass
 from .uses import Trace, Use, parameters_used_elsewhere, require_unchanged
@@ -197,7 +198,15 @@ def squared_norms(uses: list[Use], found: tuple[Tensor | None, ...], elsewhere: 
             kinship = use.rule.kinship(use.layer, use.a, g)
             key = index if kinship is None else (use.rule, tuple(names), kinship)
             kin.setdefault(key, (use.rule, names, []))[2].append(Part(use.layer, use.a, g))
-    yield from (rule.squared_norms(names, parts) for rule, names, parts in kin.values())
+    entries: list[Entry] = []
+    for rule, names, parts in kin.values():
+        entry = rule.entry(names, parts)
+        if entry is None:
+            yield rule.squared_norms(names, parts)
+        else:
+            entries.append(entry)
+    if entries:
+        yield summed(entries)
     yield from (sum_of_uses(parts).flatten(1).square().sum(1) for parts in shares.values() if len(parts) > 1)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +109,15 @@ def check_finite(losses: Tensor, total: Tensor) -> Callable[[], None]:
     return refuse
 
 
+@lru_cache(maxsize=128)
+def _may_be_refused(kind: type[nn.Module]) -> bool:
+    return issubclass(kind, (_BatchNorm, _DropoutNd, nn.Embedding, nn.EmbeddingBag))
+
+
 def _check_layer(path: str, layer: nn.Module) -> None:
+    kind: Any = type(layer)
+    if not _may_be_refused(kind):
+        return
     if isinstance(layer, _BatchNorm):
         if layer.training:
             raise InputError(f"batch norm {path} is in train mode, where examples mix; call `model.eval()` first")

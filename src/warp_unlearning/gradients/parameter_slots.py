@@ -65,11 +65,16 @@ def _copied(module: Any, memo: dict[int, Any]) -> Any:
     copy = memo[id(module)] = kind.__new__(kind)
     state = vars(copy)
     state.update(vars(module))
-    for key, value in state.items():
+    # Most are atoms, and most of the rest are empty.
+    for key, value in [item for item in state.items() if type(item[1]) not in _ATOMS]:
         kind = type(value)
-        if kind in _ATOMS or (kind is tuple and _are_atoms(value)):
+        if kind is dict or kind is OrderedDict:
+            if not value:
+                state[key] = kind()
+                continue
+        elif kind is tuple and _are_atoms(value):
             continue
-        if key == "_parameters" or ((kind is dict or kind is OrderedDict) and not value):
+        if key == "_parameters":
             state[key] = kind(value)
         elif key == "_modules":
             state[key] = kind((name, _copied(child, memo)) for name, child in value.items())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,7 @@ from .ghost.rule import GhostRule, Passing, rule_of
 from .parameter_slots import copy_with_same_parameters
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """One call of a layer: its input, at which version of its memory, and where its output stands in the graph."""
 
     path: str

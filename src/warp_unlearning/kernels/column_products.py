@@ -17,13 +17,13 @@ from torch import Tensor
 _STRETCHES, _LEAST_ROWS, _ROWS, _COLUMNS = 1024, 256, 64, 64
 
 
-def column_products(u: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ u·a and Σ u over images and positions of u and a (n, c, h, w), shapes (c,)."""
+def column_products(u: Tensor, a: Tensor, *, axes: int = 0) -> tuple[Tensor, Tensor]:
+    """Σ u·a and Σ u over images and positions of u and a (n, c, h, w), shapes (c, 1, ...) with `axes` ones."""
     columns = u.shape[1]
     rows = u.numel() // columns
     stretches = max(1, min(_STRETCHES, rows // _LEAST_ROWS))
     block = min(_COLUMNS, triton.next_power_of_2(columns))
-    sums = torch.empty(2, stretches, columns, device=u.device, dtype=torch.float32)
+    sums = torch.empty(2, stretches, columns, *[1] * axes, device=u.device, dtype=torch.float32)
     grid = (triton.cdiv(columns, block), stretches)
     _products[grid](u, a, sums, rows, columns, triton.cdiv(rows, stretches), stretches, ROWS=_ROWS, COLUMNS=block)
     products, alone = sums.sum(1).unbind()

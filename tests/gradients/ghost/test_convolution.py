@@ -124,6 +124,31 @@ def test_norms_of_several_layers(as_on_a_gpu: Any, names: list[str]) -> None:
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("way", [Gram, Grouped, GroupedLast, WindowedGram, Patches])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(("size", "stride", "groups"), [(3, 1, 1), (3, 1, 2), (1, 2, 1), (1, 2, 2)])
+def test_several_layers_with_groups_and_steps(
+    monkeypatch: pytest.MonkeyPatch, way: type[KernelContraction], frozen: bool, size: int, stride: int, groups: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = nn.Conv2d(4, 6, size, stride=stride, groups=groups, bias=False).double()
+    parts = []
+    for last in (True, False, True):
+        form = torch.channels_last if last else torch.contiguous_format
+        a = torch.randn(4, 4, 5, 4, generator=generator, dtype=torch.float64).contiguous(memory_format=form)
+        g = torch.randn(layer(a).shape, generator=generator, dtype=torch.float64).contiguous(memory_format=form)
+        parts.append(Part(layer, a.requires_grad_(not frozen), g.requires_grad_()))
+    rule = ConvolutionRule()
+    squares = [rule.gradient(layer, "weight", part.a, part.g).flatten(1).square().sum(1) for part in parts]
+    monkeypatch.setattr(kernel_norm, "contraction_for", lambda *_: way())
+    found, expected = rule.squared_norms(["weight"], parts), torch.stack(squares).sum(0)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=0)
+    inputs = [t for part in parts for t in (part.a, part.g) if t.requires_grad]
+    weights = torch.linspace(0.5, 1.5, 4, dtype=torch.float64)
+    for one, other in zip(*(torch.autograd.grad(n @ weights, inputs) for n in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
 @pytest.mark.parametrize("options", [{"padding_mode": "circular", "padding": 1}, {"padding": "same"}])
 def test_layers_that_pad_their_inputs_are_taken_alone(as_on_a_gpu: Any, options: Any) -> None:
     layer, a = nn.Conv2d(8, 12, 3, **options), torch.ones(2, 8, 2, 2)

@@ -1,25 +1,24 @@
 """Norms of the scale's and the shift's gradients of batch norms, of all layers together.
 
 With x̂ = (a − μ)r, h = Σₜ gₜx̂ₜ and k = Σₜ gₜ: n = ‖h‖² + ‖k‖², ∂n/∂a = 2hrG and ∂n/∂G = 2(hx̂ + k). Sums over positions
-are found for layers of one shape at once, and what follows for the channels of all layers in one row.
+are found for small layers of one shape at once, and what follows for the channels of all layers in one row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from .summand import Entry, Summand, summed
 
 # Numbers that are copied faster than a GPU is given a few more steps for each layer.
 STACKED = 2**25
 
 
-@dataclass(frozen=True)
-class AffineUse:
+class AffineUse(NamedTuple):
     """Input and output gradient of a batch norm (batch, channels, ...), and its μ and r, shape (channels,)."""
 
     a: Tensor
@@ -30,81 +29,105 @@ class AffineUse:
 
 def affine_norms(uses: Sequence[AffineUse], names: Collection[str]) -> Tensor:
     """Σ n over the uses and the parameters `names`, shape (batch,), differentiable once in every a and g."""
+    return summed([affine_entry(uses, names)])
+
+
+def affine_entry(uses: Sequence[AffineUse], names: Collection[str]) -> Entry:
+    """The same as a summand: of the a of every layer and then every G."""
     kin: dict[torch.Size, list[AffineUse]] = {}
     for use in uses:
         kin.setdefault(use.a.shape, []).append(use)
     # Uses of one shape lie next to each other.
     ordered = [use for some in kin.values() for use in some]
-    means = torch.cat([use.mean for use in ordered])
-    r = torch.cat([use.r for use in ordered])
-    counts = [len(some) for some in kin.values()]
+    means, r = (torch.cat(row) for row in ([use.mean for use in ordered], [use.r for use in ordered]))
     tensors = (*(use.a for use in ordered), *(use.g for use in ordered))
-    found = _AffineNorms.apply(means, r, counts, frozenset(names), *tensors)  # type: ignore[no-untyped-call]
-    return cast(Tensor, found)
+    return _AffineNorms(means, r, [len(some) for some in kin.values()], names), tensors
 
 
-class _AffineNorms(torch.autograd.Function):
-    """a and then G of every layer; `counts` says how many in a row have the same shape."""
+class _AffineNorms(Summand):
+    """`counts` says how many layers in a row have the same shape."""
 
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, r: Tensor, counts: list[int], names: frozenset[str], *inputs: Tensor) -> Tensor:
-        half = len(inputs) // 2
-        sums = inputs[0].new_empty(inputs[0].shape[0], 2, mean.shape[0])
-        blocks = list(_blocks(counts, inputs[:half]))
+    def __init__(self, mean: Tensor, r: Tensor, counts: Sequence[int], names: Collection[str]) -> None:
+        self._mean, self._r, self._counts, self._names = mean, r, counts, names
+
+    def norms(self, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, Sequence[Tensor]]:
+        """Both hr and k are kept, shape (batch, 2·channels), and what was stacked."""
+        half = len(tensors) // 2
+        self._blocks = list(_blocks(self._counts, tensors[:half]))
         stacks: list[Tensor] = []
-        for block in blocks:
-            a, g = (_stacked(some[block.place]) for some in (inputs[:half], inputs[half:]))
-            torch.sum(a * g, block.positions, out=block.part_of(sums[:, 0]))
-            torch.sum(g, block.positions, out=block.part_of(sums[:, 1]))
-            stacks += (a, g)
-        h, k = sums.unbind(1)
-        if "weight" in names:
-            h.addcmul_(k, mean, value=-1).mul_(r)
+        of_products: list[Tensor] = []
+        of_gradients: list[Tensor] = []
+        for block in self._blocks:
+            a, g = block.taken(tensors[:half]), block.taken(tensors[half:])
+            of_products += block.sums(a * g)
+            of_gradients += block.sums(g)
+            if block.layers > 1:
+                stacks += (a, g)
+        sums = torch.cat(of_products + of_gradients, 1)
+        h, k = sums.chunk(2, 1)
+        if "weight" in self._names:
+            h.addcmul_(k, self._mean, value=-1).mul_(self._r)
         else:
             h.zero_()
-        if "bias" not in names:
+        if "bias" not in self._names:
             k.zero_()
-        norms = sums.square().sum((1, 2))
-        h.mul_(r)
-        ctx.save_for_backward(sums, mean, *stacks)
-        ctx.blocks = blocks
-        return norms
+        norms = sums.square().sum(1)
+        h.mul_(self._r)
+        return norms, (sums, *stacks)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        sums, mean, *stacks = ctx.saved_tensors
-        scales, shifts = (sums * (2 * upstream)[:, None, None]).unbind(1)
-        shifts.addcmul_(scales, mean, value=-1)
-        wanted = ctx.needs_input_grad[4:]
+    def pullbacks(
+        self, tensors: Sequence[Tensor], kept: Sequence[Tensor], wanted: Sequence[bool], twice: Tensor
+    ) -> Sequence[Tensor | None]:
+        """With 2hr and 2(k − hrμ) for all channels at once."""
+        half = len(tensors) // 2
+        sums, *stacks = kept
+        numbers = sums * twice[:, None]
+        scales, shifts = numbers.chunk(2, 1)
+        shifts.addcmul_(scales, self._mean, value=-1)
         for_a: list[Tensor | None] = []
         for_g: list[Tensor] = []
-        for block, a, g in zip(ctx.blocks, stacks[::2], stacks[1::2], strict=True):
-            scale, shift = (block.beside_positions(block.part_of(row)) for row in (scales, shifts))
+        for block in self._blocks:
+            one = block.layers == 1
+            a, g = (tensors[block.first], tensors[half + block.first]) if one else (stacks.pop(0), stacks.pop(0))
+            scale, shift = (block.part_of(numbers, start) for start in (0, scales.shape[1]))
             for_a += block.images(g * scale) if any(wanted[block.place]) else [None] * block.layers
             for_g += block.images(torch.addcmul(shift, a, scale))
-        return None, None, None, None, *for_a, *for_g
+        return *for_a, *for_g
 
 
 class _Block:
     """Layers of one shape that are taken at once: which they are, and where their channels stand in the row."""
 
     def __init__(self, first: int, layers: int, shape: torch.Size, start: int) -> None:
-        self.place, self.layers, self.shape = slice(first, first + layers), layers, shape
-        self.columns = slice(start, start + layers * shape[1])
-        self.positions = tuple(range(2, max(len(shape), 3)))
+        self.first, self.layers, self.shape, self._start = first, layers, shape, start
+        self.place = slice(first, first + layers)
+        axes = len(shape) if layers == 1 else len(shape) + 1
+        self._positions = tuple(range(axes + 2 - len(shape), axes))
 
-    def part_of(self, row: Tensor) -> Tensor:
-        """The channels of these layers in a tensor (batch, channels of all), as a view (layers, batch, channels)."""
-        return row[:, self.columns].view(-1, self.layers, self.shape[1]).transpose(0, 1)
+    def taken(self, images: Sequence[Tensor]) -> Tensor:
+        """The layer's images as they are, or those of several as one tensor (layers, batch, channels, ...)."""
+        if self.layers == 1:
+            return images[self.first]
+        # Not stacked: joined along the batch they keep their layout.
+        return torch.cat(list(images[self.place])).view(self.layers, *self.shape)
 
-    def beside_positions(self, part: Tensor) -> Tensor:
-        """(layers, batch, 1, ..., channels) of (layers, batch, channels)."""
-        return part[(slice(None), slice(None), *[None] * len(self.positions))]
+    def sums(self, each: Tensor) -> Sequence[Tensor]:
+        """Over positions, layer by layer, shapes (batch, channels)."""
+        found = each.sum(self._positions) if self._positions else each
+        return [found] if self.layers == 1 else found.unbind()
+
+    def part_of(self, numbers: Tensor, start: int) -> Tensor:
+        """The channels of these layers in the row that begins at `start` in `numbers` (batch, ...), beside images."""
+        batch, channels, *axes = self.shape
+        ones = [1] * len(axes)
+        size, strides = (batch, channels, *ones), (numbers.stride(0), 1, *ones)
+        if self.layers > 1:
+            size, strides = (self.layers, *size), (channels, *strides)
+        return numbers.as_strided(size, strides, start + self._start)
 
     def images(self, found: Tensor) -> Sequence[Tensor]:
         """What was found for a or G, layer by layer."""
-        return found.movedim(-1, 2).reshape(self.layers, *self.shape).unbind()
+        return [found] if self.layers == 1 else found.unbind()
 
 
 def _blocks(counts: Sequence[int], inputs: Sequence[Tensor]) -> Iterator[_Block]:
@@ -116,9 +139,3 @@ def _blocks(counts: Sequence[int], inputs: Sequence[Tensor]) -> Iterator[_Block]
             yield _Block(index, layers, shape, start)
             start += layers * shape[1]
         first += count
-
-
-def _stacked(images: Sequence[Tensor]) -> Tensor:
-    """(layers, batch, *positions, channels): where channels run fastest they go on to; a vector has one position."""
-    rows = [x.movedim(1, -1) if x.dim() > 2 else x[:, None] for x in images]
-    return rows[0][None] if len(rows) == 1 else torch.stack(rows)

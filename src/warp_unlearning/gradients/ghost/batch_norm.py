@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .affine import AffineRule
-from .affine_norms import AffineUse, affine_norms
+from .affine_norms import AffineUse, affine_entry
 from .batch_norm_twice import normalised_twice
 from .batch_statistics import has_statistics, note_statistics, statistics_of
 from .joint_norms import JointNorms, ScaleAndShift, can_join, join, place_of
 from .rule import Part, Passing, register
 from .scaled_images import are_large, scaled_images
+from .summand import Entry
 
 
 @register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -25,9 +26,9 @@ class BatchNormRule(AffineRule):
     def prepare(self, layers: Sequence[nn.Module]) -> None:
         """Their statistics, and where steps are better few than small, what they are taken with."""
         norms = [norm for norm in cast("Sequence[nn.BatchNorm2d]", layers) if has_statistics(norm)]
-        joined = [norm for norm in norms if few_steps(norm.weight.device) and can_join(norm)]
-        join(joined)
-        note_statistics([norm for norm in norms if place_of(norm) is None])
+        joined = {norm: None for norm in norms if few_steps(norm.weight.device) and can_join(norm)}
+        join(list(joined))
+        note_statistics([norm for norm in norms if norm not in joined])
 
     def hands_over(self, layer: nn.Module, a: Tensor) -> bool:
         """Where it was joined to others, whose first steps are noted."""
@@ -54,9 +55,9 @@ class BatchNormRule(AffineRule):
         """Layers on batches of the same length and kind, where steps are better few than small."""
         return (a.shape[0], a.dtype, a.device) if few_steps(a.device) else None
 
-    def squared_norms(self, names: Sequence[str], parts: Sequence[Part]) -> Tensor:
+    def entry(self, names: Sequence[str], parts: Sequence[Part]) -> Entry | None:
         """Of scales and shifts together."""
-        return affine_norms([_affine_use(part) for part in parts], names)
+        return affine_entry([_affine_use(part) for part in parts], names)
 
 
 def _scale_and_shift(norm: nn.BatchNorm2d, axes: int, passing: Passing) -> ScaleAndShift:

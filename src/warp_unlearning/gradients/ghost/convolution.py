@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .geometry import Geometry, image, plane
-from .joint_kernels import join_kernels, kernel_with_channels_last
+from .joint_kernels import join_kernels, kernel_with_channels_last, kernel_with_history
 from .kernel_alignment import kernel_alignments
 from .kernel_gradient import kernel_gradients
-from .kernel_norm import better_together, kernel_norms
+from .kernel_norm import better_together, kernel_entry
 from .rule import GhostRule, Part, Passing, register
+from .summand import Entry, summed
+from .transposed import convolved_by_transposing, suits_transposing
 from .twice import convolved
 
 
@@ -44,7 +46,11 @@ class ConvolutionRule(GhostRule):
             return forward(a)
         images, geometry = plane(convolution, a)
         kernel = image(passing.weight(convolution.weight))
-        found = convolved(images, kernel, geometry, passing, partial(kernel_with_channels_last, convolution))
+        laid_out = _laid_out(convolution, kernel, images, passing) if suits_transposing(a.device, geometry) else None
+        if laid_out is None:
+            found = convolved(images, kernel, geometry, passing, partial(kernel_with_channels_last, convolution))
+        else:
+            found = convolved_by_transposing(images, laid_out, geometry, passing)
         found = found.squeeze(2) if a.dim() == 3 else found
         bias = convolution.bias
         return found if bias is None else found + bias.reshape(-1, *[1] * (a.dim() - 2))
@@ -83,17 +89,32 @@ class ConvolutionRule(GhostRule):
         if name == "bias":
             return super().squared_norm(layer, name, a, g)
         a, geometry = plane(cast(nn.Conv2d, layer), a)
-        return kernel_norms(a, image(g), geometry)
+        return summed([kernel_entry([a], [image(g)], geometry)])
+
+    def entry(self, names: Sequence[str], parts: Sequence[Part]) -> Entry | None:
+        """Those of the kernels, where they are all, in one contraction."""
+        if list(names) != ["weight"]:
+            return None
+        planes = [plane(cast(nn.Conv2d, part.layer), part.a) for part in parts]
+        return kernel_entry([images for images, _ in planes], [image(part.g) for part in parts], planes[0][1])
 
     def squared_norms(self, names: Sequence[str], parts: Sequence[Part]) -> Tensor:
         """Those of the kernels in one contraction."""
-        if len(parts) == 1 or "weight" not in names:
-            return super().squared_norms(names, parts)
-        planes = [plane(cast(nn.Conv2d, part.layer), part.a) for part in parts]
-        a, g = torch.cat([images for images, _ in planes]), torch.cat([image(part.g) for part in parts])
-        of_kernels = kernel_norms(a, g, planes[0][1]).reshape(len(parts), -1).sum(0)
+        of_kernels = self.entry(["weight"], parts) if "weight" in names else None
         others = [name for name in names if name != "weight"]
-        return of_kernels + super().squared_norms(others, parts) if others else of_kernels
+        if of_kernels is None or not others:
+            return super().squared_norms(names, parts)
+        return summed([of_kernels]) + super().squared_norms(others, parts)
+
+
+def _laid_out(convolution: nn.Conv2d, kernel: Tensor, images: Tensor, passing: Passing) -> Tensor | None:
+    """The kernel, with its history, in the layout of the images; None where it is to be copied for this layer alone."""
+    if not images.is_contiguous(memory_format=torch.channels_last):
+        return kernel
+    # Images of one pixel have either layout.
+    either = images.is_contiguous()
+    found = kernel_with_history(convolution, not either, passing)
+    return kernel if found is None and either else found
 
 
 def _rows(a: Tensor, g: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:

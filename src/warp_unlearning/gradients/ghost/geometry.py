@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,6 +21,14 @@ class Geometry:
     padding: tuple[int, int]
     dilation: tuple[int, int]
     groups: int
+
+    def __post_init__(self) -> None:
+        """Find the hash once: geometries are looked up far more often than made."""
+        values = (self.out, self.width, self.size, self.stride, self.padding, self.dilation, self.groups)
+        object.__setattr__(self, "_hash", hash(values))
+
+    def __hash__(self) -> int:
+        return cast(int, vars(self)["_hash"])
 
     @property
     def patch(self) -> int:

@@ -39,10 +39,10 @@ class Gram(KernelContraction):
         return (_patch_products(a, g, geometry) * _products(g)).flatten(1).sum(1), ()
 
     def pullbacks(
-        self, a: Tensor, g: Tensor, kept: Kept, upstream: Tensor, geometry: Geometry, *, wants_a: bool
+        self, a: Tensor, g: Tensor, kept: Kept, twice: Tensor, geometry: Geometry, *, wants_a: bool
     ) -> tuple[Tensor | None, Tensor]:
         """With K and Γ computed again."""
-        twice = 2 * upstream[:, None, None]
+        twice = twice.view(-1, 1, 1)
         for_g = (g.flatten(2) @ (_square(_patch_products(a, g, geometry)) * twice)).reshape(g.shape)
         if not wants_a:
             return None, for_g

@@ -38,11 +38,11 @@ class Grouped(KernelContraction):
         return lengths.square(), ()
 
     def pullbacks(
-        self, a: Tensor, g: Tensor, kept: Kept, upstream: Tensor, geometry: Geometry, *, wants_a: bool
+        self, a: Tensor, g: Tensor, kept: Kept, twice: Tensor, geometry: Geometry, *, wants_a: bool
     ) -> tuple[Tensor | None, Tensor]:
         """With Mᵢ computed again."""
         kernels = _kernel_gradients(a, g, geometry)
-        kernels *= (2 * upstream).repeat_interleave(geometry.out)[:, None, None, None]
+        kernels *= twice.repeat_interleave(geometry.out).view(-1, 1, 1, 1)
         apart = replace(geometry, groups=len(a))
         for_g = convolve(_joined(a), kernels, apart).reshape(g.shape)
         if not wants_a:

@@ -56,10 +56,10 @@ class GroupedLast(KernelContraction):
         return lengths.square(), (for_g, cast(Tensor, for_a))
 
     def pullbacks(
-        self, a: Tensor, g: Tensor, kept: Kept, upstream: Tensor, geometry: Geometry, *, wants_a: bool
+        self, a: Tensor, g: Tensor, kept: Kept, twice: Tensor, geometry: Geometry, *, wants_a: bool
     ) -> tuple[Tensor | None, Tensor]:
-        """The halves times 2·upstream."""
-        twice = (2 * upstream)[:, None, None, None]
+        """The halves times 2 and what comes from upstream."""
+        twice = twice.view(-1, 1, 1, 1)
         # Into the layout of a and g, which what comes from elsewhere has too.
         for_g = torch.mul(kept[0].reshape(g.shape), twice, out=torch.empty_like(g))
         for_a = torch.mul(kept[1].reshape(a.shape), twice, out=torch.empty_like(a)) if wants_a else None

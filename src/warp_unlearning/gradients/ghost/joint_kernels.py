@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+
+from .rule import Passing
 
 # Where a layer keeps its place among those it is taken with.
 _PLACE = "_place_among_convolutions"
@@ -34,12 +36,21 @@ def kernel_with_channels_last(layer: nn.Conv2d, worth: bool) -> Tensor | None:
     return joint.kernel(place) if worth or joint.known else None
 
 
+def kernel_with_history(layer: nn.Conv2d, worth: bool, passing: Passing) -> Tensor | None:
+    """The same, by which the layer's kernel is given its gradient; what hands kernels over is noted in `passing`."""
+    if kernel_with_channels_last(layer, worth) is None:
+        return None
+    joint, place = cast("tuple[JointKernels, int]", vars(layer)[_PLACE])
+    return joint.kernel_with_history(place, passing)
+
+
 class JointKernels:
     """Kernels, and once one of them is asked for, all of them laid out."""
 
     def __init__(self, kernels: Sequence[Tensor]) -> None:
         self._kernels = kernels
         self._found: list[Tensor] = []
+        self._linked: dict[int, Tensor] = {}
         self._versions = [kernel._version for kernel in kernels]
 
     def is_current(self, place: int) -> bool:
@@ -58,13 +69,44 @@ class JointKernels:
                 self._found = _laid_out(self._kernels)
         return self._found[place]
 
+    def kernel_with_history(self, place: int, passing: Passing) -> Tensor:
+        """The same, which depends on the kernel if that is trained and its gradient may be asked for."""
+        found = self.kernel(place)
+        if passing.inputs_only or not self._kernels[place].requires_grad:
+            return found
+        if not self._linked:
+            trained = [index for index, kernel in enumerate(self._kernels) if kernel.requires_grad]
+            tensors = [self._kernels[index] for index in trained]
+            linked = _Linked.apply([self._found[index] for index in trained], *tensors)  # type: ignore[no-untyped-call]
+            self._linked = dict(zip(trained, linked, strict=True))
+            passing.handing.add(linked[0].grad_fn)
+        return self._linked[place]
+
+
+class _Linked(torch.autograd.Function):
+    """The tensors `found` in the places of the kernels they are copies of."""
+
+    @staticmethod
+    def forward(ctx: Any, found: list[Tensor], *kernels: Tensor) -> tuple[Tensor, ...]:
+        # Kept for their versions alone, which tell whether they have been written over.
+        ctx.save_for_backward(*kernels)
+        ctx.set_materialize_grads(False)
+        return tuple(kernel.detach() for kernel in found)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        _ = ctx.saved_tensors
+        return None, *gradients
+
 
 def _laid_out(kernels: Sequence[Tensor]) -> list[Tensor]:
     """Each with channels running fastest; those alike are copied as one."""
-    found = [kernel.detach() for kernel in kernels]
+    found = list(kernels)
     alike: dict[object, list[int]] = {}
-    for index, kernel in enumerate(found):
-        if not kernel.is_contiguous(memory_format=torch.channels_last):
+    for index, kernel in enumerate(kernels):
+        if kernel.is_contiguous(memory_format=torch.channels_last):
+            found[index] = kernel.detach()
+        else:
             alone = index if kernel.numel() % _ALIGNED else None
             alike.setdefault((kernel.shape[1:], kernel.dtype, kernel.device, alone), []).append(index)
     for indices in alike.values():

@@ -62,9 +62,10 @@ class JointNorms:
         """Whether the numbers of a layer are those it had when it was joined."""
         return self._versions[place] == self._versions_of(place)
 
-    def _versions_of(self, place: int) -> tuple[int, ...]:
-        lists = (self._weights, self._biases, self._means, self._variances)
-        return tuple(-1 if each[place] is None else cast(Tensor, each[place])._version for each in lists)
+    def _versions_of(self, place: int) -> tuple[int, int, int, int]:
+        bias = self._biases[place]
+        of_bias = -1 if bias is None else bias._version
+        return self._weights[place]._version, of_bias, self._means[place]._version, self._variances[place]._version
 
     def scale_and_shift(self, place: int, axes: int, passing: Passing) -> ScaleAndShift:
         """γr and β − γrμ of one layer, shapes (channels, 1, ...) with `axes` ones."""

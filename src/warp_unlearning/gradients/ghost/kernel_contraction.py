@@ -38,6 +38,6 @@ class KernelContraction(ABC):
 
     @abstractmethod
     def pullbacks(
-        self, a: Tensor, g: Tensor, kept: Kept, upstream: Tensor, geometry: Geometry, *, wants_a: bool
+        self, a: Tensor, g: Tensor, kept: Kept, twice: Tensor, geometry: Geometry, *, wants_a: bool
     ) -> tuple[Tensor | None, Tensor]:
-        """Σᵢ upstreamᵢ nᵢ differentiated with respect to a, where wanted, and g; `upstream` has shape (n,)."""
+        """½ Σᵢ twiceᵢ nᵢ differentiated with respect to a, where wanted, and g; `twice` has shape (n,)."""

@@ -6,13 +6,13 @@ few large ones, which keep what they have computed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .geometry import Geometry, without_idle_taps
 from .gram import Gram
@@ -21,20 +21,19 @@ from .grouped_last import GroupedLast
 from .kernel_contraction import KernelContraction, Size
 from .one_position import OnePosition
 from .patches import Patches
-from .precision import convolutions_round, precision_of_convolutions
+from .precision import convolutions_round
+from .summand import Entry, Summand
 from .windowed_gram import WindowedGram
 
 _GRAM, _GROUPED, _ONE_POSITION = Gram(), Grouped(), OnePosition()
 _WINDOWED_GRAM, _GROUPED_LAST, _PATCHES = WindowedGram(), GroupedLast(), Patches()
 
 
-def kernel_norms(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
-    """nᵢ for images a (batch, channels, height, width), shape (batch,), differentiable once in a and g."""
-    groups = geometry.groups
-    if groups > 1:
-        a, g = (x.reshape(x.shape[0] * groups, -1, *x.shape[2:]) for x in (a, g))
-    norms = cast(Tensor, _KernelNorm.apply(a, g, geometry))  # type: ignore[no-untyped-call]
-    return norms if groups == 1 else norms.reshape(-1, groups).sum(1)
+def kernel_entry(a: Sequence[Tensor], g: Sequence[Tensor], geometry: Geometry) -> Entry:
+    """nᵢ summed over layers of one geometry and shape, as a summand of their images (batch, channels, height, width)
+    and their output gradients.
+    """
+    return _KernelNorms(geometry), (*a, *g)
 
 
 def better_together(a: Tensor, g: Tensor, geometry: Geometry) -> bool:
@@ -97,53 +96,93 @@ def _taken(a: Tensor, stride: Size) -> Tensor:
     return a[:, :, :: stride[0], :: stride[1]]
 
 
-class _KernelNorm(torch.autograd.Function):
-    """For a of one group each; the geometry still has all groups, and the inputs that it steps over."""
+class _KernelNorms(Summand):
+    """Of the images of every layer and then every output gradient. Groups are taken as images of their own."""
 
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
-        whole, ctx.stride = a, geometry.stride if _steps_over(geometry) else None
-        a = a if ctx.stride is None else _taken(a, ctx.stride).clone()
+    def __init__(self, geometry: Geometry) -> None:
+        self._groups = geometry.groups
+        self._geometry = geometry
+        self._stride = geometry.stride if _steps_over(geometry) else None
+
+    def norms(self, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, Sequence[Tensor]]:
+        """What is contracted is kept, where it is not the tensors themselves, and what the contraction keeps."""
+        layers = len(tensors) // 2
+        a, g = self._contracted(tensors)
+        self._is_given = (a is tensors[0], g is tensors[layers])
+        own = [x for x, given in zip((a, g), self._is_given, strict=True) if not given]
         inputs, outputs = (a.shape[2], a.shape[3]), (g.shape[2], g.shape[3])
-        geometry = _simplified(geometry, inputs, outputs)
-        way = contraction_for(a.device, a.dtype, inputs, outputs, geometry)
-        some = images_at_once(a.shape[0], way.numbers(inputs, outputs, geometry), way.chunk)
-        wants_a, wants_g = ctx.needs_input_grad[:2]
-        with precision_of_convolutions():
-            # A whole is not cut: that would be two operations.
-            parts = [slice(i, i + some) for i in range(0, a.shape[0], some)]
-            pairs = [(a[part], g[part]) for part in parts] if len(parts) > 1 else [(a, g)]
-            found = [way.norms(x, y, geometry, wants_a=wants_a, wants_g=wants_g) for x, y in pairs]
-        ctx.save_for_backward(a, g, whole)
-        ctx.way, ctx.geometry, ctx.some = way, geometry, some
-        ctx.kept = [kept for _, kept in found]
-        return found[0][0] if len(found) == 1 else torch.cat([norms for norms, _ in found])
+        geometry = self._geometry = _simplified(self._geometry, inputs, outputs)
+        way = self._way = contraction_for(a.device, a.dtype, inputs, outputs, geometry)
+        self._some = images_at_once(a.shape[0], way.numbers(inputs, outputs, geometry), way.chunk)
+        wants = {"wants_a": any(wanted[:layers]), "wants_g": any(wanted[layers:])}
+        found = [way.norms(x, y, geometry, **wants) for x, y in self._pieces(a, g)]
+        norms = found[0][0] if len(found) == 1 else torch.cat([norms for norms, _ in found])
+        if len(norms) != len(tensors[0]):
+            norms = norms.view(layers, -1, self._groups).sum((0, 2))
+        return norms, (*own, *(tensor for _, kept in found for tensor in kept))
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor, None]:
-        with precision_of_convolutions():
-            for_a, for_g = _pullbacks(ctx, upstream)
-        if for_a is not None and ctx.stride is not None:
-            # In the layout of the input, which what comes from elsewhere has too.
-            taken, for_a = for_a, torch.zeros_like(ctx.saved_tensors[2])
-            _taken(for_a, ctx.stride).copy_(taken)
-        return for_a, for_g, None
+    def pullbacks(
+        self, tensors: Sequence[Tensor], kept: Sequence[Tensor], wanted: Sequence[bool], twice: Tensor
+    ) -> Sequence[Tensor | None]:
+        """By the contraction, and for inputs that are stepped over zeros."""
+        layers = len(tensors) // 2
+        waiting = list(kept)
+        pairs = zip(self._is_given, tensors[::layers], strict=True)
+        a, g = (tensor if given else waiting.pop(0) for given, tensor in pairs)
+        twice = twice if self._groups == 1 else twice.repeat_interleave(self._groups)
+        twice = twice if layers == 1 else twice.repeat(layers)
+        for_a, for_g = self._of_pieces(a, g, waiting, twice, wants_a=any(wanted[:layers]))
+        of_a = [None] * layers if for_a is None else self._at_layers(for_a, tensors[:layers])
+        return *of_a, *_apart(for_g, tensors[layers:])
+
+    def _contracted(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        layers = len(tensors) // 2
+        a = tensors[:layers] if self._stride is None else [_taken(x, self._stride) for x in tensors[:layers]]
+        return _joined(a, self._groups, copied=self._stride is not None), _joined(tensors[layers:], self._groups)
+
+    def _pieces(self, a: Tensor, g: Tensor) -> list[tuple[Tensor, Tensor]]:
+        # A whole is not cut: that would be two operations.
+        if a.shape[0] <= self._some:
+            return [(a, g)]
+        return [(a[i : i + self._some], g[i : i + self._some]) for i in range(0, a.shape[0], self._some)]
+
+    def _of_pieces(
+        self, a: Tensor, g: Tensor, kept: Sequence[Tensor], twice: Tensor, *, wants_a: bool
+    ) -> tuple[Tensor | None, Tensor]:
+        """At the inputs that are not stepped over, where wanted, and at g."""
+        pieces = self._pieces(a, g)
+        if len(pieces) == 1:
+            return self._way.pullbacks(a, g, tuple(kept), twice, self._geometry, wants_a=wants_a)
+        for_a, for_g = torch.empty_like(a) if wants_a else None, torch.empty_like(g)
+        each = len(kept) // len(pieces)
+        for index, pair in enumerate(pieces):
+            part, own = (slice(index * many, (index + 1) * many) for many in (self._some, each))
+            of_a, of_g = self._way.pullbacks(*pair, tuple(kept[own]), twice[part], self._geometry, wants_a=wants_a)
+            for_g[part] = of_g
+            if for_a is not None and of_a is not None:
+                for_a[part] = of_a
+        return for_a, for_g
+
+    def _at_layers(self, found: Tensor, images: Sequence[Tensor]) -> list[Tensor | None]:
+        if self._stride is None:
+            return _apart(found, images)
+        # In the layout of the input, which what comes from elsewhere has too.
+        whole: list[Tensor | None] = []
+        for part, image in zip(found.chunk(len(images)), images, strict=True):
+            whole.append(torch.zeros_like(image))
+            taken = _taken(cast(Tensor, whole[-1]), self._stride)
+            taken.copy_(part.reshape(taken.shape))
+        return whole
 
 
-def _pullbacks(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor]:
-    """At the inputs that are not stepped over, where wanted, and at g."""
-    a, g, _ = ctx.saved_tensors
-    wants_a = ctx.needs_input_grad[0]
-    if len(ctx.kept) == 1:
-        return cast(
-            "tuple[Tensor | None, Tensor]",
-            ctx.way.pullbacks(a, g, ctx.kept[0], upstream, ctx.geometry, wants_a=wants_a),
-        )
-    for_a, for_g = torch.empty_like(a) if wants_a else None, torch.empty_like(g)
-    for index, kept in enumerate(ctx.kept):
-        part = slice(index * ctx.some, (index + 1) * ctx.some)
-        of_a, for_g[part] = ctx.way.pullbacks(a[part], g[part], kept, upstream[part], ctx.geometry, wants_a=wants_a)
-        if for_a is not None:
-            for_a[part] = of_a
-    return for_a, for_g
+def _joined(images: Sequence[Tensor], groups: int, *, copied: bool = False) -> Tensor:
+    """Those of all layers in a row, with every group as an image of its own; with `copied` they are the caller's."""
+    one = torch.cat(list(images)) if len(images) > 1 else images[0].clone() if copied else images[0]
+    return one if groups == 1 else one.reshape(one.shape[0] * groups, -1, *one.shape[2:])
+
+
+def _apart(found: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """What was found for `_joined` tensors, for each of them."""
+    parts = [found] if len(tensors) == 1 else found.chunk(len(tensors))
+    shape = tensors[0].shape
+    return [part if part.shape == shape else part.reshape(shape) for part in parts]

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from .contraction import outer_norm
-from .one_row import one_row_norms
+from .one_row import one_row_entry
 from .rule import GhostRule, Part, register
+from .summand import Entry
 
 
 @register(nn.Linear)
@@ -23,11 +24,11 @@ class LinearRule(GhostRule):
         """The weight's by the cheaper contraction."""
         return super().squared_norm(layer, name, a, g) if name == "bias" else outer_norm(_tokens(a), _tokens(g))
 
-    def squared_norms(self, names: Sequence[str], parts: Sequence[Part]) -> Tensor:
+    def entry(self, names: Sequence[str], parts: Sequence[Part]) -> Entry | None:
         """Those of weight and bias together where examples have one row."""
         if len(parts) > 1 or parts[0].a.dim() != 2:
-            return super().squared_norms(names, parts)
-        return one_row_norms(parts[0].a, parts[0].g, weight="weight" in names, bias="bias" in names)
+            return None
+        return one_row_entry(parts[0].a, parts[0].g, weight="weight" in names, bias="bias" in names)
 
 
 def _tokens(rows: Tensor) -> Tensor:

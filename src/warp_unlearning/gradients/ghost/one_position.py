@@ -38,9 +38,9 @@ class OnePosition(KernelContraction):
         return (of_a * of_g).flatten(), (of_a, of_g)
 
     def pullbacks(
-        self, a: Tensor, g: Tensor, kept: Kept, upstream: Tensor, geometry: Geometry, *, wants_a: bool
+        self, a: Tensor, g: Tensor, kept: Kept, twice: Tensor, geometry: Geometry, *, wants_a: bool
     ) -> tuple[Tensor | None, Tensor]:
         """Each is a multiple of what it belongs to."""
         of_a, of_g = kept
-        twice = (2 * upstream)[:, None, None, None]
+        twice = twice.view(-1, 1, 1, 1)
         return a * (of_g * twice) if wants_a else None, g * (of_a * twice)

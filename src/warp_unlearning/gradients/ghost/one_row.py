@@ -5,36 +5,38 @@ Without the bias the 1 is left out, and without the weight ‖a‖². ∂n/∂a 
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from .summand import Entry, Summand
 
 
-def one_row_norms(a: Tensor, g: Tensor, *, weight: bool, bias: bool) -> Tensor:
-    """Shape (n,), of rows a (n, d) and g (n, o), differentiable once in both."""
-    return cast(Tensor, _OneRowNorm.apply(a, g, weight, bias))  # type: ignore[no-untyped-call]
+def one_row_entry(a: Tensor, g: Tensor, *, weight: bool, bias: bool) -> Entry:
+    """nᵢ, shape (n,), as a summand of rows a (n, d) and g (n, o)."""
+    return _OneRowNorm(weight=weight, bias=bias), (a, g)
 
 
-class _OneRowNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, g: Tensor, weight: bool, bias: bool) -> Tensor:
-        ctx.save_for_backward(a, g)
-        ctx.weight = weight
-        ctx.of_g = _squared_length(g)
-        ctx.of_a = _squared_length(a) if weight else torch.zeros_like(ctx.of_g)
-        if bias:
-            ctx.of_a += 1
-        return cast(Tensor, ctx.of_a * ctx.of_g).flatten()
+class _OneRowNorm(Summand):
+    def __init__(self, *, weight: bool, bias: bool) -> None:
+        self._weight, self._bias = weight, bias
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
-        a, g = ctx.saved_tensors
-        twice = (2 * upstream)[:, None]
-        wants_a = ctx.needs_input_grad[0] and ctx.weight
-        return a * (ctx.of_g * twice) if wants_a else None, g * (ctx.of_a * twice), None, None
+    def norms(self, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, Sequence[Tensor]]:
+        """The two factors are kept, shape (n, 1)."""
+        a, g = tensors
+        of_g = _squared_length(g)
+        of_a = _squared_length(a) if self._weight else torch.zeros_like(of_g)
+        if self._bias:
+            of_a += 1
+        return (of_a * of_g).flatten(), (of_a, of_g)
+
+    def pullbacks(
+        self, tensors: Sequence[Tensor], kept: Sequence[Tensor], wanted: Sequence[bool], twice: Tensor
+    ) -> Sequence[Tensor | None]:
+        """Each is a multiple of what it belongs to."""
+        (a, g), (of_a, of_g), factor = tensors, kept, twice[:, None]
+        return a * (of_g * factor) if wanted[0] and self._weight else None, g * (of_a * factor)
 
 
 def _squared_length(rows: Tensor) -> Tensor:

@@ -39,10 +39,10 @@ class Patches(KernelContraction):
         return lengths.square(), (kernels,) if wants_g else ()
 
     def pullbacks(
-        self, a: Tensor, g: Tensor, kept: Kept, upstream: Tensor, geometry: Geometry, *, wants_a: bool
+        self, a: Tensor, g: Tensor, kept: Kept, twice: Tensor, geometry: Geometry, *, wants_a: bool
     ) -> tuple[Tensor | None, Tensor]:
         """With P laid out again."""
-        kernels = kept[0] * (2 * upstream)[:, None, None]
+        kernels = kept[0] * twice.view(-1, 1, 1)
         for_g = as_image(torch.bmm(_patches(a, geometry), kernels.mT), g)
         return (_at_inputs(a, g, kernels, geometry) if wants_a else None), for_g
 
@@ -74,11 +74,12 @@ def _at_inputs(a: Tensor, g: Tensor, kernels: Tensor, geometry: Geometry) -> Ten
 def _pasted(a: Tensor, g: Tensor, patches: Tensor, geometry: Geometry) -> Tensor:
     """The sum of patches (n, T, d) at the places that `_patches` took them from, shape of a, tap by tap."""
     (tall, wide), (down, right) = g.shape[2:], geometry.padding
-    taps = patches.reshape(a.shape[0], tall, wide, *geometry.size, geometry.width)
+    taps = patches.view(a.shape[0], tall, wide, -1, geometry.width).unbind(3)
     grid = a.new_zeros(a.shape[0], a.shape[2] + 2 * down, a.shape[3] + 2 * right, geometry.width)
-    for row, column in product(range(geometry.size[0]), range(geometry.size[1])):
+    places = product(range(geometry.size[0]), range(geometry.size[1]))
+    for (row, column), tap in zip(places, taps, strict=True):
         top, left = row * geometry.dilation[0], column * geometry.dilation[1]
         rows = slice(top, top + geometry.stride[0] * (tall - 1) + 1, geometry.stride[0])
         columns = slice(left, left + geometry.stride[1] * (wide - 1) + 1, geometry.stride[1])
-        grid[:, rows, columns].add_(taps[:, :, :, row, column])
+        grid[:, rows, columns].add_(tap)
     return grid[:, down : down + a.shape[2], right : right + a.shape[3]].permute(0, 3, 1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -10,18 +11,27 @@ Size = tuple[int, int]
 
 def as_rows(x: Tensor) -> Tensor:
     """(n, positions, channels)."""
+    if x.is_contiguous(memory_format=torch.channels_last):
+        count, channels, height, width = x.shape
+        positions = height * width
+        # One view where there would be two.
+        return x.as_strided((count, positions, channels), (positions * channels, channels, 1))
     return x.flatten(2).mT
 
 
 def as_image(rows: Tensor, like: Tensor) -> Tensor:
     """The inverse of `as_rows` for images of the height and width of `like`."""
-    return rows.mT.reshape(rows.shape[0], -1, *like.shape[2:])
+    (count, positions, channels), (height, width) = rows.shape, like.shape[2:]
+    if rows.is_contiguous():
+        strides = (positions * channels, 1, width * channels, channels)
+        return rows.as_strided((count, channels, height, width), strides)
+    return rows.mT.reshape(count, channels, height, width)
 
 
 def padded(x: Tensor, padding: Size) -> Tensor:
     """Zeros around, or as much cut off where padding is negative, shape (n, height, width, channels), contiguous."""
     down, right = padding
-    around = F.pad(x, (right, right, down, down)) if any(padding) else x
+    around = F.pad(x, (right, right, down, down)) if down or right else x
     return around.permute(0, 2, 3, 1).contiguous()
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from ...errors import InputError
+from .summand import Entry, summed
 
 
 @dataclass
@@ -35,8 +36,7 @@ class Passing:
         return value.detach() if self.inputs_only else value
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A layer, its input, and the gradient at its output."""
 
     layer: nn.Module
@@ -84,8 +84,17 @@ class GhostRule(ABC):
         """What uses have in common whose norms are found faster together, or None where a use is better taken alone."""
         return None
 
+    def entry(self, names: Sequence[str], parts: Sequence[Part]) -> Entry | None:
+        """What `squared_norms` gives as a summand, to be found together with those of other rules, or None where that
+        is not known.
+        """
+        return None
+
     def squared_norms(self, names: Sequence[str], parts: Sequence[Part]) -> Tensor:
         """Σ ‖∂ℓᵢ/∂θ‖² over the parameters `names` of the layers of `parts`, uses of one kinship, shape (batch,)."""
+        entry = self.entry(names, parts)
+        if entry is not None:
+            return summed([entry])
         norms = [self.squared_norm(part.layer, name, part.a, part.g) for part in parts for name in names]
         return norms[0] if len(norms) == 1 else torch.stack(norms).sum(0)
 

@@ -15,8 +15,9 @@ from torch.autograd.function import once_differentiable
 from ...kernels.availability import triton_is_there
 from .rule import Passing
 
-# Numbers from which on the passes that are saved take a GPU longer than a node of Python takes the host.
-LARGE = 2**22
+# Numbers from which on the passes that are saved take a GPU about as long as the nodes of Python, and the launches by
+# them, take the host; below, images may even stay in a GPU's cache between passes.
+LARGE = 2**23
 
 
 def are_large(a: Tensor) -> bool:
@@ -65,6 +66,8 @@ def _sums(u: Tensor, a: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     # Needs Triton, which is not everywhere.
     from ...kernels.column_products import column_products, suits
 
-    u, a = (x.detach().contiguous(memory_format=torch.channels_last) for x in (u, a))
-    found = column_products(u, a) if suits(u, a) else ((u * a).sum((0, 2, 3)), u.sum((0, 2, 3)))
-    return found[0].reshape(scale.shape), found[1].reshape(scale.shape)
+    with torch.no_grad():
+        u, a = (x.contiguous(memory_format=torch.channels_last) for x in (u, a))
+        if suits(u, a):
+            return column_products(u, a, axes=2)
+        return (u * a).sum((0, 2, 3)).view(scale.shape), u.sum((0, 2, 3)).view(scale.shape)

@@ -40,15 +40,15 @@ class WindowedGram(KernelContraction):
         between_inputs = _products(grid.flatten(1, 2))
         between_patches = _diagonal_sums(between_inputs, (grid.shape[1], grid.shape[2]), geometry, geometry.stride)
         between_outputs = _products(as_rows(g))
-        norms = (between_patches * between_outputs).flatten(1).sum(1)
+        norms = (between_patches * between_outputs).sum((1, 2))
         return norms, (between_patches, between_outputs) if wants_g else ()
 
     def pullbacks(
-        self, a: Tensor, g: Tensor, kept: Kept, upstream: Tensor, geometry: Geometry, *, wants_a: bool
+        self, a: Tensor, g: Tensor, kept: Kept, twice: Tensor, geometry: Geometry, *, wants_a: bool
     ) -> tuple[Tensor | None, Tensor]:
         """∂n/∂G = 2·K·G and ∂n/∂a = 2·S·a, with images as rows."""
         between_patches, between_outputs = kept
-        twice = 2 * upstream[:, None, None]
+        twice = twice.view(-1, 1, 1)
         for_g = as_image(torch.bmm(between_patches, as_rows(g) * twice), g)
         if not wants_a:
             return None, for_g

@@ -1,0 +1,43 @@
+"""A convolution o = a * W as in `twice`, where launching steps is what takes time.
+
+The gradient at a, b = G *ᵀ W, is torch's own transposed convolution. It is differentiated once, by the steps that
+`twice` takes, which torch begins without an interpreter.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .convolve import convolution_gradients, convolve, transposed_convolve
+from .geometry import Geometry
+from .rule import Passing
+
+
+def suits_transposing(device: torch.device, geometry: Geometry) -> bool:
+    """Whether convolutions are better taken so. A GPU's own ways with groups are not for transposed ones."""
+    return device.type != "cpu" and geometry.groups == 1
+
+
+def convolved_by_transposing(a: Tensor, kernel: Tensor, geometry: Geometry, passing: Passing) -> Tensor:
+    """Images (batch, channels, height, width) convolved; while `passing.outputs_only`, W is given no gradient."""
+    return cast(Tensor, _Convolution.apply(a, kernel, geometry, passing))  # type: ignore[no-untyped-call]
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, kernel: Tensor, geometry: Geometry, passing: Passing) -> Tensor:
+        ctx.save_for_backward(a, kernel)
+        ctx.geometry, ctx.passing = geometry, passing
+        return convolve(a, kernel, geometry)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        a, kernel = ctx.saved_tensors
+        at_a, at_kernel, *_ = ctx.needs_input_grad
+        if ctx.passing.outputs_only:
+            return transposed_convolve(g, kernel, a.shape, ctx.geometry) if at_a else None, None, None, None
+        found = convolution_gradients(g, a, kernel, ctx.geometry, at_a=at_a, at_kernel=at_kernel)
+        return *found, None, None
