@@ -28,6 +28,7 @@ from .energy import (
     total_of,
     unchecked_energy,
 )
+from .ghost.scaled_images import for_a_graph
 from .math_attention import math_attention
 from .parameter_slots import copy_with_same_parameters
 from .traced_pass import traced_pass
@@ -124,7 +125,7 @@ class CapturedEnergy:
         self._y.copy_(y)
 
     def _captured(self, once: Callable[[], Output], *, pool: Any = None) -> CudaGraph[Output]:
-        with capturable_stream(self._x.device):
+        with capturable_stream(self._x.device), for_a_graph():
             # What libraries allocate and choose at the first calls must not be captured.
             for _ in range(_WARM_UP):
                 once()

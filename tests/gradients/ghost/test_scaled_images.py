@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from warp_unlearning.gradients.energy import gradient_energy
 from warp_unlearning.gradients.ghost import scaled_images as room
 from warp_unlearning.gradients.ghost.rule import Passing
-from warp_unlearning.gradients.ghost.scaled_images import are_large, scaled_images
+from warp_unlearning.gradients.ghost.scaled_images import are_large, for_a_graph, least, scaled_images
 
 
 def given(dtype: torch.dtype, *, last: bool) -> list[Tensor]:
@@ -61,6 +61,13 @@ def test_numbers_get_no_gradient_while_outputs_are_all_that_is_asked_for() -> No
 def test_images_on_a_cpu_are_not_taken_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "LARGE", 1)
     assert not are_large(torch.ones(1, 1, 2, 2))
+
+
+def test_a_graph_takes_smaller_images_so() -> None:
+    outside = least()
+    with for_a_graph():
+        assert least() < outside
+    assert least() == outside
 
 
 @pytest.mark.gpu

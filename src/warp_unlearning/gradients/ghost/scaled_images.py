@@ -6,6 +6,9 @@ differentiated again: for a cotangent v of b, ∂/∂u = sv and ∂/∂s = Σ vu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, cast
 
 import torch
@@ -15,14 +18,32 @@ from torch.autograd.function import once_differentiable
 from ...kernels.availability import triton_is_there
 from .rule import Passing
 
-# Numbers from which on the passes that are saved take a GPU about as long as the nodes of Python, and the launches by
-# them, take the host; below, images may even stay in a GPU's cache between passes.
-LARGE = 2**23
+# Numbers from which on the passes that are saved take a GPU longer than the nodes of Python, and the launches by them,
+# take the host; in a captured graph, which spares the host both, longer than those of Triton take the GPU.
+LARGE, LARGE_IN_A_GRAPH = 2**25, 2**22
+_in_a_graph: ContextVar[bool] = ContextVar("in_a_graph", default=False)
+
+
+@contextmanager
+def for_a_graph() -> Iterator[None]:
+    """Within the block, steps are chosen for a graph that is captured, also by calls that come before the capture."""
+    before = _in_a_graph.set(True)
+    try:
+        yield
+    finally:
+        _in_a_graph.reset(before)
 
 
 def are_large(a: Tensor) -> bool:
     """Whether images are better scaled so."""
-    return a.is_cuda and a.dim() == 4 and a.numel() >= LARGE and a.dtype == torch.float32 and triton_is_there()
+    if not a.is_cuda or a.dim() != 4 or a.dtype != torch.float32:
+        return False
+    return a.numel() >= least() and triton_is_there()
+
+
+def least() -> int:
+    """How many numbers large images have, at the moment."""
+    return LARGE_IN_A_GRAPH if _in_a_graph.get() else LARGE
 
 
 def scaled_images(a: Tensor, scale: Tensor, shift: Tensor, passing: Passing) -> Tensor:
