@@ -11,12 +11,15 @@ from warp_unlearning.gradients.ghost import scaled_images as room
 from warp_unlearning.gradients.ghost.rule import Passing
 from warp_unlearning.gradients.ghost.scaled_images import are_large, for_a_graph, least, scaled_images
 
+# Triton's kernels run on a CPU where there is no GPU, and there alone.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
 
 def given(dtype: torch.dtype, *, last: bool) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    a = torch.randn(5, 3, 4, 2, generator=generator).to(dtype)
+    a = torch.randn(5, 3, 4, 2, generator=generator).to(DEVICE, dtype)
     a = a.contiguous(memory_format=torch.channels_last) if last else a
-    numbers = [torch.randn(3, 1, 1, generator=generator).to(dtype) for _ in range(2)]
+    numbers = [torch.randn(3, 1, 1, generator=generator).to(DEVICE, dtype) for _ in range(2)]
     return [t.requires_grad_() for t in (a, *numbers)]
 
 

@@ -20,7 +20,7 @@ from .rule import Passing
 
 # Numbers from which on the passes that are saved take a GPU longer than the nodes of Python, and the launches by them,
 # take the host; in a captured graph, which spares the host both, longer than those of Triton take the GPU.
-LARGE, LARGE_IN_A_GRAPH = 2**25, 2**22
+LARGE, LARGE_IN_A_GRAPH = 2**23, 2**22
 _in_a_graph: ContextVar[bool] = ContextVar("in_a_graph", default=False)
 
 
