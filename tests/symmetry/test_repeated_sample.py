@@ -363,7 +363,7 @@ def test_on_a_stream_of_its_own_moves_are_the_same(kit: Any) -> None:
 def test_a_network_whose_values_the_host_reads_is_moved_as_before(kit: Any) -> None:
     class Reads(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * (2 if float(self.weight.sum()) > 1e9 else 1)
+            return super().forward(x) * (2 if float(self.weight.detach().sum()) > 1e9 else 1)
 
     model = kit.built(lambda: nn.Sequential(nn.Linear(6, 8), Reads(8, 8), nn.ReLU(), nn.Linear(8, 3))).eval().cuda()
     symmetry, x = TrackedNullSpace(energy=0.9), kit.normal(40, 6).cuda()
