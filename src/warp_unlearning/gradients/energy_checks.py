@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..errors import InputError
-from ..module_tree import modules_by_path
+from ..module_tree import modules_by_path, tensor_of
 
 
 def check_batch(x: Tensor, y: Tensor) -> Callable[[], None]:
@@ -121,7 +121,7 @@ def _check_layer(path: str, layer: nn.Module) -> None:
     if isinstance(layer, _BatchNorm):
         if layer.training:
             raise InputError(f"batch norm {path} is in train mode, where examples mix; call `model.eval()` first")
-        if layer.running_mean is None:
+        if tensor_of(layer, "running_mean") is None:
             raise InputError(f"batch norm {path} keeps no running statistics, so examples mix; use GroupNorm instead")
     if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
         raise InputError(f"dropout {path} is in train mode with p = {layer.p}; call `model.eval()` first")

@@ -78,8 +78,8 @@ def traced_copy(model: nn.Module, trace: Trace) -> nn.Module:
 
 def _trained(layer: nn.Module, rule: GhostRule) -> dict[str, nn.Parameter]:
     """The parameters that the rule answers for; others that a layer was given it does not use."""
-    named = ((name, layer._parameters.get(name)) for name in rule.names)
-    return {name: p for name, p in named if p is not None and p.requires_grad}
+    held = layer._parameters
+    return {name: p for name in rule.names if (p := held.get(name)) is not None and p.requires_grad}
 
 
 def parameters_used_elsewhere(root: Node | None, trace: Trace) -> set[int]:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ...module_tree import tensor_of
 from .rule import Passing
 
 # Where a layer keeps its place among those it is taken with.
@@ -20,7 +21,7 @@ _ALIGNED = 64
 def join_kernels(layers: Sequence[nn.Conv2d]) -> None:
     """Let the kernels of these layers be laid out together, those whose values are known before the layer is called."""
     known = [layer for layer in layers if "weight" in layer._parameters and not layer._forward_pre_hooks]
-    joint = JointKernels([layer.weight for layer in known])
+    joint = JointKernels([cast(Tensor, tensor_of(layer, "weight")) for layer in known])
     for place, layer in enumerate(known):
         vars(layer)[_PLACE] = joint, place
 
