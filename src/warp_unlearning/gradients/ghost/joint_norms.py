@@ -58,16 +58,13 @@ class JointNorms:
         self._eps = [norm.eps for norm in norms]
         self._sizes = [weight.shape[0] for weight in self._weights]
         self._parts: dict[int, list[ScaleAndShift]] = {}
-        self._versions = [self._versions_of(place) for place in range(len(norms))]
+        held = zip(self._weights, self._biases, self._means, self._variances, strict=True)
+        self._held = [[tensor for tensor in some if tensor is not None] for some in held]
+        self._versions = [[tensor._version for tensor in some] for some in self._held]
 
     def is_current(self, place: int) -> bool:
         """Whether the numbers of a layer are those it had when it was joined."""
-        return self._versions[place] == self._versions_of(place)
-
-    def _versions_of(self, place: int) -> tuple[int, int, int, int]:
-        bias = self._biases[place]
-        of_bias = -1 if bias is None else bias._version
-        return self._weights[place]._version, of_bias, self._means[place]._version, self._variances[place]._version
+        return self._versions[place] == [tensor._version for tensor in self._held[place]]
 
     def scale_and_shift(self, place: int, axes: int, passing: Passing) -> ScaleAndShift:
         """γr and β − γrμ of one layer, shapes (channels, 1, ...) with `axes` ones."""
