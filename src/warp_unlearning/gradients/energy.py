@@ -137,7 +137,8 @@ def _energy_of_pass(
     require_unchanged(trace.uses)
     found = output_gradients(total, trace, differentiable=differentiable)
     elsewhere = parameters_used_elsewhere(total.grad_fn, trace)
-    misshapen = _parameters(use for use in trace.uses if not use.a.shape[:1] == use.output_shape[:1] == x.shape[:1])
+    batch = x.shape[:1]
+    misshapen = _parameters(use for use in trace.uses if not use.a.shape[:1] == use.output_shape[:1] == batch)
     norms = list(squared_norms(trace.uses, found, elsewhere | misshapen))
     # After the norms, which a GPU works on meanwhile, and which seldom prove to be in vain.
     unclear = _parameters(unclear_uses(traced, x))

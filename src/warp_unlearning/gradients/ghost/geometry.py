@@ -48,6 +48,12 @@ class Geometry:
 
 
 @lru_cache(maxsize=256)
+def in_groups(geometry: Geometry, count: int) -> Geometry:
+    """The geometry of `count` groups, each of which is what it was."""
+    return replace(geometry, groups=count)
+
+
+@lru_cache(maxsize=256)
 def without_idle_taps(geometry: Geometry, inputs: tuple[int, int], outputs: tuple[int, int]) -> Geometry:
     """The geometry less the outermost taps that see padding alone, on images of such heights and widths.
 

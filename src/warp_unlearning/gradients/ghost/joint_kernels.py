@@ -112,7 +112,7 @@ def _laid_out(kernels: Sequence[Tensor]) -> list[Tensor]:
             alike.setdefault((kernel.shape[1:], kernel.dtype, kernel.device, alone), []).append(index)
     for indices in alike.values():
         joint = torch.cat([found[index].permute(0, 2, 3, 1) for index in indices])
-        parts = torch.split_with_sizes(joint, [found[index].shape[0] for index in indices])
+        parts = torch.split_with_sizes(joint.permute(0, 3, 1, 2), [found[index].shape[0] for index in indices])
         for index, part in zip(indices, parts, strict=True):
-            found[index] = part.permute(0, 3, 1, 2)
+            found[index] = part
     return found

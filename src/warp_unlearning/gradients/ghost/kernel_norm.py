@@ -109,15 +109,15 @@ class _KernelNorms(Summand):
         layers = len(tensors) // 2
         a, g = self._contracted(tensors)
         self._is_given = (a is tensors[0], g is tensors[layers])
-        own = [x for x, given in zip((a, g), self._is_given, strict=True) if not given]
+        own = [x for x, given in ((a, self._is_given[0]), (g, self._is_given[1])) if not given]
         inputs, outputs = (a.shape[2], a.shape[3]), (g.shape[2], g.shape[3])
         geometry = self._geometry = _simplified(self._geometry, inputs, outputs)
         way = self._way = contraction_for(a.device, a.dtype, inputs, outputs, geometry)
         self._some = images_at_once(a.shape[0], way.numbers(inputs, outputs, geometry), way.chunk)
-        wants = {"wants_a": any(wanted[:layers]), "wants_g": any(wanted[layers:])}
-        found = [way.norms(x, y, geometry, **wants) for x, y in self._pieces(a, g)]
+        wants_a, wants_g = any(wanted[:layers]), any(wanted[layers:])
+        found = [way.norms(x, y, geometry, wants_a=wants_a, wants_g=wants_g) for x, y in self._pieces(a, g)]
         norms = found[0][0] if len(found) == 1 else torch.cat([norms for norms, _ in found])
-        if len(norms) != len(tensors[0]):
+        if norms.shape != tensors[0].shape[:1]:
             norms = norms.view(layers, -1, self._groups).sum((0, 2))
         return norms, (*own, *(tensor for _, kept in found for tensor in kept))
 
