@@ -71,8 +71,9 @@ class _Copies:
         if id(module) in self._memo or not _is_plain(kind):
             return self._deep(module)
         copy = self._memo[id(module)] = kind.__new__(kind)
-        state = vars(copy)
-        state.update(vars(module))
+        # Faster than filling the dictionary that it has, and than assignment, which modules take into their own hands.
+        state = vars(module).copy()
+        object.__setattr__(copy, "__dict__", state)
         attributes = _attributes(tuple(state), tuple(map(type, state.values())))
         for key, its in attributes.of_torch:
             # Hooks for the most part, and most layers have none.
