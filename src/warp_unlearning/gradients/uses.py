@@ -86,6 +86,7 @@ def parameters_used_elsewhere(root: Node | None, trace: Trace) -> set[int]:
     """The ids of the parameters that the graph below `root` uses in any other way than by the uses in `trace`."""
     found: set[int] = set()
     seen: set[Node] = set()
+    handing = trace.nodes | trace.passing.handing
     waiting = [root] if root is not None else []
     while waiting:
         node = waiting.pop()
@@ -93,7 +94,7 @@ def parameters_used_elsewhere(root: Node | None, trace: Trace) -> set[int]:
             if child is None:
                 continue
             leaf = getattr(child, "variable", None)
-            if leaf is not None and node not in trace.nodes and node not in trace.passing.handing:
+            if leaf is not None and node not in handing:
                 found.add(id(leaf))
             if child not in seen:
                 seen.add(child)
