@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from warp_unlearning.module_tree import (
     buffers_by_name,
@@ -10,6 +14,7 @@ from warp_unlearning.module_tree import (
     parameters_by_name,
     restore_modes,
     set_mode,
+    tensor_of,
 )
 
 
@@ -79,3 +84,32 @@ def test_paths_are_those_of_torch() -> None:
     model.register_module("nothing", None)
     found = modules_by_path(model)
     assert list(found.items()) == list(model.named_modules())
+
+
+def test_a_tensor_is_what_the_attribute_is() -> None:
+    model = Odd()
+    assert tensor_of(model, "own") is model.own
+    assert tensor_of(model, "nothing") is None
+    assert tensor_of(model, "held") is model.held
+    assert tensor_of(model, "unheld") is None
+    assert tensor_of(nn.Linear(2, 2, bias=False), "bias") is None
+    with pytest.raises(AttributeError, match="absent"):
+        tensor_of(model, "absent")
+
+
+def test_a_tensor_is_found_where_torch_did_not_put_it() -> None:
+    halved: Any = parametrize.register_parametrization(nn.Linear(2, 2), "weight", Half())
+    halved.parametrizations.weight.original.data.fill_(2)
+    found = tensor_of(halved, "weight")
+    assert found is not None
+    assert found.eq(1).all()
+    hidden = nn.Linear(2, 2)
+    vars(hidden)["weight"] = torch.zeros(2, 2)
+    assert tensor_of(hidden, "weight") is hidden.weight
+
+
+class Half(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight / 2

@@ -6,7 +6,7 @@ What is asked several times between two updates of a small network takes longer 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -47,6 +47,17 @@ def _once_each(held: Iterable[tuple[str, Mapping[str, Held | None]]]) -> Iterato
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield f"{path}.{name}" if path else name, tensor
+
+
+def tensor_of(module: nn.Module, name: str) -> Tensor | None:
+    """The module's attribute of this name, a parameter or a buffer; by `getattr` it takes several times as long."""
+    # What something other than torch has put there comes first.
+    if name not in vars(module):
+        if name in module._parameters:
+            return module._parameters[name]
+        if name in module._buffers:
+            return module._buffers[name]
+    return cast("Tensor | None", getattr(module, name))
 
 
 def modes_of(model: nn.Module) -> list[tuple[nn.Module, bool]]:

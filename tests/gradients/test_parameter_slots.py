@@ -94,3 +94,28 @@ def test_what_cannot_be_copied_is_named() -> None:
     layer.kept = layer.weight * 2
     with pytest.raises(InputError, match="Linear cannot be copied"):
         copy_with_same_parameters(layer)
+
+
+def test_what_two_modules_share_they_share_in_the_copy() -> None:
+    layers: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    layers[0].table = layers[1].table = {}
+    layers[0].calls = layers[1].calls = []
+    layers[0].sizes = layers[1].sizes = ([], 1)
+    copy: Any = copy_with_same_parameters(layers)
+    for name in ("table", "calls", "sizes"):
+        assert getattr(copy[0], name) is getattr(copy[1], name)
+        assert getattr(copy[0], name) is not getattr(layers[0], name)
+
+
+def test_an_empty_child_is_copied_and_none_stays_none() -> None:
+    model: Any = nn.Sequential(nn.Sequential())
+    model.register_module("nobody", None)
+    copy: Any = copy_with_same_parameters(model)
+    assert copy[0] is not model[0]
+    assert copy.nobody is None
+
+
+def test_a_parameter_of_a_later_module_is_shared_with_an_earlier_one() -> None:
+    layers: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    layers[0].aside = [layers[1].weight]
+    assert copy_with_same_parameters(layers)[0].aside[0] is layers[1].weight  # type: ignore[index]

@@ -25,9 +25,11 @@ def unclear_uses(traced: TracedPass, x: Tensor) -> list[Use]:
     """The uses of the pass over x whose first axis is not the batch."""
     known, uses = _FOUND.setdefault(traced.model, {}), traced.trace.uses
     key = (x.shape, *((use.path, type(use.layer), use.a.shape, use.output_shape) for use in uses))
-    if key not in known:
-        known[key] = _unclear(uses, _shapes_of_one(traced, x), batch=x.shape[0])
-    return [uses[index] for index in known[key]]
+    # Its hash takes long to find.
+    found = known.get(key)
+    if found is None:
+        found = known[key] = _unclear(uses, _shapes_of_one(traced, x), batch=x.shape[0])
+    return [uses[index] for index in found]
 
 
 def _shapes_of_one(traced: TracedPass, x: Tensor) -> list[Shapes]:

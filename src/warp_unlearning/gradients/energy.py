@@ -8,6 +8,7 @@ parameter used several times counts with the sum of its uses, eᵢ ∋ ‖Σᵤ 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import torch
@@ -136,7 +137,8 @@ def _energy_of_pass(
     require_unchanged(trace.uses)
     found = output_gradients(total, trace, differentiable=differentiable)
     elsewhere = parameters_used_elsewhere(total.grad_fn, trace)
-    misshapen = _parameters(use for use in trace.uses if not use.a.shape[:1] == use.output_shape[:1] == x.shape[:1])
+    batch = x.shape[:1]
+    misshapen = _parameters(use for use in trace.uses if not use.a.shape[:1] == use.output_shape[:1] == batch)
     norms = list(squared_norms(trace.uses, found, elsewhere | misshapen))
     # After the norms, which a GPU works on meanwhile, and which seldom prove to be in vain.
     unclear = _parameters(unclear_uses(traced, x))
@@ -186,17 +188,15 @@ Share = tuple[Use, str, Tensor]
 def squared_norms(uses: list[Use], found: tuple[Tensor | None, ...], elsewhere: set[int]) -> Iterator[Tensor]:
     """The norms of the parameters that rules know in full, from the gradients found at the outputs of their uses."""
     reached = [(use, g) for use, g in zip(uses, found, strict=False) if g is not None]
-    shares: dict[int, list[Share]] = {}
-    for use, g in reached:
-        for name, p in use.parameters.items():
-            if id(p) not in elsewhere:
-                shares.setdefault(id(p), []).append((use, name, g))
-    kin: dict[Hashable, tuple[GhostRule, list[str], list[Part]]] = {}
+    times = Counter(id(p) for use, _ in reached for p in use.parameters.values())
+    several = {p for p, count in times.items() if count > 1}
+    apart = elsewhere | several
+    kin: dict[Hashable, tuple[GhostRule, tuple[str, ...], list[Part]]] = {}
     for index, (use, g) in enumerate(reached):
-        names = [name for name, p in use.parameters.items() if len(shares.get(id(p), ())) == 1]
+        names = tuple(name for name, p in use.parameters.items() if id(p) not in apart) if apart else (*use.parameters,)
         if names:
             kinship = use.rule.kinship(use.layer, use.a, g)
-            key = index if kinship is None else (use.rule, tuple(names), kinship)
+            key = index if kinship is None else (use.rule, names, kinship)
             kin.setdefault(key, (use.rule, names, []))[2].append(Part(use.layer, use.a, g))
     entries: list[Entry] = []
     for rule, names, parts in kin.values():
@@ -207,7 +207,18 @@ def squared_norms(uses: list[Use], found: tuple[Tensor | None, ...], elsewhere: 
             entries.append(entry)
     if entries:
         yield summed(entries)
-    yield from (sum_of_uses(parts).flatten(1).square().sum(1) for parts in shares.values() if len(parts) > 1)
+    for shares in _shares(reached, several - elsewhere):
+        yield sum_of_uses(shares).flatten(1).square().sum(1)
+
+
+def _shares(reached: list[tuple[Use, Tensor]], several: set[int]) -> Iterable[list[Share]]:
+    """For each of these parameters, by the first of its uses, all of them."""
+    found: dict[int, list[Share]] = {}
+    for use, g in reached if several else ():
+        for name, p in use.parameters.items():
+            if id(p) in several:
+                found.setdefault(id(p), []).append((use, name, g))
+    return found.values()
 
 
 def sum_of_uses(shares: list[Share]) -> Tensor:

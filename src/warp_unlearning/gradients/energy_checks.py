@@ -13,7 +13,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..errors import InputError
-from ..module_tree import modules_by_path
+from ..module_tree import modules_by_path, tensor_of
+
+# The types in which gradients can be squared.
+_FINE = (torch.float32, torch.float64)
 
 
 def check_batch(x: Tensor, y: Tensor) -> Callable[[], None]:
@@ -63,11 +66,13 @@ def check_model(model: nn.Module) -> None:
     """Refuse weights that gradients cannot be squared in, and layers that mix examples or draw at random."""
     trained = False
     for path, layer in modules_by_path(model).items():
-        _check_layer(path or type(model).__name__, layer)
+        kind: Any = type(layer)
+        if _may_be_refused(kind):
+            _check_layer(path or type(model).__name__, layer)
         for name, p in layer._parameters.items():
             if p is not None and p.requires_grad:
                 trained = True
-                if p.dtype not in (torch.float32, torch.float64):
+                if p.dtype not in _FINE:
                     where = f"{path}.{name}".lstrip(".")
                     raise InputError(
                         f"{where} has type {p.dtype}, too coarse for squared gradients; use `model.float()`"
@@ -115,13 +120,10 @@ def _may_be_refused(kind: type[nn.Module]) -> bool:
 
 
 def _check_layer(path: str, layer: nn.Module) -> None:
-    kind: Any = type(layer)
-    if not _may_be_refused(kind):
-        return
     if isinstance(layer, _BatchNorm):
         if layer.training:
             raise InputError(f"batch norm {path} is in train mode, where examples mix; call `model.eval()` first")
-        if layer.running_mean is None:
+        if tensor_of(layer, "running_mean") is None:
             raise InputError(f"batch norm {path} keeps no running statistics, so examples mix; use GroupNorm instead")
     if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
         raise InputError(f"dropout {path} is in train mode with p = {layer.p}; call `model.eval()` first")

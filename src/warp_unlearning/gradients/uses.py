@@ -78,14 +78,15 @@ def traced_copy(model: nn.Module, trace: Trace) -> nn.Module:
 
 def _trained(layer: nn.Module, rule: GhostRule) -> dict[str, nn.Parameter]:
     """The parameters that the rule answers for; others that a layer was given it does not use."""
-    named = ((name, layer._parameters.get(name)) for name in rule.names)
-    return {name: p for name, p in named if p is not None and p.requires_grad}
+    held = layer._parameters
+    return {name: p for name in rule.names if (p := held.get(name)) is not None and p.requires_grad}
 
 
 def parameters_used_elsewhere(root: Node | None, trace: Trace) -> set[int]:
     """The ids of the parameters that the graph below `root` uses in any other way than by the uses in `trace`."""
     found: set[int] = set()
     seen: set[Node] = set()
+    handing = trace.nodes | trace.passing.handing
     waiting = [root] if root is not None else []
     while waiting:
         node = waiting.pop()
@@ -93,7 +94,7 @@ def parameters_used_elsewhere(root: Node | None, trace: Trace) -> set[int]:
             if child is None:
                 continue
             leaf = getattr(child, "variable", None)
-            if leaf is not None and node not in trace.nodes and node not in trace.passing.handing:
+            if leaf is not None and node not in handing:
                 found.add(id(leaf))
             if child not in seen:
                 seen.add(child)
@@ -122,29 +123,44 @@ def _traced_call(
     **named: Any,
 ) -> Any:
     a = _only_input(args, named)
-    # Within `functional_call` a layer may have been given other tensors for its parameters.
-    given = all(layer._parameters.get(name) is p for name, p in trained.items())
-    if a is None or not given or not torch.is_grad_enabled():
+    if a is None or not _holds(layer, trained) or not torch.is_grad_enabled():
         return forward(*args, **named)
     if trace.shapes is not None:
         output = forward(a)
         trace.shapes.append((path, a.shape, output.shape))
         return output
-    known = rule.hands_over(layer, a)
-    views = {} if known else {name: p.view_as(p) for name, p in trained.items()}
     version = a._version
+    if rule.hands_over(layer, a):
+        output = rule.output(layer, forward, a, trace.passing)
+        if output.grad_fn is not None:
+            trace.nodes.add(output.grad_fn)
+    else:
+        output = _output_by_views(trace, layer, rule, trained, forward, a)
+    # An in-place write to a view rewrites the history of its base, and the edge would lie outside the graph.
+    output = output.clone() if output._is_view() else output
+    node = cast(Node, output.grad_fn)
+    trace.uses.append(Use(path, layer, rule, trained, a, version, output.shape, GradientEdge(node, output.output_nr)))
+    return output
+
+
+def _holds(layer: nn.Module, trained: dict[str, nn.Parameter]) -> bool:
+    """Whether these are the layer's parameters; within `functional_call` it may have been given other tensors."""
+    held = layer._parameters
+    # Not by a generator, which takes longer to begin than a list to make.
+    return not [name for name, p in trained.items() if held.get(name) is not p]
+
+
+def _output_by_views(
+    trace: Trace, layer: nn.Module, rule: GhostRule, trained: dict[str, nn.Parameter], forward: Any, a: Tensor
+) -> Tensor:
+    views = {name: p.view_as(p) for name, p in trained.items()}
     # Assignment by attribute would refuse tensors that are no nn.Parameter.
     layer._parameters.update(views)  # type: ignore[arg-type]
     try:
         output = rule.output(layer, forward, a, trace.passing)
     finally:
         layer._parameters.update(trained)
-    handing = [output.grad_fn] if known else [view.grad_fn for view in views.values()]
-    trace.nodes.update(node for node in handing if node is not None)
-    # An in-place write to a view rewrites the history of its base, and the edge would lie outside the graph.
-    output = output.clone() if output._is_view() else output
-    node = cast(Node, output.grad_fn)
-    trace.uses.append(Use(path, layer, rule, trained, a, version, output.shape, GradientEdge(node, output.output_nr)))
+    trace.nodes.update(view.grad_fn for view in views.values() if view.grad_fn is not None)
     return output
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...module_tree import tensor_of
 from .affine import AffineRule
 from .affine_norms import AffineUse, affine_entry
 from .batch_norm_twice import normalised_twice
@@ -26,7 +27,7 @@ class BatchNormRule(AffineRule):
     def prepare(self, layers: Sequence[nn.Module]) -> None:
         """Their statistics, and where steps are better few than small, what they are taken with."""
         norms = [norm for norm in cast("Sequence[nn.BatchNorm2d]", layers) if has_statistics(norm)]
-        joined = {norm: None for norm in norms if few_steps(norm.weight.device) and can_join(norm)}
+        joined = {norm: None for norm in norms if can_join(norm) and few_steps(_weight(norm).device)}
         join(list(joined))
         note_statistics([norm for norm in norms if norm not in joined])
 
@@ -60,6 +61,10 @@ class BatchNormRule(AffineRule):
         return affine_entry([_affine_use(part) for part in parts], names)
 
 
+def _weight(norm: nn.BatchNorm2d) -> Tensor:
+    return cast(Tensor, tensor_of(norm, "weight"))
+
+
 def _scale_and_shift(norm: nn.BatchNorm2d, axes: int, passing: Passing) -> ScaleAndShift:
     known = place_of(norm)
     if known is not None:
@@ -72,7 +77,7 @@ def _affine_use(part: Part) -> AffineUse:
     norm = cast(nn.BatchNorm2d, part.layer)
     place = place_of(norm)
     r = statistics_of(norm).r if place is None else place[0].r(place[1])
-    return AffineUse(part.a, part.g, cast(Tensor, norm.running_mean), r)
+    return AffineUse(part.a, part.g, cast(Tensor, tensor_of(norm, "running_mean")), r)
 
 
 def few_steps(device: torch.device) -> bool:

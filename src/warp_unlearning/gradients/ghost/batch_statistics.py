@@ -9,6 +9,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ...module_tree import tensor_of
+
 # Where a layer keeps them once they are known.
 _KNOWN = "_statistics_of_eval_mode"
 
@@ -26,7 +28,7 @@ class BatchStatistics:
 
 def has_statistics(norm: nn.BatchNorm2d) -> bool:
     """Whether the layer is in eval mode, has running statistics to go by, and a scale."""
-    return not norm.training and norm.running_mean is not None and cast("Tensor | None", norm.weight) is not None
+    return not norm.training and tensor_of(norm, "running_mean") is not None and tensor_of(norm, "weight") is not None
 
 
 def note_statistics(norms: Sequence[nn.BatchNorm2d]) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...module_tree import tensor_of
 from .geometry import Geometry, image, plane
 from .joint_kernels import join_kernels, kernel_with_channels_last, kernel_with_history
 from .kernel_alignment import kernel_alignments
@@ -34,25 +35,25 @@ class ConvolutionRule(GhostRule):
 
     def hands_over(self, layer: nn.Module, a: Tensor) -> bool:
         """A plain kernel, unless the input too is a parameter."""
-        convolution = cast(nn.Conv2d, layer)
-        plain = a.dim() == 4 == convolution.weight.dim() and convolution.bias is None
-        own = "weight" in convolution._parameters
-        return own and plain and (a.grad_fn is not None or not a.requires_grad)
+        own = "weight" in layer._parameters
+        plain = own and a.dim() == 4 == _weight(layer).dim() and tensor_of(layer, "bias") is None
+        return plain and (a.grad_fn is not None or not a.requires_grad)
 
     def output(self, layer: nn.Module, forward: Callable[[Tensor], Tensor], a: Tensor, passing: Passing) -> Tensor:
         """By the convolution that is cheaper to differentiate twice."""
         convolution = cast(nn.Conv2d, layer)
-        if a.dim() != convolution.weight.dim():
+        weight = _weight(layer)
+        if a.dim() != weight.dim():
             return forward(a)
         images, geometry = plane(convolution, a)
-        kernel = image(passing.weight(convolution.weight))
+        kernel = image(passing.weight(weight))
         laid_out = _laid_out(convolution, kernel, images, passing) if suits_transposing(a.device, geometry) else None
         if laid_out is None:
             found = convolved(images, kernel, geometry, passing, partial(kernel_with_channels_last, convolution))
         else:
             found = convolved_by_transposing(images, laid_out, geometry, passing)
         found = found.squeeze(2) if a.dim() == 3 else found
-        bias = convolution.bias
+        bias = tensor_of(layer, "bias")
         return found if bias is None else found + bias.reshape(-1, *[1] * (a.dim() - 2))
 
     def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
@@ -105,6 +106,10 @@ class ConvolutionRule(GhostRule):
         if of_kernels is None or not others:
             return super().squared_norms(names, parts)
         return summed([of_kernels]) + super().squared_norms(others, parts)
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    return cast(Tensor, tensor_of(layer, "weight"))
 
 
 def _laid_out(convolution: nn.Conv2d, kernel: Tensor, images: Tensor, passing: Passing) -> Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import cast
 
 from torch import Tensor, nn
@@ -40,11 +40,17 @@ class Geometry:
         """Whether every output is one input's, so that nothing is to be laid out."""
         return self.size == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
 
-    @property
+    @cached_property
     def turned_padding(self) -> tuple[int, int]:
         """What an output is padded by where the kernel, turned, runs over it with a stride of 1 to give an input."""
         down, right = (d * (k - 1) - p for d, k, p in zip(self.dilation, self.size, self.padding, strict=True))
         return down, right
+
+
+@lru_cache(maxsize=256)
+def in_groups(geometry: Geometry, count: int) -> Geometry:
+    """The geometry of `count` groups, each of which is what it was."""
+    return replace(geometry, groups=count)
 
 
 @lru_cache(maxsize=256)

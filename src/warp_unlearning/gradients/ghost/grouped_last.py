@@ -7,14 +7,13 @@ would wait for the next layer's, and kept up to that factor.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from .convolve import convolution_gradients, convolve
-from .geometry import Geometry
+from .geometry import Geometry, in_groups
 from .kernel_contraction import Kept, KernelContraction, Size
 from .rows import side_by_side
 
@@ -39,7 +38,7 @@ class GroupedLast(KernelContraction):
     def norms(self, a: Tensor, g: Tensor, geometry: Geometry, *, wants_a: bool, wants_g: bool) -> tuple[Tensor, Kept]:
         """The halves of the derivatives at G and, where wanted, a are kept."""
         count = a.shape[0]
-        apart, images, gradients = replace(geometry, groups=count), side_by_side(a), side_by_side(g)
+        apart, images, gradients = in_groups(geometry, count), side_by_side(a), side_by_side(g)
         shape = (count * geometry.out, geometry.width, *geometry.size)
         # Its shape and layout alone matter.
         like = torch.empty(shape, dtype=a.dtype, device=a.device, memory_format=torch.channels_last)

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ...module_tree import tensor_of
 from .rule import Passing
 
 # Where a layer keeps its place among those it is taken with.
@@ -20,7 +21,7 @@ _ALIGNED = 64
 def join_kernels(layers: Sequence[nn.Conv2d]) -> None:
     """Let the kernels of these layers be laid out together, those whose values are known before the layer is called."""
     known = [layer for layer in layers if "weight" in layer._parameters and not layer._forward_pre_hooks]
-    joint = JointKernels([layer.weight for layer in known])
+    joint = JointKernels([cast(Tensor, tensor_of(layer, "weight")) for layer in known])
     for place, layer in enumerate(known):
         vars(layer)[_PLACE] = joint, place
 
@@ -111,7 +112,7 @@ def _laid_out(kernels: Sequence[Tensor]) -> list[Tensor]:
             alike.setdefault((kernel.shape[1:], kernel.dtype, kernel.device, alone), []).append(index)
     for indices in alike.values():
         joint = torch.cat([found[index].permute(0, 2, 3, 1) for index in indices])
-        parts = torch.split_with_sizes(joint, [found[index].shape[0] for index in indices])
+        parts = torch.split_with_sizes(joint.permute(0, 3, 1, 2), [found[index].shape[0] for index in indices])
         for index, part in zip(indices, parts, strict=True):
-            found[index] = part.permute(0, 3, 1, 2)
+            found[index] = part
     return found

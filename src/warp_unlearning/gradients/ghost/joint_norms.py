@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ...module_tree import tensor_of
 from .rule import Passing
 
 # Where a layer keeps its place among those it is taken with.
@@ -29,7 +30,8 @@ def join(norms: Sequence[nn.BatchNorm2d]) -> None:
     """Let these layers, which have running statistics and can be joined, be taken together where they are alike."""
     alike: dict[tuple[torch.device, torch.dtype], list[nn.BatchNorm2d]] = {}
     for norm in norms:
-        alike.setdefault((norm.weight.device, norm.weight.dtype), []).append(norm)
+        weight = cast(Tensor, tensor_of(norm, "weight"))
+        alike.setdefault((weight.device, weight.dtype), []).append(norm)
     for some in alike.values():
         joint = JointNorms(some)
         for place, norm in enumerate(some):
@@ -49,23 +51,20 @@ class JointNorms:
     """
 
     def __init__(self, norms: Sequence[nn.BatchNorm2d]) -> None:
-        self._weights = [norm.weight for norm in norms]
-        self._biases = [cast("Tensor | None", norm.bias) for norm in norms]
-        self._means = [cast(Tensor, norm.running_mean) for norm in norms]
-        self._variances = [cast(Tensor, norm.running_var) for norm in norms]
+        self._weights = [cast(Tensor, tensor_of(norm, "weight")) for norm in norms]
+        self._biases = [tensor_of(norm, "bias") for norm in norms]
+        self._means = [cast(Tensor, tensor_of(norm, "running_mean")) for norm in norms]
+        self._variances = [cast(Tensor, tensor_of(norm, "running_var")) for norm in norms]
         self._eps = [norm.eps for norm in norms]
         self._sizes = [weight.shape[0] for weight in self._weights]
         self._parts: dict[int, list[ScaleAndShift]] = {}
-        self._versions = [self._versions_of(place) for place in range(len(norms))]
+        held = zip(self._weights, self._biases, self._means, self._variances, strict=True)
+        self._held = [[tensor for tensor in some if tensor is not None] for some in held]
+        self._versions = [[tensor._version for tensor in some] for some in self._held]
 
     def is_current(self, place: int) -> bool:
         """Whether the numbers of a layer are those it had when it was joined."""
-        return self._versions[place] == self._versions_of(place)
-
-    def _versions_of(self, place: int) -> tuple[int, int, int, int]:
-        bias = self._biases[place]
-        of_bias = -1 if bias is None else bias._version
-        return self._weights[place]._version, of_bias, self._means[place]._version, self._variances[place]._version
+        return self._versions[place] == [tensor._version for tensor in self._held[place]]
 
     def scale_and_shift(self, place: int, axes: int, passing: Passing) -> ScaleAndShift:
         """γr and β − γrμ of one layer, shapes (channels, 1, ...) with `axes` ones."""

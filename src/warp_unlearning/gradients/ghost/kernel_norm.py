@@ -108,16 +108,17 @@ class _KernelNorms(Summand):
         """What is contracted is kept, where it is not the tensors themselves, and what the contraction keeps."""
         layers = len(tensors) // 2
         a, g = self._contracted(tensors)
-        self._is_given = (a is tensors[0], g is tensors[layers])
-        own = [x for x, given in zip((a, g), self._is_given, strict=True) if not given]
+        a_given, g_given = self._is_given = (a is tensors[0], g is tensors[layers])
+        own = [] if a_given else [a]
+        own += [] if g_given else [g]
         inputs, outputs = (a.shape[2], a.shape[3]), (g.shape[2], g.shape[3])
         geometry = self._geometry = _simplified(self._geometry, inputs, outputs)
         way = self._way = contraction_for(a.device, a.dtype, inputs, outputs, geometry)
         self._some = images_at_once(a.shape[0], way.numbers(inputs, outputs, geometry), way.chunk)
-        wants = {"wants_a": any(wanted[:layers]), "wants_g": any(wanted[layers:])}
-        found = [way.norms(x, y, geometry, **wants) for x, y in self._pieces(a, g)]
+        wants_a, wants_g = any(wanted[:layers]), any(wanted[layers:])
+        found = [way.norms(x, y, geometry, wants_a=wants_a, wants_g=wants_g) for x, y in self._pieces(a, g)]
         norms = found[0][0] if len(found) == 1 else torch.cat([norms for norms, _ in found])
-        if len(norms) != len(tensors[0]):
+        if norms.shape != tensors[0].shape[:1]:
             norms = norms.view(layers, -1, self._groups).sum((0, 2))
         return norms, (*own, *(tensor for _, kept in found for tensor in kept))
 
@@ -127,8 +128,9 @@ class _KernelNorms(Summand):
         """By the contraction, and for inputs that are stepped over zeros."""
         layers = len(tensors) // 2
         waiting = list(kept)
-        pairs = zip(self._is_given, tensors[::layers], strict=True)
-        a, g = (tensor if given else waiting.pop(0) for given, tensor in pairs)
+        a_given, g_given = self._is_given
+        a = tensors[0] if a_given else waiting.pop(0)
+        g = tensors[layers] if g_given else waiting.pop(0)
         twice = twice if self._groups == 1 else twice.repeat_interleave(self._groups)
         twice = twice if layers == 1 else twice.repeat(layers)
         for_a, for_g = self._of_pieces(a, g, waiting, twice, wants_a=any(wanted[:layers]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 Size = tuple[int, int]
 
@@ -31,7 +30,7 @@ def as_image(rows: Tensor, like: Tensor) -> Tensor:
 def padded(x: Tensor, padding: Size) -> Tensor:
     """Zeros around, or as much cut off where padding is negative, shape (n, height, width, channels), contiguous."""
     down, right = padding
-    around = F.pad(x, (right, right, down, down)) if down or right else x
+    around = torch.constant_pad_nd(x, (right, right, down, down)) if down or right else x
     return around.permute(0, 2, 3, 1).contiguous()
 
 

@@ -88,7 +88,7 @@ def _sums(u: Tensor, a: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     from ...kernels.column_products import column_products, suits
 
     with torch.no_grad():
-        u, a = (x.contiguous(memory_format=torch.channels_last) for x in (u, a))
+        u, a = u.contiguous(memory_format=torch.channels_last), a.contiguous(memory_format=torch.channels_last)
         if suits(u, a):
             return column_products(u, a, axes=2)
         return (u * a).sum((0, 2, 3)).view(scale.shape), u.sum((0, 2, 3)).view(scale.shape)

@@ -11,7 +11,6 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .geometry import Geometry
 from .kernel_contraction import Kept, KernelContraction, Size
@@ -81,7 +80,7 @@ def _spread(a: Tensor, g: Tensor, between_outputs: Tensor, geometry: Geometry) -
         before = geometry.turned_padding[axis]
         wanted = a.shape[2 + axis] + geometry.dilation[axis] * (geometry.size[axis] - 1)
         sides += [before, wanted - before - pairs.shape[1 + axis]]
-    return F.pad(pairs, sides * 2)
+    return torch.constant_pad_nd(pairs, sides * 2)
 
 
 def _diagonal_sums(pairs: Tensor, size: Size, geometry: Geometry, stride: Size) -> Tensor:
