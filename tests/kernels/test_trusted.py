@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +75,24 @@ def test_cases_differ_in_all_that_decides_a_kernel() -> None:
 def test_a_cpu_is_trusted_without_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trusted, "agrees", lambda case: pytest.fail("tried"))
     assert trusted.trusted(torch.zeros(2, 3, 1, 1), torch.zeros(4, 3, 3, 3), stride=(1, 1), padding=(1, 1))
+
+
+def test_while_a_graph_is_captured_only_what_was_tried_before_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing, tried = [True], []
+    given: Any = SimpleNamespace(is_cuda=True), None
+    monkeypatch.setattr(trusted, "_found", {})
+    monkeypatch.setattr(trusted, "case_of", lambda *_, **how: tuple(how.items()))
+    monkeypatch.setattr(trusted, "agrees", lambda case: tried.append(case) is None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    how = {"stride": (1, 1), "padding": (1, 1)}
+    assert not trusted.trusted(*given, **how)
+    assert not tried
+    capturing[0] = False
+    assert trusted.trusted(*given, **how)
+    capturing[0] = True
+    assert trusted.trusted(*given, **how)
+    assert not trusted.trusted(*given, stride=(2, 2), padding=(1, 1))
+    assert len(tried) == 1
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA device")
