@@ -394,6 +394,31 @@ def test_a_subspace_that_lacks_little_grows_by_the_leading_directions_outside(pr
     assert (tracked.decompositions, tracked.growths) == (1, 1)
 
 
+@pytest.mark.parametrize("proposed", [False, True])
+def test_a_subspace_of_few_directions_grows_by_many(proposed: bool) -> None:
+    """Many times what it has, where there are many dimensions; it then misses about what the best of its rank does."""
+    x = rows(3000, 400, 0, decay=0.5)
+    tracked = TrackedSubspace(0.99, slack=0.25)
+    first = tracked.refresh(second_moment(x))
+    later = x + 0.3 * rows(3000, 400, 5, decay=0.9)
+    moment = second_moment(later)
+    proposal = tracked.propose(moment) if proposed else None
+    found = tracked.refresh(moment) if proposal is None else tracked.settle(proposal, proposal.numbers)
+    exact = principal_subspace(moment, 0.99)
+    assert (tracked.decompositions, tracked.growths) == (1, 1)
+    assert isinstance(found, Subspace)
+    assert 2 * first.rank < exact.rank <= found.rank <= 1.1 * exact.rank
+    assert found.captured >= 0.99
+    assert found.captured == pytest.approx(captured_energy(moment, found.basis), abs=1e-9)
+    values = torch.linalg.eigvalsh(moment).flip(0)
+    best = 1 - float(values[: found.rank].sum() / values.sum())
+    assert 1 - found.captured <= 1.3 * best
+    again = tracked.refresh(moment)
+    assert isinstance(again, Subspace)
+    assert 1 - again.captured <= 1.02 * best
+    assert (again.rank, tracked.decompositions, tracked.growths) == (found.rank, 1, 1)
+
+
 def test_proposals_are_judged_together_as_each_by_itself() -> None:
     proposals = []
     for seed, (width, decay, rounds) in enumerate([(30, 0.8, 1), (20, 0.99, 2), (25, 0.7, 3)]):
