@@ -29,10 +29,9 @@ from .subspace import Rule, Subspace, rank_for, restricted
 # Above this share of the dimensions the complement is faster: d³/3 + 2 d² m + 2 d m² operations for its m = d − k
 # directions, against about d² k + 2 d k², which are of a kind that processors are better at.
 _COMPLEMENT_FROM = 0.62
-# Directions that a subspace may grow by before it is cheaper to decompose again: a quarter of what it has. Where that
-# is little, as in layers that see few directions at first and more as a network changes, an eighth of all, up to the
-# first of these.
-_FEW_GROWN, _MOST_GROWN = 64, 128
+# Directions that a subspace may grow by before it is cheaper to decompose again: a quarter of what it has, or an eighth
+# of all where that is more, for layers may see few directions at first, and many as a network changes.
+_MOST_GROWN = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +203,7 @@ class TrackedSubspace:
     def _grown(self, moment: Tensor, span: Span, missed: float, total: float) -> AnySubspace | None:
         """The subspace with as many directions more as hold the energy it lacks; None where a few do not."""
         d, rank = span.basis.shape
-        most = min(_MOST_GROWN, max(rank // 4, min(_FEW_GROWN, d // 8)))
+        most = min(_MOST_GROWN, max(rank // 4, d // 8))
         fresh, energies = leading_outside(moment, span.basis, most)
         held = energies.cumsum(0)
         lacking = missed - self._aim * total
