@@ -373,6 +373,15 @@ def test_it_goes_on_in_more_or_fewer_coordinates(decay: float) -> None:
     assert tracked.decompositions == 1
 
 
+def refreshed(tracked: TrackedSubspace, moment: Tensor, *, proposed: bool) -> AnySubspace:
+    """By a refresh, or where it is proposed, by what is proposed and then settled."""
+    if not proposed:
+        return tracked.refresh(moment)
+    proposal = tracked.propose(moment)
+    assert proposal is not None
+    return tracked.settle(proposal, proposal.numbers)
+
+
 @pytest.mark.parametrize("proposed", [False, True])
 def test_a_subspace_that_lacks_little_grows_by_the_leading_directions_outside(proposed: bool) -> None:
     x = rows(2000, 120, 0, decay=0.97)
@@ -380,8 +389,7 @@ def test_a_subspace_that_lacks_little_grows_by_the_leading_directions_outside(pr
     first = tracked.refresh(second_moment(x))
     later = x + 0.1 * rows(2000, 120, 5, decay=0.995)
     moment = second_moment(later)
-    proposal = tracked.propose(moment) if proposed else None
-    found = tracked.refresh(moment) if proposal is None else tracked.settle(proposal, proposal.numbers)
+    found = refreshed(tracked, moment, proposed=proposed)
     assert (tracked.decompositions, tracked.growths) == (1, 1)
     assert isinstance(found, Subspace)
     exact = principal_subspace(moment, 0.9)
@@ -402,8 +410,7 @@ def test_a_subspace_of_few_directions_grows_by_many(proposed: bool) -> None:
     first = tracked.refresh(second_moment(x))
     later = x + 0.3 * rows(3000, 400, 5, decay=0.9)
     moment = second_moment(later)
-    proposal = tracked.propose(moment) if proposed else None
-    found = tracked.refresh(moment) if proposal is None else tracked.settle(proposal, proposal.numbers)
+    found = refreshed(tracked, moment, proposed=proposed)
     exact = principal_subspace(moment, 0.99)
     assert (tracked.decompositions, tracked.growths) == (1, 1)
     assert isinstance(found, Subspace)

@@ -317,6 +317,12 @@ def test_a_network_whose_samples_were_taken_once_is_not_kept(kit: Any) -> None:
     assert symmetry._remembered._objects[0]() is None
 
 
+def problem_on_a_gpu(kit: Any) -> tuple[nn.Module, Tensor, tuple[Tensor, Tensor]]:
+    model = kit.built(lambda: SmallResNet(classes=3, width=4)).eval().cuda()
+    forget = (kit.normal(6, 1, 8, 8, seed=1).cuda(), (torch.arange(6) % 3).cuda())
+    return model, kit.normal(40, 1, 8, 8).cuda(), forget
+
+
 @pytest.mark.gpu
 @needs_gpu
 def test_moves_by_a_graph_on_a_gpu_are_moves_without(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,9 +331,7 @@ def test_moves_by_a_graph_on_a_gpu_are_moves_without(kit: Any, monkeypatch: pyte
     captures = repeated_sample._may_be_captured
     for wanted in (True, False):
         monkeypatch.setattr(repeated_sample, "_may_be_captured", lambda x, wanted=wanted: wanted and captures(x))
-        model = kit.built(lambda: SmallResNet(classes=3, width=4)).eval().cuda()
-        x = kit.normal(40, 1, 8, 8).cuda()
-        forget = (kit.normal(6, 1, 8, 8, seed=1).cuda(), (torch.arange(6) % 3).cuda())
+        model, x, forget = problem_on_a_gpu(kit)
         symmetry = TrackedNullSpace(energy=0.9)
         symmetry._tracked.patches = 100
         for seed in range(6):
@@ -345,9 +349,7 @@ def test_on_a_stream_of_its_own_moves_are_the_same(kit: Any) -> None:
     for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
         stream.wait_stream(torch.cuda.default_stream())
         with torch.cuda.stream(stream):
-            model = kit.built(lambda: SmallResNet(classes=3, width=4)).eval().cuda()
-            x = kit.normal(40, 1, 8, 8).cuda()
-            forget = (kit.normal(6, 1, 8, 8, seed=1).cuda(), (torch.arange(6) % 3).cuda())
+            model, x, forget = problem_on_a_gpu(kit)
             symmetry = TrackedNullSpace(energy=0.9)
             for seed in range(6):
                 moved(kit, symmetry, model, x, forget, seed)
