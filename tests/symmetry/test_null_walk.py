@@ -359,6 +359,22 @@ def test_many_steps_are_as_many_moves(kit: Any) -> None:
     assert energies == sorted(energies, reverse=True)
 
 
+@pytest.mark.parametrize("margin", [60.0, 80.0, 91.0, 100.0])
+@pytest.mark.parametrize("dispersion", [0.5, 30.0])
+def test_examples_that_are_certain_have_no_slope_to_stay_away_from(kit: Any, margin: float, dispersion: float) -> None:
+    """Probabilities of e^-margin have slopes near the smallest numbers of float32, or below, and one over these is
+    none.
+    """
+    model, x = kit.built(smooth).float(), kit.normal(5, 9).float()
+    with torch.no_grad():
+        model[4].weight.zero_()
+        model[4].bias.copy_(torch.tensor([margin, 0.0, 0.0]))
+    probe = kit.probe(x, forget=(kit.normal(4, 9, seed=1).float(), torch.zeros(4, dtype=torch.int64)))
+    move = NullSpace(energy=0.9, dispersion=dispersion).move(model, generator=kit.generator(), probe=probe)
+    assert all(bool(shift.isfinite().all()) for shift in move.shifts.values())
+    assert kit.norm(move.shifts) > 0
+
+
 @pytest.mark.parametrize("aim", ["descent", "random"])
 def test_the_radius_is_never_exceeded(kit: Any, aim: Any) -> None:
     model, x, forget = problem(kit, "smooth")

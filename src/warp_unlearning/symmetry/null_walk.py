@@ -264,19 +264,20 @@ class _Terms:
         and β. Nothing where neither term has a direction.
         """
         inner = self._inner(products)
-        steepness = _root(inner.get(("slope", "slope"), 0.0))
-        kicked = _root(inner.get(("noise", "noise"), 0.0))
+        least = _least_length(self.vectors.dtype)
+        steepness = _root(inner.get(("slope", "slope"), 0.0), least)
+        kicked = _root(inner.get(("noise", "noise"), 0.0), least)
         away: dict[str, float] = {}
         if kicked > 0:
             away = {"displacement": 1.0, "noise": settings.kick * unit / kicked}
-        distance = _root(_form(inner, away, away))
+        distance = _root(_form(inner, away, away), least)
         weights = {"slope": -1 / steepness} if steepness > 0 else {}
         if distance > 0:
             weights |= {name: settings.dispersion / distance * weight for name, weight in away.items()}
         pull = settings.dispersion * (steepness or 1.0) / distance if distance > 0 else 0.0
-        along = inner.get(("loss_slope", "loss_slope"), 0.0)
+        along = _root(inner.get(("loss_slope", "loss_slope"), 0.0), least)
         if along > 0 and _form(inner, weights, weights) > 0:
-            weights["loss_slope"] = -_form(inner, weights, {"loss_slope": 1.0}) / along
+            weights["loss_slope"] = -_form(inner, weights, {"loss_slope": 1.0}) / along**2
         return weights, pull
 
     def combined(self, weights: Mapping[str, float]) -> Tensor:
@@ -297,8 +298,15 @@ def _form(inner: Mapping[tuple[str, str], float], left: Mapping[str, float], rig
     return sum(a * b * inner[m, n] for m, a in left.items() for n, b in right.items())
 
 
-def _root(square: float) -> float:
-    return sqrt(square) if square > 0 else 0.0
+def _root(square: float, least: float) -> float:
+    """The length with this square; 0 where that is less than `least`."""
+    return root if square > 0 and (root := sqrt(square)) >= least else 0.0
+
+
+def _least_length(dtype: torch.dtype) -> float:
+    """What is shorter has lost its direction to rounding, and one over its length is soon no number of the type."""
+    about = torch.finfo(dtype)
+    return about.tiny / about.eps
 
 
 def _read(*numbers: Tensor) -> list[float]:
