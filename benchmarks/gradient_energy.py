@@ -60,7 +60,9 @@ def looped(model: nn.Module, x: Tensor, y: Tensor) -> Gradient:
 
 @lru_cache(maxsize=1)
 def graph_of(model: nn.Module, x: Tensor, y: Tensor) -> CapturedEnergy:
-    return CapturedEnergy(model, x, y)
+    graph = CapturedEnergy(model, x, y)
+    graph.capture()
+    return graph
 
 
 def captured(model: nn.Module, x: Tensor, y: Tensor) -> Gradient:

@@ -18,6 +18,11 @@ _SIDE: dict[tuple[int, str], Any] = {}
 _LEAST_FREE = 0.1
 
 
+def graphs_are_there(device: torch.device) -> bool:
+    """Whether work on a device can be captured."""
+    return device.type == "cuda"
+
+
 class CudaGraph(Generic[Output]):
     """The operations of `make`, captured on the current stream without being done; `replay` does them.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
+from warp_unlearning.gradients import captured_energy
 from warp_unlearning.gradients.captured_energy import CapturedEnergy, energies_without_graph
 from warp_unlearning.gradients.energy import (
     cross_entropy,
@@ -73,6 +75,92 @@ def test_a_cpu_has_no_graphs(drawn: Any, examples: Any) -> None:
         CapturedEnergy(drawn(lambda: nn.Linear(4, 3)), *examples(3, 4))
 
 
+def problem(drawn: Any, examples: Any) -> tuple[nn.Module, Tensor, Tensor]:
+    return drawn(lambda: SmallResNet(classes=3, width=4)), *examples(3, 1, 8, 8)
+
+
+def assert_follows(energy: CapturedEnergy, model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """Energies, slopes and the gradient of the loss are those of the weights as they stand."""
+    expected = gradient_energy(model, x, y)
+    mean = torch.nn.functional.cross_entropy(model(x), y)
+    right = torch.autograd.grad(mean, list(model.parameters()))
+    found = energy.replayed(x, y)
+    torch.testing.assert_close(found.energies, expected.detach(), rtol=1e-9, atol=0)
+    for given, wanted in ((found.gradients, summed(model, expected)), (found.loss_gradients, right)):
+        for one, other in zip(given.values(), wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(energy.replayed_energies(x, y), expected.detach(), rtol=1e-9, atol=0)
+
+
+def test_before_and_after_a_capture_it_is_the_energy(drawn: Any, examples: Any, redone: list[Any]) -> None:
+    model, x, y = problem(drawn, examples)
+    energy = CapturedEnergy(model, x, y, loss_gradients=True)
+    for turn in range(4):
+        if turn == 2:
+            energy.capture()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1.1)
+        assert_follows(energy, model, x * (1 + turn), y.roll(turn))
+        assert energy.captured == (turn >= 2)
+    assert [graph.replays for graph in redone] == [2, 2]
+    assert redone[1].pool is redone[0].pool
+    energy.capture()
+    assert len(redone) == 2
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which energies are computed, by name."""
+    calls: list[str] = []
+
+    def call(inner: Any, name: str, *given: Any, **named: Any) -> Any:
+        calls.append(name)
+        return inner(*given, **named)
+
+    for name in ("gradient_energy", "unchecked_energy", "energies_without_graph"):
+        monkeypatch.setattr(captured_energy, name, partial(call, getattr(captured_energy, name), name))
+    return calls
+
+
+@pytest.mark.usefixtures("redone")
+def test_what_was_done_is_not_done_again_for_a_capture(
+    drawn: Any, examples: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, y = problem(drawn, examples)
+    energy, calls = CapturedEnergy(model, x, y), counted(monkeypatch)
+    energy.replayed(x, y)
+    energy.replayed_energies(x, y)
+    assert calls == ["gradient_energy", "gradient_energy"]
+    energy.capture()
+    assert calls[2:] == ["unchecked_energy", "energies_without_graph"]
+
+
+@pytest.mark.usefixtures("redone")
+def test_what_was_not_done_is_done_before_a_capture_and_checked(
+    drawn: Any, examples: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, y = problem(drawn, examples)
+    energy, calls = CapturedEnergy(model, x, y), counted(monkeypatch)
+    energy.replayed_energies(x, y)
+    energy.capture()
+    assert calls == ["gradient_energy", "gradient_energy", "unchecked_energy", "energies_without_graph"]
+    broken = CapturedEnergy(model, torch.full_like(x, torch.nan), y)
+    with pytest.raises(InputError, match="x holds"):
+        broken.capture()
+
+
+@pytest.mark.usefixtures("redone")
+def test_until_it_is_captured_it_refuses_what_the_energy_refuses(drawn: Any, examples: Any) -> None:
+    model, x, y = problem(drawn, examples)
+    energy = CapturedEnergy(model, x, y)
+    for ask in (energy.replayed, energy.replayed_energies):
+        with pytest.raises(InputError, match="x holds"):
+            ask(torch.full_like(x, torch.nan), y)
+        ask(x, y)
+    energy.capture()
+    assert not bool(energy.replayed(torch.full_like(x, torch.nan), y).energies.isfinite().any())
+
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -82,6 +170,7 @@ def test_a_replay_follows_the_weights_and_the_batch(drawn: Any, examples: Any) -
     model = drawn(lambda: SmallResNet(classes=3, width=4)).cuda()
     (x, y), (other_x, other_y) = ([t.cuda() for t in examples(3, 1, 8, 8)] for _ in range(2))
     graph = CapturedEnergy(model, x, y)
+    graph.capture()
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.1)
@@ -100,7 +189,9 @@ def test_energies_alone_and_the_gradient_of_the_loss_follow_too(drawn: Any, exam
     model = drawn(lambda: SmallResNet(classes=3, width=4)).cuda()
     x, y = (t.cuda() for t in examples(3, 1, 8, 8))
     graph = CapturedEnergy(model, x, y, loss_gradients=True)
-    for factor in (1.1, 0.9, 1.2):
+    for turn, factor in enumerate((1.1, 0.9, 1.2)):
+        if turn == 1:
+            graph.capture()
         with torch.no_grad():
             for p in model.parameters():
                 p.mul_(factor)
@@ -127,6 +218,7 @@ def test_what_a_graph_refuses(drawn: Any, examples: Any) -> None:
     model = drawn(lambda: nn.Linear(4, 3)).cuda()
     x, y = (t.cuda() for t in examples(3, 4))
     graph = CapturedEnergy(model, x, y)
+    graph.capture()
     with pytest.raises(InputError, match="captured for"):
         graph(x[:2], y[:2])
     with pytest.raises(InputError, match=r"the energy of example 1 is nan"):

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
+from warp_unlearning.gradients import captured_energy
 from warp_unlearning.models.small_resnet import SmallResNet
 from warp_unlearning.symmetry import remembered as module
 from warp_unlearning.symmetry.forget_energy import EagerEnergy, ReplayedEnergy
+from warp_unlearning.symmetry.move import apply_move
 from warp_unlearning.symmetry.null_scope import read_by_others
 from warp_unlearning.symmetry.null_space import NullSpace
 from warp_unlearning.symmetry.remembered import Remembered
@@ -212,6 +214,67 @@ def test_on_a_cpu_energies_are_computed_one_by_one(kit: Any) -> None:
         assert memory.energy(eager) is eager
 
 
+def on_a_small_network(kit: Any) -> tuple[nn.Module, Tensor, tuple[Tensor, Tensor]]:
+    model = kit.built(lambda: SmallResNet(classes=3, width=4)).eval()
+    return model, kit.normal(40, 1, 8, 8), (kit.normal(6, 1, 8, 8, seed=1), torch.arange(6) % 3)
+
+
+def moves(kit: Any, symmetry: NullSpace, count: int) -> list[dict[str, Tensor]]:
+    model, x, forget = on_a_small_network(kit)
+    found = []
+    for seed in range(count):
+        move = symmetry.move(model, generator=kit.generator(seed), probe=kit.probe(x, forget=forget))
+        apply_move(model, move)
+        found.append({name: shift.clone() for name, shift in move.shifts.items()})
+    return found
+
+
+@pytest.mark.parametrize(("make", "captured_at"), [(NullSpace, 1), (TrackedNullSpace, 0)])
+def test_graphs_are_captured_by_the_second_move_or_ahead_of_it(
+    kit: Any, redone: list[Any], make: type[NullSpace], captured_at: int
+) -> None:
+    """Of an exact symmetry the first move may be the only one; whoever tracks has more to come."""
+    symmetry = make(energy=0.9)
+    model, x, forget = on_a_small_network(kit)
+    for turn in range(3):
+        symmetry.move(model, generator=kit.generator(turn), probe=kit.probe(x, forget=forget))
+        assert symmetry._remembered.captured == (turn >= captured_at)
+    assert len(redone) == 2
+    assert [graph.replays > 0 for graph in redone] == [True, True]
+
+
+@pytest.mark.parametrize("make", [NullSpace, TrackedNullSpace])
+def test_moves_by_graphs_of_energies_are_moves_without(
+    kit: Any, monkeypatch: pytest.MonkeyPatch, redone: list[Any], make: type[NullSpace]
+) -> None:
+    found = moves(kit, make(energy=0.9), 4)
+    assert sum(graph.replays for graph in redone) > 4
+    monkeypatch.setattr(module, "graphs_are_there", lambda device: False)
+    for one, other in zip(found, moves(kit, make(energy=0.9), 4), strict=True):
+        for name, shift in other.items():
+            torch.testing.assert_close(one[name], shift, rtol=1e-6, atol=1e-10)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), torch.OutOfMemoryError("out of memory")])
+@pytest.mark.parametrize("make", [NullSpace, TrackedNullSpace])
+def test_what_cannot_be_captured_is_computed_one_by_one(
+    kit: Any, monkeypatch: pytest.MonkeyPatch, redone: list[Any], make: type[NullSpace], error: Exception
+) -> None:
+    tries = []
+
+    def fails(make: Any, *, pool: Any = None) -> None:
+        tries.append(make)
+        raise error
+
+    monkeypatch.setattr(captured_energy, "CudaGraph", fails)
+    found = moves(kit, make(energy=0.9), 3)
+    assert len(tries) == 1
+    monkeypatch.setattr(module, "graphs_are_there", lambda device: False)
+    for one, other in zip(found, moves(kit, make(energy=0.9), 3), strict=True):
+        for name, shift in other.items():
+            torch.testing.assert_close(one[name], shift, rtol=1e-6, atol=1e-10)
+
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -222,10 +285,12 @@ def test_from_the_second_move_on_energies_are_a_graph(kit: Any) -> None:
     x, y, memory = kit.normal(6, 1, 8, 8).cuda(), (torch.arange(6) % 3).cuda(), Remembered()
     eager = EagerEnergy(model, model, (x, y))
     memory.meet(model, x)
-    assert memory.energy(eager) is eager
+    assert isinstance(memory.energy(eager), ReplayedEnergy)
+    assert not memory.captured
     memory.meet(model, x)
     replayed = memory.energy(eager)
     assert isinstance(replayed, ReplayedEnergy)
+    assert memory.captured
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.05)
@@ -248,6 +313,7 @@ def test_moves_by_graphs_are_moves_without(kit: Any, monkeypatch: pytest.MonkeyP
     found = []
     for captured_from in (2, 10**9):
         monkeypatch.setattr(module, "_CAPTURED_FROM", captured_from)
+        monkeypatch.setattr(module, "graphs_are_there", lambda device, there=captured_from == 2: there)
         model = kit.built(lambda: SmallResNet(classes=3, width=4)).eval().cuda()
         x, forget = (
             kit.normal(40, 1, 8, 8).cuda(),

@@ -16,7 +16,7 @@ from warp_unlearning.symmetry.input_bases import InputBasis
 from warp_unlearning.symmetry.kept_columns import KeptColumns
 from warp_unlearning.symmetry.move import apply_move
 from warp_unlearning.symmetry.repeated_sample import RepeatedSample
-from warp_unlearning.symmetry.sampled_moment import Replay, SampledMoment, sampled_moments
+from warp_unlearning.symmetry.sampled_moment import Asking, Replay, SampledMoment, sampled_moments
 from warp_unlearning.symmetry.tracked_bases import TrackedBases
 from warp_unlearning.symmetry.tracked_layer import TrackedLayer
 from warp_unlearning.symmetry.tracked_null_space import TrackedNullSpace
@@ -52,6 +52,21 @@ def asked(
 
 def replay_of(sample: RepeatedSample, model: nn.Module) -> Replay:
     return lambda parts, patches, draw, known: sample.replayed(model, parts, patches, draw, known)
+
+
+def test_what_will_be_asked_for_is_captured_on_demand(kit: Any, reruns: list[Any]) -> None:
+    model, x, sample = kit.built(network), kit.normal(8, 2, 5, 5), RepeatedSample()
+    some = {"3.weight": columns()}
+    sample.capture(model, Asking([x], 4, some))
+    sample.capture(model, Asking([x + 1], 4, dict(some)))
+    assert asked(sample, model, x[:6], known=some) is None
+    assert asked(sample, model, x, known=some) is not None
+    assert [graph.replays for graph in reruns] == [1]
+    sample.capture(model, Asking([x, x], 4, some))
+    sample.capture(model, Asking([], 4, some))
+    assert len(reruns) == 1
+    sample.capture(model, Asking([x], 3, some))
+    assert [graph.replays for graph in reruns] == [1, 0]
 
 
 def test_what_is_asked_for_twice_in_a_row_is_captured(kit: Any, reruns: list[Any]) -> None:
@@ -243,8 +258,41 @@ def test_moves_by_a_graph_are_moves_without(kit: Any, reruns: list[Any], monkeyp
             moved(kit, symmetry, model, x, forget, seed)
         assert symmetry._remembered._sample.captured == captures
         found.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-    assert [graph.replays for graph in reruns] == [4]
+    assert [graph.replays for graph in reruns] == [5]
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+
+
+def test_moves_that_follow_a_decomposition_are_captured_ahead(kit: Any, reruns: list[Any]) -> None:
+    """At the first move, and at each that decomposed anew: there the columns that are known are others."""
+    model, x, forget = problem(kit)
+    symmetry = TrackedNullSpace(energy=0.9)
+    counts = []
+    for seed in range(5):
+        if seed == 3:
+            for layer in symmetry._tracked._layers.values():
+                layer.missed, layer.best = [1.0 for _ in layer.missed], 0.01
+        moved(kit, symmetry, model, x, forget, seed)
+        counts.append((len(reruns), sum(graph.replays for graph in reruns)))
+    assert symmetry._tracked.exact_builds == 2
+    assert [replays for _, replays in counts] == [0, 1, 2, 2, 3]
+    assert counts[0][0] == 1
+
+
+def test_what_is_asked_next_is_what_the_next_refresh_asks(kit: Any) -> None:
+    model, asked_for = kit.built(network), []
+
+    def replay(parts: Any, patches: int, draw: torch.Generator, known: Any) -> None:
+        asked_for.append(([part.shape for part in parts], patches, known))
+
+    batches, tracked, generator = [kit.normal(20, 2, 5, 5), kit.normal(9, 2, 5, 5)], TrackedBases(0.9), kit.generator()
+    assert tracked.asks_next(batches) is None
+    tracked.refresh(model, batches, generator=generator, replay=replay)
+    before = generator.get_state()
+    asking = tracked.asks_next(batches)
+    assert torch.equal(generator.get_state(), before)
+    assert asking is not None
+    tracked.refresh(model, batches, generator=generator, replay=replay)
+    assert asked_for == [([part.shape for part in asking.parts], asking.patches, asking.known)]
 
 
 def elsewhere(model: nn.Sequential) -> None:
@@ -273,12 +321,12 @@ def test_a_network_that_is_built_otherwise_is_sampled_anew(kit: Any, reruns: lis
     symmetry = TrackedNullSpace(energy=0.9)
     for seed in range(4):
         moved(kit, symmetry, model, x, forget, seed)
-    assert [graph.replays for graph in reruns] == [2]
+    assert [graph.replays for graph in reruns] == [3]
     change(model)
     moved(kit, symmetry, model, x, forget, 5)
     assert not symmetry._remembered._sample.captured
     moved(kit, symmetry, model, x, forget, 6)
-    assert [graph.replays for graph in reruns] == [2, 1]
+    assert [graph.replays for graph in reruns] == [3, 1]
 
 
 def test_another_model_is_never_sampled_by_the_graph_of_the_first(kit: Any, reruns: list[Any]) -> None:
@@ -304,7 +352,7 @@ def test_a_copy_of_a_symmetry_has_no_graph_and_moves_alike(kit: Any, reruns: lis
     first, second = (
         each.move(model, generator=kit.generator(9), probe=kit.probe(x, forget=forget)) for each in (symmetry, copied)
     )
-    assert reruns[0].replays == 3
+    assert reruns[0].replays == 4
     assert all(torch.equal(shift, second.shifts[name]) for name, shift in first.shifts.items())
 
 

@@ -1,21 +1,23 @@
 """`gradient_energy` of one model over batches of one shape, again and again on a GPU, as one captured graph.
 
 An energy with its gradient is about a thousand small operations; launched one by one they keep the host busier than the
-GPU. A captured graph launches all of them at once. Capturing costs a few calls, so it is for many steps on the same
-weights' memory.
+GPU. A captured graph launches all of them at once. What is done once before a capture is not lost: until then energies
+are computed operation by operation, as those of the graph will be, so that capturing costs about as much as one more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..cuda_graphs import CudaGraph, capturable_stream
+from ..cuda_graphs import CudaGraph, capturable_stream, graphs_are_there
 from ..errors import InputError
 from ..kernels.one_pixel_norm import one_pixel_norms
 from .energy import (
@@ -33,15 +35,15 @@ from .math_attention import math_attention
 from .parameter_slots import copy_with_same_parameters
 from .traced_pass import traced_pass
 
-_WARM_UP = 2
 Output = TypeVar("Output")
+Given = TypeVar("Given", covariant=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """Energies, ∂Σᵢeᵢ/∂θ and, where it was captured, the gradient of the mean cross-entropy, by name.
+    """Energies, ∂Σᵢeᵢ/∂θ and, where it was asked for, the gradient of the mean cross-entropy, by name.
 
-    They lie in the graph's own memory and hold until the next replay.
+    Those of a graph lie in its own memory and hold until the next replay.
     """
 
     energies: Tensor
@@ -50,30 +52,28 @@ class Replayed:
 
 
 class CapturedEnergy:
-    """Energies eᵢ = ‖∇θ ℓᵢ‖² and the gradient of Σᵢ eᵢ, for `model` as it stands in memory and batches like (x, y).
+    """Energies eᵢ = ‖∇θ ℓᵢ‖² and the gradient of Σᵢ eᵢ, for `model` as it stands in memory and batches like (x, y): as
+    a graph once `capture` was called, and before that operation by operation, with all that `gradient_energy` checks.
 
     In-place changes of the weights are seen, tensors put in their places are refused. What the model does must not
-    depend on values: a graph repeats the operations that the first batch led to. Every trainable parameter must be
-    used in layers that have a rule. With `loss_gradients` a replay also gives the gradient of the mean cross-entropy.
+    depend on values: a graph repeats the operations that its batch led to. Every trainable parameter must be used in
+    layers that have a rule. With `loss_gradients` there is also the gradient of the mean cross-entropy.
     """
 
     def __init__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cross_entropy, loss_gradients: bool = False
     ) -> None:
-        if not x.is_cuda:
+        if not graphs_are_there(x.device):
             raise InputError(f"x is on {x.device}; graphs are captured on CUDA devices, use gradient_energy elsewhere")
         other = parameters_without_rules(model, x, y, loss=loss)
         if other:
             raise InputError(f"{other[0]} is used where no rule is known; use gradient_energy, which falls back there")
-        # All that it refuses is refused here, once.
-        gradient_energy(model, x, y, loss=loss)
         self._model, self._loss = model, loss
         self._x, self._y = x.clone(), y.clone()
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._places = {name: p.data_ptr() for name, p in self._parameters.items()}
         self._with_loss = loss_gradients
-        self._graph = self._captured(self._once)
-        self._without_gradients: CudaGraph[Tensor] | None = None
+        self._slopes, self._alone = _Work(self._slopes_once), _Work(self._energies_once)
 
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The energies, shape (batch,), and ∂Σᵢeᵢ/∂θ by name; zeros where the loss does not depend on a parameter."""
@@ -88,29 +88,48 @@ class CapturedEnergy:
 
     @property
     def model(self) -> nn.Module:
-        """The model whose energies were captured."""
+        """The model whose energies they are."""
         return self._model
 
+    @property
+    def captured(self) -> bool:
+        """Whether there are graphs."""
+        return self._slopes.graph is not None and self._alone.graph is not None
+
+    def capture(self) -> None:
+        """Have graphs of the energies with their slopes and of the energies alone. What was not done before is done
+        once, with the batch of the last call: what libraries allocate and choose at first must not be captured.
+        """
+        for work, pool in ((self._slopes, None), (self._alone, self._slopes)):
+            if work.graph is None:
+                with self._as_in_a_graph():
+                    if not work.done:
+                        work.once(checked=True)
+                    # The second in the memory of the first: what that frees on the way is free by the time this runs.
+                    work.capture(None if pool is None or pool.graph is None else pool.graph.pool)
+
     def suits(self, x: Tensor, y: Tensor) -> bool:
-        """Whether the batch is like the one that was captured."""
+        """Whether the batch is like the first."""
         alike = (x.shape, x.dtype, x.device) == (self._x.shape, self._x.dtype, self._x.device)
         return alike and (y.shape, y.dtype) == (self._y.shape, self._y.dtype)
 
     def replayed(self, x: Tensor, y: Tensor) -> Replayed:
-        """What the graph gives for a batch. Nothing is read: energies that are not finite are not refused."""
+        """Energies and slopes of a batch. Of a graph nothing is read: energies that are not finite are not refused."""
         self._take(x, y)
-        return self._graph.replay()
+        return self._now(self._slopes)
 
     def replayed_energies(self, x: Tensor, y: Tensor) -> Tensor:
-        """The energies alone, by a second graph, which is captured at the first call; they hold until the next
-        replay.
-        """
+        """The energies alone, by a graph of their own; they hold until the next replay of either."""
         self._take(x, y)
-        if self._without_gradients is None:
-            # In the memory of the first, whose results are referred to and stay; what it frees on the way is free again
-            # by the time this one runs.
-            self._without_gradients = self._captured(self._energies_once, pool=self._graph.pool)
-        return self._without_gradients.replay()
+        return self._now(self._alone)
+
+    def _now(self, work: _Work[Output]) -> Output:
+        if work.graph is not None:
+            return work.graph.replay()
+        with self._as_in_a_graph():
+            found = work.once(checked=True)
+        work.done = True
+        return found
 
     def _take(self, x: Tensor, y: Tensor) -> None:
         if x.shape != self._x.shape or y.shape != self._y.shape:
@@ -124,30 +143,56 @@ class CapturedEnergy:
         self._x.copy_(x)
         self._y.copy_(y)
 
-    def _captured(self, once: Callable[[], Output], *, pool: Any = None) -> CudaGraph[Output]:
-        with capturable_stream(self._x.device), for_a_graph():
-            # What libraries allocate and choose at the first calls must not be captured.
-            for _ in range(_WARM_UP):
-                once()
-            return CudaGraph(once, pool=pool)
+    @contextmanager
+    def _as_in_a_graph(self) -> Iterator[None]:
+        """The stream, the forms of layers and the precision of what is captured."""
+        with (
+            capturable_stream(self._x.device),
+            for_a_graph(),
+            torch.autocast(self._x.device.type, enabled=False),
+            math_attention(),
+            one_pixel_norms(),
+        ):
+            yield
 
-    def _once(self) -> Replayed:
-        with torch.enable_grad(), torch.autocast("cuda", enabled=False), math_attention(), one_pixel_norms():
-            energies = unchecked_energy(self._model, self._x, self._y, loss=self._loss)
+    def _slopes_once(self, *, checked: bool) -> Replayed:
+        energy = gradient_energy if checked else unchecked_energy
+        with torch.enable_grad():
+            energies = energy(self._model, self._x, self._y, loss=self._loss)
             found = self._gradients_of(energies.sum())
             of_loss = {}
             if self._with_loss:
                 of_loss = self._gradients_of(F.cross_entropy(copy_with_same_parameters(self._model)(self._x), self._y))
         return Replayed(energies.detach(), found, of_loss)
 
-    def _energies_once(self) -> Tensor:
-        with torch.enable_grad(), torch.autocast("cuda", enabled=False), math_attention(), one_pixel_norms():
+    def _energies_once(self, *, checked: bool) -> Tensor:
+        if checked:
+            with torch.no_grad():
+                return gradient_energy(self._model, self._x, self._y, loss=self._loss)
+        with torch.enable_grad():
             return energies_without_graph(self._model, self._x, self._y, loss=self._loss)
 
     def _gradients_of(self, total: Tensor) -> dict[str, Tensor]:
         found = torch.autograd.grad(total, list(self._parameters.values()), allow_unused=True)
         named = zip(self._parameters.items(), found, strict=True)
         return {name: torch.zeros_like(p) if g is None else g for (name, p), g in named}
+
+
+class _Once(Protocol[Given]):
+    def __call__(self, *, checked: bool) -> Given: ...
+
+
+@dataclass(eq=False)
+class _Work(Generic[Output]):
+    """What is done operation by operation, checked, until there is a graph of it; `done`: whether it was, ever."""
+
+    once: _Once[Output]
+    done: bool = False
+    graph: CudaGraph[Output] | None = None
+
+    def capture(self, pool: object) -> None:
+        """Have a graph, in a pool of memory or its own."""
+        self.graph = CudaGraph(partial(self.once, checked=False), pool=pool)
 
 
 def energies_without_graph(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss) -> Tensor:

@@ -10,7 +10,7 @@ from ..errors import InputError
 from ..kernels.one_pixel_norm import one_pixel_norms
 from ..module_tree import modules_by_path
 
-_WARM_UP = 2
+_WARM_UP = 1
 
 
 class CapturedLogits:

@@ -38,7 +38,6 @@ class CapturedSample:
             # What libraries allocate and choose at the first calls must not be captured.
             self._once()
             self._drawn.provide()
-            self._once()
             self._graph: CudaGraph[dict[str, SampledMoment]] = CudaGraph(self._once)
         if not self._drawn.used_up:
             raise InputError("passes of the model over one batch ask for different places; use moments_of instead")

@@ -69,7 +69,7 @@ class EagerEnergy:
             try:
                 return gradient_energy(self.model, *self.forget).double().sum()
             except InputError:
-                return torch.tensor(inf, dtype=torch.float64, device=self.forget[0].device)
+                return _infinite(self.forget[0].device)
 
     def refuse(self) -> None:
         """Raise what `gradient_energy` says of it."""
@@ -88,7 +88,7 @@ class EagerEnergy:
 
 
 class ReplayedEnergy:
-    """By a captured graph of the model that `eager` has."""
+    """By a captured graph of the model that `eager` has, or as that graph will be, until it is captured."""
 
     def __init__(self, graph: CapturedEnergy, eager: EagerEnergy) -> None:
         self.graph, self.eager = graph, eager
@@ -103,7 +103,7 @@ class ReplayedEnergy:
         """
         device = self.eager.forget[0].device
         current = torch.cuda.current_stream(device)
-        if current != torch.cuda.default_stream(device):
+        if not self.graph.captured or current != torch.cuda.default_stream(device):
             yield
             return
         side = _side_stream(device)
@@ -125,7 +125,10 @@ class ReplayedEnergy:
     def value(self) -> Tensor:
         """As the protocol says."""
         self._ahead = None
-        return self.graph.replayed_energies(*self.eager.forget).double().sum()
+        try:
+            return self.graph.replayed_energies(*self.eager.forget).double().sum()
+        except InputError:
+            return _infinite(self.eager.forget[0].device)
 
     def refuse(self) -> None:
         """Raise what `gradient_energy` says of it."""
@@ -155,6 +158,10 @@ class NoEnergy:
 def eager_energy(model: nn.Module, working: nn.Module, probe: Probe) -> EagerEnergy | NoEnergy:
     """The energy of what the probe has to forget."""
     return NoEnergy() if probe.forget is None else EagerEnergy(model, working, probe.forget)
+
+
+def _infinite(device: torch.device) -> Tensor:
+    return torch.tensor(inf, dtype=torch.float64, device=device)
 
 
 def _named(parameters: Mapping[str, nn.Parameter], gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor]:

@@ -144,8 +144,12 @@ class NullSpace:
             halved = self._remembered.halved
             walked = walk(model, scope, probe, self, energy, generator=generator, halved=halved)
             self._remembered.halved = walked.halved
+            self._make_ready(batches)
         notes = _notes(scope, moved=walked.moved)
         return NullMove(walked.shifts, bases=bases, left=scope.left, energies=walked.energies, notes=notes)
+
+    def _make_ready(self, batches: Sequence[Tensor]) -> None:
+        """For the next move, of which nobody knows whether it comes: nothing."""
 
 
 @contextmanager

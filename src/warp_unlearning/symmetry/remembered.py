@@ -17,16 +17,17 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from ..cuda_graphs import graphs_are_there
 from ..errors import InputError
 from ..gradients.captured_energy import CapturedEnergy
 from ..module_tree import modules_by_path
 from .forget_energy import EagerEnergy, ForgetEnergy, ReplayedEnergy
 from .null_scope import read_by_others
 from .repeated_sample import RepeatedSample
-from .sampled_moment import Replay
+from .sampled_moment import Asking, Replay
 
 _ATOMS = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device, FunctionType})
-# The first move may be the only one, and a graph costs as much as several evaluations.
+# The first move may be the only one.
 _CAPTURED_FROM = 2
 
 
@@ -86,23 +87,33 @@ class Remembered:
     @property
     def captured(self) -> bool:
         """Whether there is a graph of the network's energies."""
-        return self._graph is not None
+        return self._graph is not None and self._graph.captured
 
     def energy(self, eager: EagerEnergy) -> ForgetEnergy:
-        """The same energy, as a captured graph where that is possible and pays."""
+        """The same energy, on a GPU so that it becomes a captured graph, where that is possible and pays."""
         x, y = eager.forget
-        if not x.is_cuda or self._moves < _CAPTURED_FROM or self._refused:
+        if not graphs_are_there(x.device) or self._refused:
             return eager
         if self._graph is None:
             try:
-                graph = CapturedEnergy(eager.model, x, y, loss_gradients=True)
-                graph.replayed_energies(x, y)
-                self._graph = graph
+                self._graph = CapturedEnergy(eager.model, x, y, loss_gradients=True)
             except (InputError, RuntimeError):
-                # No rule for a layer, values that the host looks at, or too little memory: operation by operation then.
+                # No rule for a layer, or something that only the energy itself can tell of.
                 self._refused = True
                 return eager
-        return ReplayedEnergy(self._graph, eager) if self._graph.suits(x, y) else eager
+        if self._moves >= _CAPTURED_FROM:
+            self.capture_energy()
+        return eager if self._graph is None or not self._graph.suits(x, y) else ReplayedEnergy(self._graph, eager)
+
+    def capture_energy(self) -> None:
+        """Have graphs of the energies, for the moves to come, unless that is not possible."""
+        if self._graph is None or self._graph.captured:
+            return
+        try:
+            self._graph.capture()
+        except (InputError, RuntimeError):
+            # Values that the host looks at, or too little memory: operation by operation then.
+            self._graph, self._refused = None, True
 
     def sample_of(self, working: nn.Module) -> Replay | None:
         """What samples the inputs of the network that is being moved by a captured graph, where that is possible and
@@ -113,13 +124,22 @@ class Remembered:
             return None
         return partial(self._sample.replayed, model)
 
+    def capture_sample(self, asking: Asking) -> None:
+        """Have a graph that samples the inputs of the network that is being moved where the same is asked for, unless
+        that is not possible.
+        """
+        model = self._objects[0]() if self._objects else None
+        if model is not None:
+            self._sample.capture(model, asking)
+
     def energy_now(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor | None:
         """Σᵢ ‖∇ℓᵢ‖² of the weights as they stand since the last move, float64, not read; None where no graph of `model`
         and such a batch was captured.
         """
-        if self._graph is None or self._graph.model is not model or not self._graph.suits(x, y):
+        graph = self._graph
+        if graph is None or not graph.captured or graph.model is not model or not graph.suits(x, y):
             return None
-        return self._graph.replayed_energies(x, y).double().sum()
+        return graph.replayed_energies(x, y).double().sum()
 
 
 def _objects_and_facts(model: nn.Module) -> tuple[list[nn.Module | Tensor], list[Any]]:

@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..module_tree import buffers_by_name, parameters_by_name
 from .captured_sample import CapturedSample
 from .kept_columns import KeptColumns
-from .sampled_moment import SampledMoment
+from .sampled_moment import Asking, SampledMoment
 
 
 class _Asked(NamedTuple):
@@ -26,8 +26,9 @@ class _Asked(NamedTuple):
 
 
 class RepeatedSample:
-    """A graph of `moments_of` for one network, which is captured once the same was asked for twice in a row: what is
-    asked for once is not worth it. Another network, or one that is built otherwise, takes another of these.
+    """A graph of `moments_of` for one network, which is captured on demand, or once the same was asked for twice in a
+    row: what is asked for once is not worth it. Another network, or one that is built otherwise, takes another of
+    these.
     """
 
     def __init__(self) -> None:
@@ -51,15 +52,28 @@ class RepeatedSample:
         """What the graph gives for one batch, until it is asked again; None, and nothing is drawn, where the sample has
         to be taken operation by operation.
         """
-        if self._refused or len(parts) != 1 or not _may_be_captured(parts[0]):
+        asked = self._capturable(Asking(parts, patches, known))
+        if asked is None:
             return None
         (x,) = parts
-        asked = _Asked(x.shape, x.dtype, x.device, patches, dict(known))
         before, self._last = self._last, asked
         graph = self._graph_for(asked)
         if graph is None and asked == before:
             graph = self._capture(model, x, asked)
         return None if graph is None else graph(x, draw)
+
+    def capture(self, model: nn.Module, asking: Asking) -> None:
+        """Have a graph for what will be asked again, unless that is not possible."""
+        asked = self._capturable(asking)
+        if asked is not None and self._graph_for(asked) is None:
+            self._capture(model, asking.parts[0], asked)
+
+    def _capturable(self, asking: Asking) -> _Asked | None:
+        """What is asked for, where a graph could give it."""
+        if self._refused or len(asking.parts) != 1 or not _may_be_captured(asking.parts[0]):
+            return None
+        (x,) = asking.parts
+        return _Asked(x.shape, x.dtype, x.device, asking.patches, dict(asking.known))
 
     def _graph_for(self, asked: _Asked) -> CapturedSample | None:
         return self._captured[1] if self._captured is not None and self._captured[0] == asked else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +77,16 @@ class SampledMoment:
         return wide.index_copy_(2, self.columns.kept, rows)
 
 
+class Asking(NamedTuple):
+    """What decides a sample beside the network and what is drawn: examples in batches, how many patches of each, and
+    the columns that layers keep, by weight name.
+    """
+
+    parts: Sequence[Tensor]
+    patches: int
+    known: Mapping[str, KeptColumns]
+
+
 # What `moments_of` gives for one model by a captured graph; None, and nothing is drawn, where there is none.
 Replay = Callable[[Sequence[Tensor], int, torch.Generator, Mapping[str, KeptColumns]], dict[str, SampledMoment] | None]
 
@@ -96,7 +107,7 @@ def sampled_moments(
     The model is evaluated as it stands and is left unchanged. `known` are the columns that layers keep, by weight name.
     Where `replay` gives something for the examples, it is that, which may be overwritten by the next sample.
     """
-    parts = _joined(sampled_examples(batches, examples, generator=generator))
+    parts = sampled_parts(batches, examples, generator=generator)
     draw = generator_on(parts[0].device, generator) if parts else generator
     found = None if replay is None else replay(parts, patches, draw, known)
     return moments_of(model, parts, patches, draw, known) if found is None else found
@@ -121,6 +132,11 @@ def moments_of(
 
     observe_inputs(model, parts, record)
     return samples
+
+
+def sampled_parts(batches: Iterable[Tensor], examples: int, *, generator: torch.Generator) -> list[Tensor]:
+    """So many examples of all batches, drawn without replacement, in batches of a good size."""
+    return _joined(sampled_examples(batches, examples, generator=generator))
 
 
 def some_of(rows: Tensor, *, share: float) -> Tensor:

@@ -25,9 +25,10 @@ from ..linalg.subspace import Rule
 from ..linalg.tracked import TrackedSubspace, start_all
 from .exact_start import beginning, decompose
 from .input_bases import InputBasis, ObservedRows, energies_of, exact_bases, may_round, observed_rows
+from .kept_columns import KeptColumns
 from .refresh_draft import Draft, drafted
 from .refresh_verdict import Verdict, judged
-from .sampled_moment import Replay, SampledMoment, sampled_moments, some_of
+from .sampled_moment import Asking, Replay, SampledMoment, sampled_moments, sampled_parts, some_of
 from .tracked_layer import TrackedLayer
 
 # A look at all examples is a look at this part of the patches of each.
@@ -96,13 +97,21 @@ class TrackedBases:
         if not self._layers or self._lost(max(self.afar, self.restart)):
             rounded = may_round(self.energy, self.rule)
             return self.start(observed_rows(model, batches, rounded=rounded, dtype=None, met=True))
-        known = {name: layer.columns for name, layer in self._layers.items() if layer.columns is not None}
+        known = self._known()
         if not self._lost(self.restart):
             seen = sampled_moments(model, batches, self.examples, self.patches, generator, known, replay=replay)
             return self._follow(seen)
         self.renewals += 1
         patches = -(-self.patches // _FEWER_PATCHES)
         return self._follow(sampled_moments(model, batches, maxsize, patches, generator, known), anew=True)
+
+    def asks_next(self, batches: Iterable[Tensor]) -> Asking | None:
+        """What the next refresh asks a `replay` for if it follows, with any examples; None where nothing is kept."""
+        if not self._layers:
+            return None
+        # Whose they are is not of importance, and the generators of refreshes go on as if this had not been asked.
+        draw = torch.Generator().manual_seed(0)
+        return Asking(sampled_parts(batches, self.examples, generator=draw), self.patches, self._known())
 
     def start(self, seen: dict[str, ObservedRows]) -> dict[str, InputBasis]:
         """The exact bases of inputs already summed up, which `seen` gives up one by one; the next refresh follows."""
@@ -118,6 +127,9 @@ class TrackedBases:
             self._layers |= {each.weight.name: each.layer for each in begun}
             found |= {each.weight.name: each.basis() for each in begun}
         return found
+
+    def _known(self) -> dict[str, KeptColumns]:
+        return {name: layer.columns for name, layer in self._layers.items() if layer.columns is not None}
 
     def _lost(self, growth: float) -> bool:
         return any(layer.misses(more_than=growth, of=1 - self.energy) for layer in self._layers.values())

@@ -22,6 +22,7 @@ class TrackedNullSpace(NullSpace):
 
     rounds: int = 1
     _tracked: TrackedBases = field(init=False, repr=False, compare=False)
+    _ready_for: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,3 +34,15 @@ class TrackedNullSpace(NullSpace):
         """The bases of every layer's inputs, refreshed from those of the move before."""
         replay = self._remembered.sample_of(model)
         return self._tracked.refresh(model, batches, generator=generator, replay=replay)
+
+    def _make_ready(self, batches: Sequence[Tensor]) -> None:
+        """After bases that were decomposed: whoever tracks them has moves to come, and what these repeat is captured
+        now, so that none of them takes longer than the others.
+        """
+        if self._ready_for == self._tracked.exact_builds:
+            return
+        self._ready_for = self._tracked.exact_builds
+        self._remembered.capture_energy()
+        asking = self._tracked.asks_next(batches)
+        if asking is not None:
+            self._remembered.capture_sample(asking)
