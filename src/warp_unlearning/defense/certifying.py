@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -33,6 +32,7 @@ from ..symmetry.compose import Compose
 from ..symmetry.move import Move
 from ..symmetry.symmetry import Probe, Symmetry, settings_of
 from .probing import JUDGES, View
+from .stopwatch import Stopwatch
 
 
 class Drifts(NamedTuple):
@@ -77,8 +77,8 @@ class Teleported:
     drifts: Drifts
     energies: tuple[float | None, float | None]
 
-    def fully(self, others: Others, began: float) -> Certificate:
-        """With `others` as they were before it, of a teleport that `began` then on the clock of `perf_counter`."""
+    def fully(self, others: Others, watch: Stopwatch) -> Certificate:
+        """With `others` as they were before it; `watch` runs since the teleport began."""
         before, move = self.before, self.proposed
         reached = reached_weights(self.model, move, self.view.batches[:1])
         after = self.model.state_dict()
@@ -109,10 +109,10 @@ class Teleported:
             left=left,
             pinned=_pinned(self.symmetry, self.model, Probe(self.view.batches)),
             notes=notes,
-            seconds=perf_counter() - began,
+            seconds=watch.seconds(),
         )
 
-    def briefly(self, began: float, far: Distances | None = None) -> Certificate:
+    def briefly(self, watch: Stopwatch, far: Distances | None = None) -> Certificate:
         """Without looking at other examples or at single layers; `far` is how far it went, where that was read."""
         before, move = self.before, self.proposed
         every = parameters_by_name(self.model)
@@ -141,7 +141,7 @@ class Teleported:
             left=left,
             pinned=(),
             notes=(*notes, *_unmeasured(self.energies, self.view), *_frozen_moved(every, before), BRIEF),
-            seconds=perf_counter() - began,
+            seconds=watch.seconds(),
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -32,6 +31,7 @@ from ..symmetry.symmetry import Probe, Symmetry
 from .certifying import Drifts, Others, Teleported, known_distances
 from .judging import Judging
 from .probing import View
+from .stopwatch import Stopwatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Teleporter:
 
     def teleport(self, view: View) -> tuple[Move | None, Certificate]:
         """The move that was made, or None where it was taken back, and its certificate; batch norm is in eval mode."""
-        began = perf_counter()
+        watch = Stopwatch(view.judges[0].device)
         with norm_mode(self.model, "eval"):
             judged = _Judged.by(self.model, view, self._judging)
             others = Others.by(self.model, view) if self.certify == "full" else None
@@ -73,7 +73,7 @@ class Teleporter:
             done = Teleported(
                 self.model, self.symmetry, self.reference, view, before, proposed, made.scale, drifts, energies
             )
-            return made.move, done.briefly(began, made.far) if others is None else done.fully(others, began)
+            return made.move, done.briefly(watch, made.far) if others is None else done.fully(others, watch)
 
     def _settle(self, move: Move, before: Mapping[str, Tensor], view: View, seen: _Judged) -> _Made:
         """Make the move, or the part of it that stays within bounds."""
