@@ -178,6 +178,8 @@ def total_of(norms: Iterable[Tensor], losses: Tensor) -> Tensor:
     found = list(norms)
     if not found:
         return torch.zeros_like(losses)
+    if len(found) == 1:
+        return found[0].to(torch.promote_types(found[0].dtype, losses.dtype))
     each = torch.stack(found)
     return each.sum(0, dtype=torch.promote_types(each.dtype, losses.dtype))
 
