@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from warp_unlearning.gradients import energy
+from warp_unlearning.kernels.rectified import differentiated_twice, rectified
 from warp_unlearning.models import normalisation
 from warp_unlearning.models.small_resnet import SmallResNet
-from warp_unlearning.rectified import differentiated_twice, rectified
 
 SPECIAL = [-2.0, -0.0, 0.0, 1e-30, 3.0, float("inf"), -float("inf"), float("nan")]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..rectified import differentiated_twice
+from ..kernels.rectified import differentiated_twice
 from .ghost.rule import Passing
 from .uses import Trace, traced_copy
 

@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import InputError, nearest
 from ..kernels.fusing import fusing
+from ..kernels.rectified import rectified
 from ..module_tree import modes_of, restore_modes, set_mode
-from ..rectified import rectified
 
 NormMode = Literal["train", "eval"]
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .once import differentiable_once
 from .precision import precision_of_convolutions
 
 
@@ -68,7 +68,7 @@ class _Sum(torch.autograd.Function):
         return _total(norms, tensors[0].shape[0])
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         saved = list(ctx.saved_tensors)
         # Unless the graph is to be kept, so that what a summand has used is free before the next is begun.

@@ -18,10 +18,13 @@ from torch.nn import functional as F
 differentiated_twice: ContextVar[bool] = ContextVar("differentiated_twice", default=False)
 """True while a network is called whose output will be differentiated twice."""
 
+# Looked up once: it takes as long as the operation.
+_where_positive = torch.ops.aten.threshold_backward.default
+
 
 def rectified(x: Tensor) -> Tensor:
     """relu(x)."""
     if not differentiated_twice.get() or not x.requires_grad:
         return F.relu(x)
     # x where x > 0, and else 0: what the derivative does to G is what the function does to x.
-    return cast(Tensor, torch.ops.aten.threshold_backward.default(x, x.detach(), 0))
+    return cast(Tensor, _where_positive(x, x.detach(), 0))
