@@ -28,6 +28,8 @@ def test_they_are_those_of_float64(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(products.double(), (u.double() * a.double()).sum((0, 2, 3)), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(alone.double(), u.double().sum((0, 2, 3)), rtol=1e-5, atol=1e-4)
     assert products.shape == alone.shape == (shape[1],)
+    for one, other in zip(column_products(u, a, like_images=True), (products, alone), strict=True):
+        torch.testing.assert_close(one, other.view(1, -1, 1, 1), rtol=0, atol=0)
 
 
 def test_stretches_that_are_left_without_rows_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def alignment(model: nn.Module, x: Tensor, y: Tensor, *, directions: Mapping[str
     """
     # Fused attention cannot be differentiated twice.
     with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), math_attention():
-        traced = traced_pass(model, x, inputs_only=x.requires_grad)
+        traced = traced_pass(model, x, inputs_only=x.requires_grad, twice=True)
         try:
             require_unchanged(traced.trace.uses)
             losses = cross_entropy(traced.output, y)

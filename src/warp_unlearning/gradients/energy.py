@@ -88,7 +88,7 @@ def unchecked_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss) -> T
     """`gradient_energy` of a batch for which it was found sound before, with no read of a value: every parameter is
     used in layers that have rules, and the first axis of all they read and give is the batch.
     """
-    traced = traced_pass(model, x)
+    traced = traced_pass(model, x, twice=True)
     try:
         losses = loss(traced.output, y)
         found = output_gradients(losses.sum(), traced.trace, differentiable=True)
@@ -111,7 +111,7 @@ def parameters_without_rules(model: nn.Module, x: Tensor, y: Tensor, *, loss: Lo
 
 def _energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss, differentiable: bool) -> Tensor:
     try:
-        traced = traced_pass(model, x)
+        traced = traced_pass(model, x, twice=differentiable)
     except RuntimeError as error:
         raise misfit(model, x, error) from error
     try:
@@ -178,6 +178,8 @@ def total_of(norms: Iterable[Tensor], losses: Tensor) -> Tensor:
     found = list(norms)
     if not found:
         return torch.zeros_like(losses)
+    if len(found) == 1:
+        return found[0].to(torch.promote_types(found[0].dtype, losses.dtype))
     each = torch.stack(found)
     return each.sum(0, dtype=torch.promote_types(each.dtype, losses.dtype))
 

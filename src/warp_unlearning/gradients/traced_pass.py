@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..kernels.rectified import differentiated_twice
 from .ghost.rule import Passing
 from .uses import Trace, traced_copy
 
@@ -21,8 +22,18 @@ class TracedPass:
     output: Tensor
 
 
-def traced_pass(model: nn.Module, x: Tensor, *, inputs_only: bool = False) -> TracedPass:
-    """The pass over x. Its trace is to be closed. With `inputs_only` no gradient of a parameter will be asked for."""
+def traced_pass(model: nn.Module, x: Tensor, *, inputs_only: bool = False, twice: bool = False) -> TracedPass:
+    """The pass over x. Its trace is to be closed. With `inputs_only` no gradient of a parameter will be asked for, and
+    with `twice` what is found from the output's derivatives will be differentiated again.
+    """
+    before = differentiated_twice.set(twice)
+    try:
+        return _in_its_layout(model, x, inputs_only)
+    finally:
+        differentiated_twice.reset(before)
+
+
+def _in_its_layout(model: nn.Module, x: Tensor, inputs_only: bool) -> TracedPass:
     if suits_channels_last(x):
         try:
             return _as_laid_out(model, x.clone(memory_format=torch.channels_last), inputs_only)

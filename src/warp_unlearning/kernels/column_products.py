@@ -17,17 +17,18 @@ from torch import Tensor
 _STRETCHES, _LEAST_ROWS, _ROWS, _COLUMNS = 1024, 256, 64, 64
 
 
-def column_products(u: Tensor, a: Tensor, *, axes: int = 0) -> tuple[Tensor, Tensor]:
-    """Σ u·a and Σ u over images and positions of u and a (n, c, h, w), shapes (c, 1, ...) with `axes` ones."""
+def column_products(u: Tensor, a: Tensor, *, like_images: bool = False) -> tuple[Tensor, Tensor]:
+    """Σ u·a and Σ u over images and positions of u and a (n, c, h, w), shapes (c,) or, like images, (1, c, 1, 1)."""
     columns = u.shape[1]
     rows = u.numel() // columns
     stretches = max(1, min(_STRETCHES, rows // _LEAST_ROWS))
     block = min(_COLUMNS, 1 << (columns - 1).bit_length())
-    sums = torch.empty(2, stretches, columns, *[1] * axes, device=u.device, dtype=torch.float32)
+    ones = (1, 1) if like_images else ()
+    sums = torch.empty(2, stretches, columns, *ones, device=u.device, dtype=torch.float32)
     # Triton's own functions for this take longer than the rest.
     grid = (-(-columns // block), stretches)
     _products[grid](u, a, sums, rows, columns, -(-rows // stretches), stretches, ROWS=_ROWS, COLUMNS=block)
-    products, alone = sums.sum(1).unbind()
+    products, alone = sums.sum(1, keepdim=like_images).unbind()
     return products, alone
 
 

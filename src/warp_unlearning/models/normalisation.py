@@ -8,11 +8,11 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import InputError, nearest
 from ..kernels.fusing import fusing
+from ..kernels.rectified import rectified
 from ..module_tree import modes_of, restore_modes, set_mode
 
 NormMode = Literal["train", "eval"]
@@ -59,7 +59,7 @@ def norm_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Ten
     if found is not None:
         return found
     normed: Tensor = norm(x)
-    return F.relu(normed if residual is None else normed + residual)
+    return rectified(normed if residual is None else normed + residual)
 
 
 def _fused(norm: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None:

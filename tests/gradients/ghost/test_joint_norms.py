@@ -99,6 +99,6 @@ def test_a_layer_on_inputs_with_and_without_positions(drawn: Any) -> None:
     join([layer])
     of_rows, of_sequences = (scale_and_shift(layer, axes, passing) for axes in (0, 1))
     for one, other in zip(of_rows, of_sequences, strict=True):
-        assert (one.shape, other.shape) == ((3,), (3, 1))
-        torch.testing.assert_close(one, other[:, 0], rtol=0, atol=0)
+        assert (one.shape, other.shape) == ((1, 3), (1, 3, 1))
+        torch.testing.assert_close(one, other[..., 0], rtol=0, atol=0)
     assert len(passing.handing) == 2

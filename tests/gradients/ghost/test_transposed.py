@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from warp_unlearning.gradients.energy import gradient_energy
 from warp_unlearning.gradients.ghost.geometry import Geometry, plane
-from warp_unlearning.gradients.ghost.joint_kernels import join_kernels, kernel_with_history
+from warp_unlearning.gradients.ghost.joint_kernels import join_kernels, kernels_with_history
 from warp_unlearning.gradients.ghost.rule import Passing
 from warp_unlearning.gradients.ghost.transposed import convolved_by_transposing, suits_transposing
 
@@ -57,18 +57,25 @@ def test_kernels_with_a_history_hand_over_gradients() -> None:
     layers[2].weight.requires_grad_(False)
     join_kernels(layers)
     passing = Passing()
-    found = [kernel_with_history(layer, True, passing) for layer in layers]
-    assert [kernel is not None and kernel.requires_grad for kernel in found] == [True, True, False, True]
-    for kernel, layer in zip(found, layers, strict=True):
-        assert kernel is not None
-        assert kernel.is_contiguous(memory_format=torch.channels_last)
-        torch.testing.assert_close(kernel, layer.weight, rtol=0, atol=0)
+    pairs = [kernels_with_history(layer, True, passing) for layer in layers]
+    found = [pair for pair in pairs if pair is not None]
+    assert [[kernel.requires_grad for kernel in pair] for pair in found] == [
+        [True] * 2,
+        [True] * 2,
+        [False] * 2,
+        [True] * 2,
+    ]
+    for pair, layer in zip(found, layers, strict=True):
+        for kernel in pair:
+            assert kernel.is_contiguous(memory_format=torch.channels_last)
+            torch.testing.assert_close(kernel, layer.weight, rtol=0, atol=0)
     trained = [layers[0].weight, layers[1].weight, layers[3].weight]
     assert {child.variable for node in passing.handing for child, _ in node.next_functions if child} == set(trained)
-    total = sum(kernel.sin().sum() for kernel in found[:3] if kernel is not None)
+    # Both of one, one of another, and none of the last.
+    total = found[0][0].sin().sum() + found[0][1].square().sum() + found[1][1].sin().sum() + found[2][0].sin().sum()
     slopes = torch.autograd.grad(total, trained, allow_unused=True)
-    for slope, kernel in zip(slopes[:2], trained[:2], strict=True):
-        torch.testing.assert_close(slope, kernel.detach().cos())
+    torch.testing.assert_close(slopes[0], trained[0].detach().cos() + 2 * trained[0].detach())
+    torch.testing.assert_close(slopes[1], trained[1].detach().cos())
     assert slopes[2] is None
 
 
@@ -76,9 +83,9 @@ def test_inputs_alone_need_no_history() -> None:
     layer = nn.Conv2d(8, 8, 3)
     join_kernels([layer])
     passing = Passing(inputs_only=True)
-    kernel = kernel_with_history(layer, True, passing)
-    assert kernel is not None
-    assert not kernel.requires_grad
+    pair = kernels_with_history(layer, True, passing)
+    assert pair is not None
+    assert not any(kernel.requires_grad for kernel in pair)
     assert not passing.handing
 
 

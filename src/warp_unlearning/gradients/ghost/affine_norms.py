@@ -86,21 +86,20 @@ class _AffineNorms(Summand):
         shifts.addcmul_(scales, self._mean, value=-1)
         for_a: list[Tensor | None] = []
         for_g: list[Tensor] = []
-        for block in self._blocks:
+        for block, (scale, shift) in zip(self._blocks, _parts(numbers, self._blocks), strict=True):
             one = block.layers == 1
             a, g = (tensors[block.first], tensors[half + block.first]) if one else (stacks.pop(0), stacks.pop(0))
-            scale, shift = (block.part_of(numbers, start) for start in (0, scales.shape[1]))
             for_a += block.images(g * scale) if any(wanted[block.place]) else [None] * block.layers
             for_g += block.images(torch.addcmul(shift, a, scale))
         return *for_a, *for_g
 
 
 class _Block:
-    """Layers of one shape that are taken at once: which they are, and where their channels stand in the row."""
+    """Layers of one shape that are taken at once: which they are, and how many channels they have in the row."""
 
-    def __init__(self, first: int, layers: int, shape: torch.Size, start: int) -> None:
-        self.first, self.layers, self.shape, self._start = first, layers, shape, start
-        self.place = slice(first, first + layers)
+    def __init__(self, first: int, layers: int, shape: torch.Size) -> None:
+        self.first, self.layers, self.shape = first, layers, shape
+        self.place, self.channels = slice(first, first + layers), layers * shape[1]
         axes = len(shape) if layers == 1 else len(shape) + 1
         self._positions = tuple(range(axes + 2 - len(shape), axes))
 
@@ -116,14 +115,11 @@ class _Block:
         found = each.sum(self._positions) if self._positions else each
         return [found] if self.layers == 1 else found.unbind()
 
-    def part_of(self, numbers: Tensor, start: int) -> Tensor:
-        """The channels of these layers in the row that begins at `start` in `numbers` (batch, ...), beside images."""
-        batch, channels, *axes = self.shape
-        ones = [1] * len(axes)
-        size, strides = (batch, channels, *ones), (numbers.stride(0), 1, *ones)
-        if self.layers > 1:
-            size, strides = (self.layers, *size), (channels, *strides)
-        return numbers.as_strided(size, strides, start + self._start)
+    def beside_images(self, part: Tensor) -> Tensor:
+        """Numbers of these channels (batch, channels, 1, ...) in the shape that multiplies images."""
+        if self.layers == 1:
+            return part
+        return part.view(part.shape[0], self.layers, *self.shape[1:2], *part.shape[2:]).transpose(0, 1)
 
     def images(self, found: Tensor) -> Sequence[Tensor]:
         """What was found for a or G, layer by layer."""
@@ -131,11 +127,27 @@ class _Block:
 
 
 def _blocks(counts: Sequence[int], inputs: Sequence[Tensor]) -> Iterator[_Block]:
-    first = start = 0
+    first = 0
     for count in counts:
         shape = inputs[first].shape
         layers = count if count * shape.numel() <= STACKED else 1
         for index in range(first, first + count, layers):
-            yield _Block(index, layers, shape, start)
-            start += layers * shape[1]
+            yield _Block(index, layers, shape)
         first += count
+
+
+def _parts(numbers: Tensor, blocks: Sequence[_Block]) -> list[tuple[Tensor, Tensor]]:
+    """Of two rows in `numbers` (batch, 2·channels), the channels of each block beside its images."""
+    sizes = [block.channels for block in blocks] * 2
+    # Cut at once for all blocks whose images have as many axes.
+    cut = {
+        axes: _with_ones(numbers, axes).split_with_sizes(sizes, 1) for axes in {len(block.shape) for block in blocks}
+    }
+    return [
+        (block.beside_images(cut[axes][index]), block.beside_images(cut[axes][index + len(blocks)]))
+        for index, (block, axes) in enumerate((block, len(block.shape)) for block in blocks)
+    ]
+
+
+def _with_ones(numbers: Tensor, axes: int) -> Tensor:
+    return numbers.view(*numbers.shape, *[1] * (axes - 2))

@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .batch_statistics import BatchStatistics
+from .once import differentiable_once
 from .rule import Passing
 
 
@@ -53,7 +53,7 @@ class _Scaled(torch.autograd.Function):
         return _times(g, statistics.scale)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         g, weight = ctx.saved_tensors
         no_mean = _zeros(weight.shape[0], weight.dtype, weight.device)

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from .once import differentiable_once
 
 
 def gram_is_cheaper(positions: int, d: int, o: int) -> bool:
@@ -41,7 +42,7 @@ class _OuterNorm(torch.autograd.Function):
         return outer_norms(p, g)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor]:
         p, g = ctx.saved_tensors
         return outer_norm_pullbacks(p, g, upstream)

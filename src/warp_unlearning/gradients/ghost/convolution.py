@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ...module_tree import tensor_of
 from .geometry import Geometry, image, plane
-from .joint_kernels import join_kernels, kernel_with_channels_last, kernel_with_history
+from .joint_kernels import Pair, join_kernels, kernel_with_channels_last, kernels_with_history
 from .kernel_alignment import kernel_alignments
 from .kernel_gradient import kernel_gradients
 from .kernel_norm import better_together, kernel_entry
@@ -51,7 +51,7 @@ class ConvolutionRule(GhostRule):
         if laid_out is None:
             found = convolved(images, kernel, geometry, passing, partial(kernel_with_channels_last, convolution))
         else:
-            found = convolved_by_transposing(images, laid_out, geometry, passing)
+            found = convolved_by_transposing(images, laid_out[0], geometry, passing, laid_out[1])
         found = found.squeeze(2) if a.dim() == 3 else found
         bias = tensor_of(layer, "bias")
         return found if bias is None else found + bias.reshape(-1, *[1] * (a.dim() - 2))
@@ -112,14 +112,16 @@ def _weight(layer: nn.Module) -> Tensor:
     return cast(Tensor, tensor_of(layer, "weight"))
 
 
-def _laid_out(convolution: nn.Conv2d, kernel: Tensor, images: Tensor, passing: Passing) -> Tensor | None:
-    """The kernel, with its history, in the layout of the images; None where it is to be copied for this layer alone."""
+def _laid_out(convolution: nn.Conv2d, kernel: Tensor, images: Tensor, passing: Passing) -> Pair | None:
+    """The kernel, with its history, in the layout of the images, for the layer and for its derivative; None where it is
+    to be copied for this layer alone.
+    """
     if not images.is_contiguous(memory_format=torch.channels_last):
-        return kernel
+        return kernel, kernel
     # Images of one pixel have either layout.
     either = images.is_contiguous()
-    found = kernel_with_history(convolution, not either, passing)
-    return kernel if found is None and either else found
+    found = kernels_with_history(convolution, not either, passing)
+    return (kernel, kernel) if found is None and either else found
 
 
 def _rows(a: Tensor, g: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:

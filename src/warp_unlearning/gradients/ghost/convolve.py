@@ -10,6 +10,9 @@ from torch.nn import functional as F
 
 from .geometry import Geometry
 
+# Looked up once: that takes as long as to begin it.
+_convolution_backward = torch.ops.aten.convolution_backward.default
+
 
 def convolve(a: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
     """Images (batch, channels, height, width) convolved with a kernel (out, in / groups, *size)."""
@@ -46,7 +49,7 @@ def convolution_gradients(
 
     Of a, only the shape and the memory format matter for its own gradient, and of the kernel only those for its own.
     """
-    found = torch.ops.aten.convolution_backward.default(
+    found = _convolution_backward(
         g,
         a,
         kernel,

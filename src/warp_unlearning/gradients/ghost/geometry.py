@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,6 +20,7 @@ class Geometry:
     padding: tuple[int, int]
     dilation: tuple[int, int]
     groups: int
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Find the hash once: geometries are looked up far more often than made."""
@@ -28,7 +28,7 @@ class Geometry:
         object.__setattr__(self, "_hash", hash(values))
 
     def __hash__(self) -> int:
-        return cast(int, vars(self)["_hash"])
+        return self._hash
 
     @property
     def patch(self) -> int:

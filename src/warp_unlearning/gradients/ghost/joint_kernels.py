@@ -14,6 +14,9 @@ from .rule import Passing
 # Where a layer keeps its place among those it is taken with.
 _PLACE = "_place_among_convolutions"
 
+# A kernel for a layer, and for its derivative.
+Pair = tuple[Tensor, Tensor]
+
 # Numbers; libraries read a kernel faster where it begins at a multiple of these.
 _ALIGNED = 64
 
@@ -30,19 +33,25 @@ def kernel_with_channels_last(layer: nn.Conv2d, worth: bool) -> Tensor | None:
     """The layer's kernel (out, in, height, width) as a constant, or None where the layer was not joined or has been
     written over since, and where it is not worth any steps and none of those it was joined to has been asked for.
     """
+    found = _place(layer, worth)
+    return None if found is None else found[0].kernel(found[1])
+
+
+def kernels_with_history(layer: nn.Conv2d, worth: bool, passing: Passing) -> Pair | None:
+    """The same, by which the layer's kernel is given its gradient; what hands kernels over is noted in `passing`.
+
+    It is given twice, for the layer and for its derivative: the gradients of both are added for all layers at once.
+    """
+    found = _place(layer, worth)
+    return None if found is None else found[0].kernels_with_history(found[1], passing)
+
+
+def _place(layer: nn.Conv2d, worth: bool) -> tuple[JointKernels, int] | None:
+    """What the layer was joined to, and its place there, where its kernel can be had from it."""
     found = cast("tuple[JointKernels, int] | None", vars(layer).get(_PLACE))
     if found is None or not found[0].is_current(found[1]):
         return None
-    joint, place = found
-    return joint.kernel(place) if worth or joint.known else None
-
-
-def kernel_with_history(layer: nn.Conv2d, worth: bool, passing: Passing) -> Tensor | None:
-    """The same, by which the layer's kernel is given its gradient; what hands kernels over is noted in `passing`."""
-    if kernel_with_channels_last(layer, worth) is None:
-        return None
-    joint, place = cast("tuple[JointKernels, int]", vars(layer)[_PLACE])
-    return joint.kernel_with_history(place, passing)
+    return found if worth or found[0].known else None
 
 
 class JointKernels:
@@ -51,7 +60,7 @@ class JointKernels:
     def __init__(self, kernels: Sequence[Tensor]) -> None:
         self._kernels = kernels
         self._found: list[Tensor] = []
-        self._linked: dict[int, Tensor] = {}
+        self._linked: dict[int, Pair] = {}
         self._versions = [kernel._version for kernel in kernels]
 
     def is_current(self, place: int) -> bool:
@@ -68,36 +77,50 @@ class JointKernels:
         if not self._found:
             with torch.no_grad():
                 self._found = _laid_out(self._kernels)
-        return self._found[place]
+        # Those that were given a history are the same tensors.
+        return self._found[place].detach() if self._linked else self._found[place]
 
-    def kernel_with_history(self, place: int, passing: Passing) -> Tensor:
-        """The same, which depends on the kernel if that is trained and its gradient may be asked for."""
+    def kernels_with_history(self, place: int, passing: Passing) -> Pair:
+        """The same twice, which depend on the kernel if that is trained and its gradient may be asked for."""
+        if place in self._linked:
+            return self._linked[place]
         found = self.kernel(place)
         if passing.inputs_only or not self._kernels[place].requires_grad:
-            return found
-        if not self._linked:
-            trained = [index for index, kernel in enumerate(self._kernels) if kernel.requires_grad]
-            tensors = [self._kernels[index] for index in trained]
-            linked = _Linked.apply([self._found[index] for index in trained], *tensors)  # type: ignore[no-untyped-call]
-            self._linked = dict(zip(trained, linked, strict=True))
-            passing.handing.add(linked[0].grad_fn)
+            return found, found
+        trained = [index for index, kernel in enumerate(self._kernels) if kernel.requires_grad]
+        tensors = [self._kernels[index] for index in trained]
+        linked = _Linked.apply([self._found[index] for index in trained], *tensors)  # type: ignore[no-untyped-call]
+        self._linked = dict(zip(trained, zip(linked[::2], linked[1::2], strict=True), strict=True))
+        passing.handing.add(linked[0].grad_fn)
         return self._linked[place]
 
 
 class _Linked(torch.autograd.Function):
-    """The tensors `found` in the places of the kernels they are copies of."""
+    """Each of the tensors `found` twice in the place of the kernel it is a copy of."""
 
     @staticmethod
     def forward(ctx: Any, found: list[Tensor], *kernels: Tensor) -> tuple[Tensor, ...]:
         # Kept for their versions alone, which tell whether they have been written over.
         ctx.save_for_backward(*kernels)
         ctx.set_materialize_grads(False)
-        return tuple(kernel.detach() for kernel in found)
+        return tuple(each for kernel in found for each in (kernel, kernel.detach()))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         _ = ctx.saved_tensors
-        return None, *gradients
+        return None, *_sums(gradients[::2], gradients[1::2])
+
+
+def _sums(some: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Of the tensors in the same places, where None is nothing, in as few steps as if it were one."""
+    found = [other if one is None else one for one, other in zip(some, others, strict=True)]
+    pairs = zip(some, others, strict=True)
+    both = {place: (one, other) for place, (one, other) in enumerate(pairs) if one is not None and other is not None}
+    if both:
+        sums = torch._foreach_add([one for one, _ in both.values()], [other for _, other in both.values()])
+        for place, its in zip(both, sums, strict=True):
+            found[place] = its
+    return found
 
 
 def _laid_out(kernels: Sequence[Tensor]) -> list[Tensor]:

@@ -67,12 +67,14 @@ class JointNorms:
         return self._versions[place] == [tensor._version for tensor in self._held[place]]
 
     def scale_and_shift(self, place: int, axes: int, passing: Passing) -> ScaleAndShift:
-        """γr and β − γrμ of one layer, shapes (channels, 1, ...) with `axes` ones."""
+        """γr and β − γrμ of one layer, shapes (1, channels, 1, ...) with `axes` ones at the end: sums over other axes,
+        which their derivatives are, have as many without another step.
+        """
         if axes not in self._parts:
             if not self._parts:
                 self._joint = self._found(passing)
-            shape = (-1, *[1] * axes)
-            scales, shifts = (torch.split_with_sizes(joint.reshape(shape), self._sizes) for joint in self._joint)
+            shape = (1, -1, *[1] * axes)
+            scales, shifts = (torch.split_with_sizes(joint.reshape(shape), self._sizes, 1) for joint in self._joint)
             self._parts[axes] = list(zip(scales, shifts, strict=True))
         return self._parts[axes][place]
 

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .convolve import convolution_gradients, convolve
 from .geometry import Geometry
+from .once import differentiable_once
 from .rows import side_by_side, windows_along
 
 
@@ -74,7 +74,7 @@ class _KernelGradient(torch.autograd.Function):
         return cast(Tensor, found).reshape(count, geometry.out, geometry.width, *geometry.size)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         a, g = ctx.saved_tensors
         apart = replace(ctx.geometry, groups=a.shape[0])

@@ -118,8 +118,8 @@ class _KernelNorms(Summand):
         wants_a, wants_g = any(wanted[:layers]), any(wanted[layers:])
         found = [way.norms(x, y, geometry, wants_a=wants_a, wants_g=wants_g) for x, y in self._pieces(a, g)]
         norms = found[0][0] if len(found) == 1 else torch.cat([norms for norms, _ in found])
-        if norms.shape != tensors[0].shape[:1]:
-            norms = norms.view(layers, -1, self._groups).sum((0, 2))
+        if self._groups > 1:
+            norms = norms.view(-1, self._groups).sum(1)
         return norms, (*own, *(tensor for _, kept in found for tensor in kept))
 
     def pullbacks(

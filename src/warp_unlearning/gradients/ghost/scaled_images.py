@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...kernels.availability import triton_is_there
+from .once import differentiable_once
 from .rule import Passing
 
 # Numbers from which on the passes that are saved take a GPU longer than the nodes of Python, and the launches by them,
@@ -47,7 +47,7 @@ def least() -> int:
 
 
 def scaled_images(a: Tensor, scale: Tensor, shift: Tensor, passing: Passing) -> Tensor:
-    """The images (n, c, h, w), `scale` and `shift` (c, 1, 1); while `passing.outputs_only` these get no gradient."""
+    """The images (n, c, h, w), `scale` and `shift` (1, c, 1, 1); while `passing.outputs_only` these get no gradient."""
     return cast(Tensor, _ScaledImages.apply(a, scale, shift, passing))  # type: ignore[no-untyped-call]
 
 
@@ -65,7 +65,7 @@ class _ScaledImages(torch.autograd.Function):
         if ctx.passing.outputs_only:
             found = _Scaled.apply(u, scale) if wants_a else None  # type: ignore[no-untyped-call]
             return found, None, None, None
-        at_scale, at_shift = _sums(u, a, scale) if any(others) else (None, None)
+        at_scale, at_shift = _sums(u, a) if any(others) else (None, None)
         return u * scale if wants_a else None, at_scale, at_shift, None
 
 
@@ -76,19 +76,22 @@ class _Scaled(torch.autograd.Function):
         return u * scale
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor | None]:
         u, scale = ctx.saved_tensors
-        return v * scale, _sums(v, u, scale)[0] if ctx.needs_input_grad[1] else None
+        return v * scale, _sums(v, u)[0] if ctx.needs_input_grad[1] else None
 
 
-def _sums(u: Tensor, a: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ ua and Σ u, shapes of `scale`."""
+def _sums(u: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ ua and Σ u, shapes (1, c, 1, 1)."""
+    # Only where it is not so already: the block takes as long as an operation.
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return _sums(u, a)
     # Needs Triton, which is not everywhere.
     from ...kernels.column_products import column_products, suits
 
-    with torch.no_grad():
-        u, a = u.contiguous(memory_format=torch.channels_last), a.contiguous(memory_format=torch.channels_last)
-        if suits(u, a):
-            return column_products(u, a, axes=2)
-        return (u * a).sum((0, 2, 3)).view(scale.shape), u.sum((0, 2, 3)).view(scale.shape)
+    u, a = u.contiguous(memory_format=torch.channels_last), a.contiguous(memory_format=torch.channels_last)
+    if suits(u, a):
+        return column_products(u, a, like_images=True)
+    return (u * a).sum((0, 2, 3), keepdim=True), u.sum((0, 2, 3), keepdim=True)

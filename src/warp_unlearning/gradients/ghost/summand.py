@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .once import differentiable_once
 from .precision import precision_of_convolutions
 
 
@@ -25,7 +25,9 @@ class Summand(ABC):
 
     @abstractmethod
     def norms(self, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, Sequence[Tensor]]:
-        """nᵢ, shape (batch,), and what `pullbacks` is to be given; `wanted` says which derivatives it will find."""
+        """nᵢ, shape (batch,), or several such terms of it in a row, and what `pullbacks` is to be given; `wanted` says
+        which derivatives it will find.
+        """
 
     @abstractmethod
     def pullbacks(
@@ -63,10 +65,10 @@ class _Sum(torch.autograd.Function):
                 ctx.steps.append((summand, wanted[place], len(kept)))
                 first += count
         ctx.save_for_backward(*saved)
-        return norms[0] if len(norms) == 1 else torch.stack(norms).sum(0)
+        return _total(norms, tensors[0].shape[0])
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         saved = list(ctx.saved_tensors)
         # Unless the graph is to be kept, so that what a summand has used is free before the next is begun.
@@ -76,6 +78,12 @@ class _Sum(torch.autograd.Function):
             # Those of the layers that were called first free least and need most.
             found = [_pulled_back(saved, twice, *step) for step in reversed(ctx.steps)]
         return None, None, *(slope for some in reversed(found) for slope in some)
+
+
+def _total(norms: Sequence[Tensor], batch: int) -> Tensor:
+    """Σ of the terms, shape (batch,)."""
+    row = norms[0] if len(norms) == 1 else torch.cat(list(norms))
+    return row if row.shape[0] == batch else row.view(-1, batch).sum(0)
 
 
 def _pulled_back(

@@ -6,7 +6,7 @@ The gradient at a, b = G *ᵀ W, is torch's own transposed convolution. It is di
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -21,23 +21,36 @@ def suits_transposing(device: torch.device, geometry: Geometry) -> bool:
     return device.type != "cpu" and geometry.groups == 1
 
 
-def convolved_by_transposing(a: Tensor, kernel: Tensor, geometry: Geometry, passing: Passing) -> Tensor:
-    """Images (batch, channels, height, width) convolved; while `passing.outputs_only`, W is given no gradient."""
-    return cast(Tensor, _Convolution.apply(a, kernel, geometry, passing))  # type: ignore[no-untyped-call]
+def convolved_by_transposing(
+    a: Tensor, kernel: Tensor, geometry: Geometry, passing: Passing, again: Tensor | None = None
+) -> Tensor:
+    """Images (batch, channels, height, width) convolved; while `passing.outputs_only`, W is given no gradient.
+
+    `again` is W once more: what is differentiated again depends on it where it is given.
+    """
+    return cast(Tensor, _Convolution.apply(a, kernel, _Constants(geometry, passing, again)))  # type: ignore[no-untyped-call]
+
+
+class _Constants(NamedTuple):
+    """What the convolution itself is given no gradient of; as a part of this, autograd takes no notice of a tensor."""
+
+    geometry: Geometry
+    passing: Passing
+    again: Tensor | None
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, kernel: Tensor, geometry: Geometry, passing: Passing) -> Tensor:
-        ctx.save_for_backward(a, kernel)
-        ctx.geometry, ctx.passing = geometry, passing
+    def forward(ctx: Any, a: Tensor, kernel: Tensor, constants: _Constants) -> Tensor:
+        geometry, ctx.passing, again = constants
+        ctx.save_for_backward(a, kernel, kernel if again is None else again)
+        ctx.geometry = geometry
         return convolve(a, kernel, geometry)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        a, kernel = ctx.saved_tensors
-        at_a, at_kernel, *_ = ctx.needs_input_grad
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        a, kernel, again = ctx.saved_tensors
+        at_a, at_kernel, _ = ctx.needs_input_grad
         if ctx.passing.outputs_only:
-            return transposed_convolve(g, kernel, a.shape, ctx.geometry) if at_a else None, None, None, None
-        found = convolution_gradients(g, a, kernel, ctx.geometry, at_a=at_a, at_kernel=at_kernel)
-        return *found, None, None
+            return transposed_convolve(g, again, a.shape, ctx.geometry) if at_a else None, None, None
+        return *convolution_gradients(g, a, kernel, ctx.geometry, at_a=at_a, at_kernel=at_kernel), None

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .convolve import convolution_gradients, convolve
 from .geometry import Geometry
+from .once import differentiable_once
 from .rule import Passing
 
 # Given whether it is worth some steps.
@@ -75,7 +75,7 @@ class _InputGradient(torch.autograd.Function):
         return cast(Tensor, found)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor, Tensor | None, None]:
         g, _ = ctx.saved_tensors
         for_weight = None
