@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor
 
-from warp_unlearning.cuda_graphs import CudaGraph, capturable_stream
+from warp_unlearning.cuda_graphs import CudaGraph, _no_collection, capturable_stream
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are captured on a GPU, and there is none")
 GPU = torch.device("cuda")
@@ -30,6 +32,43 @@ def test_after_a_capture_that_failed_random_numbers_are_drawn_and_work_is_captur
         first = graph.replay().clone()
         second = graph.replay().clone()
     assert not torch.equal(first, second)
+
+
+def test_garbage_is_collected_after_a_capture_alone() -> None:
+    with _no_collection():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with _no_collection():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    with pytest.raises(KeyError), _no_collection():
+        raise KeyError
+    assert gc.isenabled()
+
+
+@pytest.mark.gpu
+@CUDA
+def test_graphs_that_are_garbage_do_not_end_a_capture() -> None:
+    class Held:
+        def __init__(self) -> None:
+            self.graph, self.itself = CudaGraph(lambda: x + 1), self
+
+    x, found = torch.ones(1 << 20, device=GPU), []
+
+    def works() -> Tensor:
+        # More than it takes for garbage to be looked for.
+        found.extend([] for _ in range(5000))
+        return x * 2
+
+    with capturable_stream(GPU):
+        for _ in range(3):
+            Held()
+            graph = CudaGraph(works)
+        assert float(graph.replay()[0]) == 2
 
 
 @pytest.mark.gpu

@@ -6,6 +6,7 @@ of it happens on one stream, and nothing waits for the whole device: other strea
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
@@ -32,17 +33,18 @@ class CudaGraph(Generic[Output]):
     def __init__(self, make: Callable[[], Output], *, pool: Any = None) -> None:
         self._graph = torch.cuda.CUDAGraph()
         _make_room()
-        self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            self.output = make()
-        except BaseException:
-            # What went wrong first is what is told.
+        with _no_collection():
+            self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                self._graph.capture_end()
-            except RuntimeError:
-                _free_generator()
-            raise
-        self._graph.capture_end()
+                self.output = make()
+            except BaseException:
+                # What went wrong first is what is told.
+                try:
+                    self._graph.capture_end()
+                except RuntimeError:
+                    _free_generator()
+                raise
+            self._graph.capture_end()
 
     @property
     def pool(self) -> Any:
@@ -53,6 +55,18 @@ class CudaGraph(Generic[Output]):
         """Do the operations on the current stream; what they fill, each time the same tensors."""
         self._graph.replay()
         return self.output
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Let no garbage be collected within the block: graphs among it that are destroyed end the capture of another."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _free_generator() -> None:

@@ -73,7 +73,8 @@ class CapturedEnergy:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._places = {name: p.data_ptr() for name, p in self._parameters.items()}
         self._with_loss = loss_gradients
-        self._slopes, self._alone = _Work(self._slopes_once), _Work(self._energies_once)
+        self._slopes: _Work[Replayed] = _Work()
+        self._alone: _Work[Tensor] = _Work()
 
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The energies, shape (batch,), and ∂Σᵢeᵢ/∂θ by name; zeros where the loss does not depend on a parameter."""
@@ -100,13 +101,10 @@ class CapturedEnergy:
         """Have graphs of the energies with their slopes and of the energies alone. What was not done before is done
         once, with the batch of the last call: what libraries allocate and choose at first must not be captured.
         """
-        for work, pool in ((self._slopes, None), (self._alone, self._slopes)):
-            if work.graph is None:
-                with self._as_in_a_graph():
-                    if not work.done:
-                        work.once(checked=True)
-                    # The second in the memory of the first: what that frees on the way is free by the time this runs.
-                    work.capture(None if pool is None or pool.graph is None else pool.graph.pool)
+        with self._as_in_a_graph():
+            slopes = self._slopes.captured(self._slopes_once)
+            # In the memory of the first: what that frees on the way is free by the time this runs.
+            self._alone.captured(self._energies_once, pool=slopes.pool)
 
     def suits(self, x: Tensor, y: Tensor) -> bool:
         """Whether the batch is like the first."""
@@ -116,20 +114,18 @@ class CapturedEnergy:
     def replayed(self, x: Tensor, y: Tensor) -> Replayed:
         """Energies and slopes of a batch. Of a graph nothing is read: energies that are not finite are not refused."""
         self._take(x, y)
-        return self._now(self._slopes)
+        return self._now(self._slopes, self._slopes_once)
 
     def replayed_energies(self, x: Tensor, y: Tensor) -> Tensor:
         """The energies alone, by a graph of their own; they hold until the next replay of either."""
         self._take(x, y)
-        return self._now(self._alone)
+        return self._now(self._alone, self._energies_once)
 
-    def _now(self, work: _Work[Output]) -> Output:
+    def _now(self, work: _Work[Output], once: _Once[Output]) -> Output:
         if work.graph is not None:
             return work.graph.replay()
         with self._as_in_a_graph():
-            found = work.once(checked=True)
-        work.done = True
-        return found
+            return work.by_steps(once)
 
     def _take(self, x: Tensor, y: Tensor) -> None:
         if x.shape != self._x.shape or y.shape != self._y.shape:
@@ -184,15 +180,27 @@ class _Once(Protocol[Given]):
 
 @dataclass(eq=False)
 class _Work(Generic[Output]):
-    """What is done operation by operation, checked, until there is a graph of it; `done`: whether it was, ever."""
+    """The graph of some work, once there is one; `done`: whether it was ever done without.
 
-    once: _Once[Output]
+    It does not hold the work: that would hold whoever holds this, with the graph, until a cycle is noticed.
+    """
+
     done: bool = False
     graph: CudaGraph[Output] | None = None
 
-    def capture(self, pool: object) -> None:
-        """Have a graph, in a pool of memory or its own."""
-        self.graph = CudaGraph(partial(self.once, checked=False), pool=pool)
+    def by_steps(self, once: _Once[Output]) -> Output:
+        """Do it operation by operation, checked."""
+        found = once(checked=True)
+        self.done = True
+        return found
+
+    def captured(self, once: _Once[Output], *, pool: object = None) -> CudaGraph[Output]:
+        """The graph, captured now if there was none, in a pool of memory or its own."""
+        if self.graph is None:
+            if not self.done:
+                self.by_steps(once)
+            self.graph = CudaGraph(partial(once, checked=False), pool=pool)
+        return self.graph
 
 
 def energies_without_graph(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss) -> Tensor:
