@@ -226,8 +226,7 @@ def test_energies_alone_and_the_gradient_of_the_loss_follow_too(drawn: Any, exam
         of_loss = [g.clone() for g in found.loss_gradients.values()]
         torch.testing.assert_close(graph.replayed_energies(x, y), expected.detach(), rtol=1e-9, atol=0)
         torch.testing.assert_close(energies, expected.detach(), rtol=1e-9, atol=0)
-        mean = torch.nn.functional.cross_entropy(model(x), y)
-        right = torch.autograd.grad(mean, list(model.parameters()))
+        right = torch.autograd.grad(torch.nn.functional.cross_entropy(model(x), y), list(model.parameters()))
         for given, wanted in ((gradients, slopes), (of_loss, right)):
             for one, other in zip(given, wanted, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12)
