@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from warp_unlearning.gradients import energy
+from warp_unlearning.gradients import energy, traced_pass
 from warp_unlearning.kernels.rectified import differentiated_twice, rectified
 from warp_unlearning.models import normalisation
 from warp_unlearning.models.small_resnet import SmallResNet
@@ -56,6 +56,7 @@ def test_the_energies_of_a_network_have_no_zeros_to_add(
     drawn: Any, examples: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, (x, y) = drawn(lambda: SmallResNet(classes=3, width=4)), examples(3, 1, 8, 8)
+    monkeypatch.setattr(traced_pass, "counts_launches", lambda x: True)
 
     def counted() -> Counter[str]:
         with Count() as count:
@@ -70,6 +71,18 @@ def test_the_energies_of_a_network_have_no_zeros_to_add(
     assert relus > 3
     assert found["aten::relu"] == 0
     assert found["aten::zeros_like"] == expected["aten::zeros_like"] - relus
+
+
+def test_on_a_cpu_relu_is_torchs(drawn: Any, examples: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where steps cost little, nothing is kept for fewer of them."""
+    seen = []
+    monkeypatch.setattr(
+        normalisation, "rectified", lambda x: (seen.append(differentiated_twice.get()), rectified(x))[1]
+    )
+    model, (x, y) = drawn(lambda: SmallResNet(classes=3, width=4)), examples(3, 1, 8, 8)
+    energy.gradient_energy(model, x, y)
+    assert seen
+    assert not any(seen)
 
 
 def test_a_written_over_input_is_noticed() -> None:

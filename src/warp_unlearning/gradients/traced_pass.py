@@ -26,7 +26,7 @@ def traced_pass(model: nn.Module, x: Tensor, *, inputs_only: bool = False, twice
     """The pass over x. Its trace is to be closed. With `inputs_only` no gradient of a parameter will be asked for, and
     with `twice` what is found from the output's derivatives will be differentiated again.
     """
-    before = differentiated_twice.set(twice)
+    before = differentiated_twice.set(twice and counts_launches(x))
     try:
         return _in_its_layout(model, x, inputs_only)
     finally:
@@ -43,6 +43,11 @@ def _in_its_layout(model: nn.Module, x: Tensor, inputs_only: bool) -> TracedPass
             # The model asks for views that this layout does not have, or fails in any.
             x = x.contiguous()
     return _as_laid_out(model, x.clone(), inputs_only)
+
+
+def counts_launches(x: Tensor) -> bool:
+    """Whether fewer steps are worth some memory: on a CPU they are not."""
+    return x.is_cuda
 
 
 def suits_channels_last(x: Tensor) -> bool:
