@@ -70,12 +70,38 @@ def test_each_command_has_help(warp: Warp, command: str, flag: str) -> None:
 
 
 def test_every_option_of_every_command_is_explained(warp: Warp) -> None:
+    """By three words at least, beside the option or, where that is long, below it."""
     for command in COMMANDS:
-        lines = [line for line in warp(command, "--help").out.splitlines() if line.lstrip("│ *").startswith("--")]
-        assert lines
-        for line in lines:
-            words = [w for w in line.strip("│ ").split() if not w.startswith("-") and not w.isupper()]
-            assert len(words) >= 3, line
+        lines = warp(command, "--help").out.splitlines()
+        places = [place for place, line in enumerate(lines) if line.startswith("  -")]
+        assert any("--" in lines[place] for place in places)
+        for place in places:
+            _, _, beside = lines[place].strip().partition("  ")
+            explained = beside or lines[place + 1].strip()
+            assert len(explained.split()) >= 3, lines[place]
+
+
+def test_boxes_are_for_a_terminal() -> None:
+    ours, theirs = os.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    with subprocess.Popen([SCRIPT, "--help"], stdout=theirs, env=environment):
+        os.close(theirs)
+        shown = b""
+        while chunk := _read(ours):
+            shown += chunk
+    os.close(ours)
+    assert "╭─".encode() in shown
+    assert all(command.encode() in shown for command in COMMANDS)
+    answer = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=True)
+    assert "╭" not in answer.stdout
+
+
+def _read(terminal: int) -> bytes:
+    """What is there to read; nothing once the other side has closed it, which Linux tells by an error."""
+    try:
+        return os.read(terminal, 4096)
+    except OSError:
+        return b""
 
 
 def test_the_version(warp: Warp) -> None:
