@@ -77,7 +77,8 @@ def test_every_option_of_every_command_is_explained(warp: Warp) -> None:
         assert any("--" in lines[place] for place in places)
         for place in places:
             _, _, beside = lines[place].strip().partition("  ")
-            explained = beside or lines[place + 1].strip()
+            # What stands below is no explanation if it is the next option.
+            explained = beside or ("" if place + 1 in places else lines[place + 1].strip())
             assert len(explained.split()) >= 3, lines[place]
 
 

@@ -130,8 +130,13 @@ def test_nothing_holds_it_once_it_is_let_go_of(drawn: Any, examples: Any, redone
         gc.enable()
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which energies are computed, by name."""
+Counted = tuple[CapturedEnergy, Tensor, Tensor, list[str]]
+
+
+@pytest.fixture
+def counted(drawn: Any, examples: Any, monkeypatch: pytest.MonkeyPatch, redone: list[Any]) -> Counted:
+    """An energy, a batch of it, and by name which functions compute energies from here on."""
+    model, x, y = problem(drawn, examples)
     calls: list[str] = []
 
     def call(inner: Any, name: str, *given: Any, **named: Any) -> Any:
@@ -140,15 +145,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     for name in ("gradient_energy", "unchecked_energy", "energies_without_graph"):
         monkeypatch.setattr(captured_energy, name, partial(call, getattr(captured_energy, name), name))
-    return calls
+    return CapturedEnergy(model, x, y), x, y, calls
 
 
-@pytest.mark.usefixtures("redone")
-def test_what_was_done_is_not_done_again_for_a_capture(
-    drawn: Any, examples: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, x, y = problem(drawn, examples)
-    energy, calls = CapturedEnergy(model, x, y), counted(monkeypatch)
+def test_what_was_done_is_not_done_again_for_a_capture(counted: Counted) -> None:
+    energy, x, y, calls = counted
     energy.replayed(x, y)
     energy.replayed_energies(x, y)
     assert calls == ["gradient_energy", "gradient_energy"]
@@ -156,16 +157,12 @@ def test_what_was_done_is_not_done_again_for_a_capture(
     assert calls[2:] == ["unchecked_energy", "energies_without_graph"]
 
 
-@pytest.mark.usefixtures("redone")
-def test_what_was_not_done_is_done_before_a_capture_and_checked(
-    drawn: Any, examples: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, x, y = problem(drawn, examples)
-    energy, calls = CapturedEnergy(model, x, y), counted(monkeypatch)
+def test_what_was_not_done_is_done_before_a_capture_and_checked(counted: Counted) -> None:
+    energy, x, y, calls = counted
     energy.replayed_energies(x, y)
     energy.capture()
     assert calls == ["gradient_energy", "gradient_energy", "unchecked_energy", "energies_without_graph"]
-    broken = CapturedEnergy(model, torch.full_like(x, torch.nan), y)
+    broken = CapturedEnergy(energy.model, torch.full_like(x, torch.nan), y)
     with pytest.raises(InputError, match="x holds"):
         broken.capture()
 
