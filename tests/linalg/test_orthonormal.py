@@ -52,6 +52,16 @@ def test_many_columns_in_float32_stay_orthonormal(condition: float) -> None:
     assert spectral(orthonormal(matrix(700, 300, condition, 0, torch.float32))) <= 1e-3
 
 
+@pytest.mark.parametrize("condition", [1e4, 1e6, 1e8])
+def test_ill_conditioned_columns_do_without_qr(condition: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = matrix(700, 300, condition, 0, torch.float32) * torch.logspace(-6, 6, 300)
+    monkeypatch.delattr(torch.linalg, "qr")
+    q = orthonormal(x).double()
+    assert spectral(q) <= TOLERANCE
+    even = x.double() / x.double().norm(dim=0)
+    assert float((even - q @ (q.mT @ even)).norm(dim=0).max()) <= 1e-5
+
+
 def test_one_plain_cholesky_step_breaks_down_where_this_does_not() -> None:
     x = matrix(200, 40, 1e5, 0, torch.float32)
     factor, failed = torch.linalg.cholesky_ex(x.mT @ x)

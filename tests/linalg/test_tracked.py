@@ -294,7 +294,7 @@ def test_a_proposal_that_is_settled_is_a_refresh(decay: float, rounds: int) -> N
         assert one.rank == other.rank
 
 
-@pytest.mark.parametrize(("decay", "place", "number"), [(0.8, 0, 1.0), (0.99, 0, float("inf")), (0.8, 2, 0.0)])
+@pytest.mark.parametrize(("decay", "place", "number"), [(0.8, 0, float("inf")), (0.99, 0, float("inf")), (0.99, 0, 1.0), (0.8, 2, 0.0)])
 def test_numbers_that_speak_against_a_proposal_lead_to_a_refresh(decay: float, place: int, number: float) -> None:
     x = rows(300, 30, 0, decay)
     tracked, other = TrackedSubspace(0.95), TrackedSubspace(0.95)
@@ -308,6 +308,27 @@ def test_numbers_that_speak_against_a_proposal_lead_to_a_refresh(decay: float, p
     numbers[place] = number
     expected = other.refresh(moment)
     assert torch.equal(kept_columns(tracked.settle(spoiled, numbers)), kept_columns(expected))
+
+
+def test_proposed_columns_that_are_not_orthonormal_are_made_so() -> None:
+    x = rows(300, 30, 0, 0.8)
+    tracked, other = TrackedSubspace(0.95), TrackedSubspace(0.95)
+    for each in (tracked, other):
+        each.refresh(second_moment(x))
+    moment = second_moment(turned(x, 0.01, 1))
+    proposal = tracked.propose(moment)
+    assert proposal is not None
+    k = proposal.turned.columns.shape[1]
+    skewed = proposal.turned.columns @ (torch.eye(k) + 0.1 * torch.ones(k, k)).to(moment)
+    spoiled = Proposal(moment, Turned(skewed, proposal.turned.doubts), torch.tensor(float("nan")))
+    numbers = proposal.numbers.clone()
+    numbers[0], numbers[1] = 0.2 * k, float("nan")
+    found, expected = tracked.settle(spoiled, numbers), other.refresh(moment)
+    assert isinstance(found, Subspace)
+    assert isinstance(expected, Subspace)
+    torch.testing.assert_close(found.basis @ found.basis.mT, expected.basis @ expected.basis.mT, rtol=0, atol=1e-12)
+    assert found.captured == pytest.approx(expected.captured, rel=1e-12)
+    assert tracked.decompositions == 1
 
 
 def test_a_proposal_that_misses_too_much_is_decomposed() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor
 
 from .fine_type import like
-from .orthonormal import TOLERANCE, Doubt, doubtful_step, fixed_normal, orthonormal
+from .orthonormal import TOLERANCE, Doubt, doubtful_step, fixed_normal, orthonormal, orthonormal_after
 
 # From this many columns on, those with an eigenvalue of less than so many times the smallest take so many turns.
 _MANY = 512
@@ -56,12 +57,22 @@ class Span:
 
     def iterate(self, second_moment: Tensor, *, rounds: int) -> None:
         """`rounds` of B ← orth(C B). Directions that C maps to zero stay."""
-        turn = self._turn
         turned = self.turned(second_moment, rounds=rounds)
-        if not float(turned.doubt) <= TOLERANCE:
-            self._turn = turn
-            turned = self._turned_by(orthonormal, second_moment, rounds)
-        self.accept(turned, None if turned.sizes is None else turned.sizes.cpu())
+        doubt, sizes = float(turned.doubt), None if turned.sizes is None else turned.sizes.cpu()
+        if doubt <= TOLERANCE:
+            self.accept(turned, sizes)
+        else:
+            self.mend(turned, sizes, doubt, second_moment)
+
+    def mend(self, turned: Turned, sizes: Tensor | None, doubt: float, second_moment: Tensor) -> None:
+        """`iterate`, after `turned` came to columns that are not orthonormal: those take further steps, or, where a
+        factor failed, so that they have another span, the rounds are done again. `sizes` are on the host.
+        """
+        if doubt < inf:
+            self.accept(Turned(orthonormal_after(turned.columns, turned.columns, doubt), ()), sizes)
+            return
+        again = self._turned_by(orthonormal, second_moment, len(turned.doubts))
+        self.accept(again, None if again.sizes is None else again.sizes.cpu())
 
     def turned(self, second_moment: Tensor, *, rounds: int) -> Turned:
         """What `iterate` would do, by steps that are yet to be judged; nothing is read, and the basis stays."""
@@ -136,9 +147,8 @@ def leading_outside(second_moment: Tensor, basis: Tensor, count: int) -> tuple[T
         found = orthonormal(outside(second_moment @ found))
     # Once more: what the first time leaves along B is not small beside short columns.
     found = orthonormal(outside(found))
-    values, vectors = torch.linalg.eigh((found.mT @ (second_moment @ found)).cpu().double())
-    turned = found @ vectors.flip(1).to(found.dtype).to(found.device)
-    return turned, values.flip(0).clamp(min=0)
+    values, vectors = torch.linalg.eigh((found.mT @ (second_moment @ found)).cpu())
+    return found @ vectors.flip(1).to(found.device), values.flip(0).clamp(min=0).double()
 
 
 def iterate_inverse(second_moment: Tensor, normals: Tensor, *, rounds: int) -> Tensor | None:

@@ -2,8 +2,9 @@
 
 XᵀX = L Lᵀ gives Q = X L⁻ᵀ, which is several times faster than QR on tall matrices but squares the condition number: in
 float32 it breaks down from a condition of a few thousand on (of columns of equal length: their lengths do not matter).
-So what comes out is measured: a Q that is not orthonormal to `TOLERANCE` goes through the step once more, and then
-through QR.
+So what comes out is measured: a Q that is not orthonormal to `TOLERANCE` goes through the step once more. Where there is
+no factor, that of XᵀX + sI, for columns of length one and s above the rounding errors, brings the condition down to what
+further steps can do with ("shifted CholeskyQR3", Fukaya et al. 2020). QR is for what is left.
 
 On a GPU a measure that is read waits for all that was launched before. `by_one_step` gives it as a tensor, so that
 those of many matrices can be read together.
@@ -23,19 +24,27 @@ from .gram import gram
 
 TOLERANCE = 1e-4
 _STARTS = 8
+_FURTHER = 3
 
 
 def orthonormal(columns: Tensor) -> Tensor:
     """Q of shape (d, k) with ‖QᵀQ − I‖ ≤ `TOLERANCE` and the span of `columns` (d, k), k ≤ d."""
     once, doubt = by_one_step(columns)
-    measured = float(doubt)
-    if measured <= TOLERANCE:
-        return once
-    # What a factor that failed leaves behind has another span.
-    if measured < inf:
-        twice, doubt = by_one_step(once)
-        if float(doubt) <= TOLERANCE:
-            return twice
+    return orthonormal_after(columns, once, float(doubt))
+
+
+def orthonormal_after(columns: Tensor, once: Tensor, doubt: float) -> Tensor:
+    """`orthonormal`, after a first step that gave `once` with this `doubt`."""
+    sound, q = columns, once
+    for _ in range(_FURTHER):
+        if doubt <= TOLERANCE:
+            return q
+        # What a factor that failed leaves behind has another span.
+        sound = q if doubt < inf else shifted_step(sound)
+        q, measured = by_one_step(sound)
+        doubt = float(measured)
+    if doubt <= TOLERANCE:
+        return q
     exact: Tensor = torch.linalg.qr(columns).Q
     return exact
 
@@ -73,6 +82,20 @@ def doubtful_step(columns: Tensor) -> tuple[Tensor, Doubt]:
     factor, failed = torch.linalg.cholesky_ex(gram(columns))
     q: Tensor = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
     return q, Doubt((failed,), *_lengths(q))
+
+
+def shifted_step(columns: Tensor) -> Tensor:
+    """Columns with the span of X, far from orthonormal but much better conditioned: X L⁻ᵀ, L Lᵀ = XᵀX + sI, of columns
+    of length one. NaN where there was no factor either; nothing is read.
+    """
+    size = torch.linalg.vector_norm(columns, dim=0)
+    even = columns / size.clamp(min=torch.finfo(columns.dtype).tiny)
+    product = gram(even)
+    # Errors of the product and of the factor are up to about ε tr(XᵀX), and the trace is k.
+    product.diagonal().add_(2 * torch.finfo(columns.dtype).eps * columns.shape[1])
+    factor, failed = torch.linalg.cholesky_ex(product)
+    q: Tensor = torch.linalg.solve_triangular(factor.mT, even, upper=True, left=False)
+    return torch.where(failed == 0, q, torch.nan)
 
 
 def departure(q: Tensor) -> float:

@@ -123,17 +123,19 @@ class TrackedSubspace:
     def settled(self, proposal: Proposal, numbers: Tensor) -> AnySubspace | None:
         """The same, but None where it takes a decomposition, which `start_all` makes beside others."""
         doubt, missed, total = (numbers if len(numbers) == 3 else numbers[:3]).tolist()
-        if not doubt <= TOLERANCE or not total > 0:
-            return self.refresh(proposal.moment)
-        captured = 1 - missed / total
+        moment, turned = proposal.moment, proposal.turned
+        if not total > 0 or (self._normals is not None and not doubt <= TOLERANCE):
+            return self.refresh(moment)
         if self._normals is not None:
-            return self._found_normals(proposal.moment, proposal.turned.columns, missed, total)
+            return self._found_normals(moment, turned.columns, missed, total)
         assert self._span is not None
-        sizes = None if proposal.turned.sizes is None else numbers[3:]
-        self._span.accept(proposal.turned, sizes)
-        if self._enough(captured, proposal.moment):
-            return self._found(captured)
-        return self._grown(proposal.moment, self._span, missed, total)
+        sizes = None if turned.sizes is None else numbers[3:]
+        if doubt <= TOLERANCE:
+            self._span.accept(turned, sizes)
+        else:
+            self._span.mend(turned, sizes, doubt, moment)
+            missed = missed_by(moment, self._span.basis)
+        return self._followed(moment, self._span, missed, total)
 
     def begin(self, eigenvalues: Tensor, eigenvectors: Tensor, alive: Tensor) -> AnySubspace:
         """The subspace by an eigendecomposition, values ascending, of what a second moment is in the coordinates marked
@@ -195,10 +197,13 @@ class TrackedSubspace:
             return self._follow_normals(moment, self._normals.to(moment), total)
         assert self._span is not None
         self._span.iterate(moment, rounds=self.rounds)
-        missed = missed_by(moment, self._span.basis)
+        return self._followed(moment, self._span, missed_by(moment, self._span.basis), total)
+
+    def _followed(self, moment: Tensor, span: Span, missed: float, total: float) -> AnySubspace | None:
+        """The subspace after its rounds, with more directions where it takes some; None where a few do not do."""
         if self._enough(1 - missed / total, moment):
             return self._found(1 - missed / total)
-        return self._grown(moment, self._span, missed, total)
+        return self._grown(moment, span, missed, total)
 
     def _grown(self, moment: Tensor, span: Span, missed: float, total: float) -> AnySubspace | None:
         """The subspace with as many directions more as hold the energy it lacks; None where a few do not."""
