@@ -23,6 +23,14 @@ def teleporter(kit: Any, model: nn.Module, symmetry: Any, *, seed: int = 0, **bo
     return Teleporter(model, symmetry, kit.state(model), kit.generator(seed), **bounds)
 
 
+def counted(function: Any, calls: list[int]) -> Any:
+    def calling(*args: Any) -> Any:
+        calls.append(1)
+        return function(*args)
+
+    return calling
+
+
 def forced(kit: Any, model: nn.Module, move: Move, view: View, **bounds: Any) -> tuple[Move | None, Any]:
     return teleporter(kit, model, kit.Given(lambda model, probe: move), **bounds).teleport(view)
 
@@ -73,6 +81,37 @@ def test_it_is_halved_as_often_as_it_says(kit: Any, halvings: int) -> None:
     for allowed, scale in ((halvings, 0.0), (halvings + 1, 0.5 ** (halvings + 1))):
         _, certificate = forced(kit, kit.network(), shift, view, tolerance=tolerance, halvings=allowed)
         assert certificate.scale == scale
+
+
+@pytest.mark.parametrize("halvings", [0, 1, 2, 5])
+def test_trials_begin_near_where_they_ended_the_last_time(
+    kit: Any, halvings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of them find the same part again, and the model stands where that leads, whichever was tried last."""
+    view, asked = kit.view(), []
+    given: dict[str, Move] = {}
+    monkeypatch.setattr(Teleporter, "_looked_at", counted(Teleporter._looked_at, asked))
+    model = kit.network()
+    start = kit.state(model)
+    given["move"] = kit.climb(model, view.judges, 2.0)
+    losses = [kit.loss(kit.at(model, given["move"].shifts, 0.5**k), view.judges) for k in (halvings, halvings + 1)]
+    first = kit.loss(model, view.judges)
+    tolerance = losses[0] - first if halvings == 0 else losses[0] - first + 0.1 * (losses[0] - losses[1])
+    moving = teleporter(kit, model, kit.Given(lambda model, probe: given["move"]), tolerance=tolerance, halvings=5)
+    counts, states = [], []
+    for _ in range(2):
+        model.load_state_dict(start)
+        asked.clear()
+        assert moving.teleport(view)[1].scale == 0.5**halvings
+        counts.append(len(asked))
+        states.append(kit.state(model))
+    assert counts == [halvings + 1, min(halvings, 1) + 1]
+    assert kit.same(*states)
+    model.load_state_dict(start)
+    given["move"] = given["move"].scaled(0.5**halvings)
+    assert moving.teleport(view)[1].scale == 1.0
+    for name, value in kit.state(model).items():
+        torch.testing.assert_close(value, states[0][name])
 
 
 def test_the_bound_is_on_the_value_just_before_and_not_on_that_of_the_reference(kit: Any) -> None:

@@ -294,7 +294,9 @@ def test_a_proposal_that_is_settled_is_a_refresh(decay: float, rounds: int) -> N
         assert one.rank == other.rank
 
 
-@pytest.mark.parametrize(("decay", "place", "number"), [(0.8, 0, float("inf")), (0.99, 0, float("inf")), (0.99, 0, 1.0), (0.8, 2, 0.0)])
+@pytest.mark.parametrize(
+    ("decay", "place", "number"), [(0.8, 0, float("inf")), (0.99, 0, float("inf")), (0.99, 0, 1.0), (0.8, 2, 0.0)]
+)
 def test_numbers_that_speak_against_a_proposal_lead_to_a_refresh(decay: float, place: int, number: float) -> None:
     x = rows(300, 30, 0, decay)
     tracked, other = TrackedSubspace(0.95), TrackedSubspace(0.95)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from warp_unlearning.symmetry.forget_energy import EagerEnergy
 from warp_unlearning.symmetry.null_move import NullMove
 from warp_unlearning.symmetry.null_space import NullSpace
-from warp_unlearning.symmetry.null_walk import _longest_that_lowers, _Try, within_radius
+from warp_unlearning.symmetry.null_walk import within_radius
 
 Named = dict[str, Tensor]
 Y = torch.tensor([0, 1, 2, 1])
@@ -227,35 +227,6 @@ def test_a_search_begins_where_the_last_one_ended(
         assert bool((shift != 0).any())
         assert all(torch.equal(shift, move.shifts[name]) for move in moves)
     assert moves[0].energies == moves[1].energies
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=7), st.integers(0, 8))
-def test_some_step_that_lowers_is_found_where_there_is_one(lowers: list[bool], first: int) -> None:
-    """The longest, where every step shorter than one that lowers does so too; none is tried twice."""
-    seen: list[int] = []
-
-    def tried(halved: int) -> _Try:
-        seen.append(halved)
-        return _Try(halved, torch.zeros(()), 0.0, lower=lowers[halved], hopeless=False)
-
-    found = _longest_that_lowers(tried, len(lowers) - 1, first=first)
-    assert len(seen) == len(set(seen))
-    assert (found is not None) == any(lowers)
-    if found is not None:
-        assert lowers[found.halved]
-        if lowers == sorted(lowers):
-            assert found.halved == lowers.index(True)
-
-
-def test_a_step_of_no_length_is_tried_once() -> None:
-    seen: list[int] = []
-
-    def tried(halved: int) -> _Try:
-        seen.append(halved)
-        return _Try(halved, torch.zeros(()), 0.0, lower=False, hopeless=True)
-
-    assert _longest_that_lowers(tried, 4, first=2) is None
-    assert seen == [2]
 
 
 def test_a_step_that_is_refused_leaves_no_trace(kit: Any) -> None:

@@ -19,9 +19,10 @@ _CAPTURED_FROM = 3
 @dataclass(eq=False)
 class Judging:
     """Asks one model again and again, without rounding to TF32; on a GPU, of which the third time and later ones are a
-    captured graph where that is possible.
+    captured graph where that is possible. It remembers how often the last move was `halved` before it did no harm.
     """
 
+    halved: int = field(default=0, init=False)
     _asked: int = field(default=0, init=False)
     _graph: CapturedLogits | None = field(default=None, init=False)
     _refused: bool = field(default=False, init=False)

@@ -24,6 +24,7 @@ from ..symmetry.certificate import (
     read_distances,
     read_drift,
 )
+from ..symmetry.halving import longest_that_does
 from ..symmetry.move import Move, Translation, apply_move
 from ..symmetry.null_move import NullMove
 from ..symmetry.null_space import NullSpace
@@ -40,8 +41,9 @@ class Teleporter:
 
     A move after which the mean loss of the judges is more than `tolerance` above its value just before, or the mean
     loss of the forget examples more than the share `relearning` below it, is halved, at most `halvings` times, and
-    taken back if that does not help; moves that are not shifts cannot be halved. A bound of None does not bind. A brief
-    certificate is made of what that takes anyway, without looking at other examples or at single layers.
+    taken back if that does not help; moves that are not shifts cannot be halved. Trials begin at twice the length that
+    did no harm the last time. A bound of None does not bind. A brief certificate is made of what that takes anyway,
+    without looking at other examples or at single layers.
     """
 
     model: nn.Module
@@ -76,24 +78,33 @@ class Teleporter:
             return made.move, done.briefly(watch, made.far) if others is None else done.fully(others, watch)
 
     def _settle(self, move: Move, before: Mapping[str, Tensor], view: View, seen: _Judged) -> _Made:
-        """Make the move, or the part of it that stays within bounds."""
+        """Make the move, or the longest part of it found that stays within bounds."""
         bound = self.tolerance is not None or self.relearning is not None
         # Without bounds nobody asks, unless it is for the certificate.
         asked = bound or self.certify == "brief"
         shift = _Shift.of(self.model, move, before) if isinstance(move, Translation) else None
-        scale = 1.0
-        for _ in range(self.halvings + 1 if shift is not None else 1):
+
+        def tried(halved: int) -> _Made:
+            scale = 0.5**halved
             if shift is None:
                 apply_move(self.model, move)
             else:
                 shift.make(scale)
             drifts, far = self._looked_at(move, before, view, seen) if asked else (None, None)
-            if drifts is None or self._harmless(drifts):
-                part = move.scaled(scale) if isinstance(move, Translation) and scale != 1 else move
-                return _Made(part, scale, drifts, far)
-            scale /= 2
-        _restore(self.model, before)
-        return _Made(None, 0.0, seen.drifts(seen, view) if self.certify == "brief" else None)
+            part = move.scaled(scale) if isinstance(move, Translation) and halved else move
+            return _Made(part, scale, drifts, far, halved)
+
+        halvings = self.halvings if shift is not None else 0
+        made = longest_that_does(tried, self._harmless, halvings=halvings, before=self._judging.halved)
+        if shift is not None:
+            self._judging.halved = halvings if made is None else made.halved
+        if made is None:
+            _restore(self.model, before)
+            return _Made(None, 0.0, seen.drifts(seen, view) if self.certify == "brief" else None)
+        if shift is not None:
+            # A longer part may have been tried since.
+            shift.make(made.scale)
+        return made
 
     def _looked_at(
         self, move: Move, before: Mapping[str, Tensor], view: View, seen: _Judged
@@ -107,8 +118,10 @@ class Teleporter:
         read = on_host(numbers)
         return seen.read(read, view), None if far is None else read_distances(read[-1])
 
-    def _harmless(self, drifts: Drifts) -> bool:
-        judges, forget = drifts
+    def _harmless(self, made: _Made) -> bool:
+        if made.drifts is None:
+            return True
+        judges, forget = made.drifts
         if self.tolerance is not None and not judges.loss_change <= self.tolerance:
             return False
         if self.relearning is None or forget is None:
@@ -131,13 +144,14 @@ class Teleporter:
 
 class _Made(NamedTuple):
     """The move that was made, or None where it was taken back, the share of the proposed one that it is, what was seen
-    of it, and how far it went, where that was read with it.
+    of it, how far it went, where that was read with it, and how often it was halved.
     """
 
     move: Move | None
     scale: float
     drifts: Drifts | None
     far: Distances | None = None
+    halved: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,13 +219,14 @@ def _shifted(model: nn.Module, move: Translation) -> dict[str, Tensor]:
     return {name: named[name] for name in move.shifts if name in named}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Shift:
-    """Tensors of a model, what they were, and by how much a move shifts them."""
+    """Tensors of a model, what they were, by how much a move shifts them, and how much of that was made."""
 
     tensors: list[Tensor]
     before: list[Tensor]
     shifts: list[Tensor]
+    made: float = 0.0
 
     @classmethod
     def of(cls, model: nn.Module, move: Translation, before: Mapping[str, Tensor]) -> _Shift:
@@ -222,7 +237,8 @@ class _Shift:
     @torch.no_grad()
     def make(self, scale: float) -> None:
         """Shift the tensors by so much of the move from where they were."""
-        if self.tensors:
+        if self.tensors and self.made != scale:
+            self.made = scale
             torch._foreach_copy_(self.tensors, self.before)
             torch._foreach_add_(self.tensors, self.shifts, alpha=scale)
 

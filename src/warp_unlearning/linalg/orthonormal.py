@@ -2,9 +2,9 @@
 
 XᵀX = L Lᵀ gives Q = X L⁻ᵀ, which is several times faster than QR on tall matrices but squares the condition number: in
 float32 it breaks down from a condition of a few thousand on (of columns of equal length: their lengths do not matter).
-So what comes out is measured: a Q that is not orthonormal to `TOLERANCE` goes through the step once more. Where there is
-no factor, that of XᵀX + sI, for columns of length one and s above the rounding errors, brings the condition down to what
-further steps can do with ("shifted CholeskyQR3", Fukaya et al. 2020). QR is for what is left.
+So what comes out is measured: a Q that is not orthonormal to `TOLERANCE` goes through the step once more. Where there
+is no factor, that of XᵀX + sI, for columns of length one and s above the rounding errors, brings the condition down to
+what further steps can do with ("shifted CholeskyQR3", Fukaya et al. 2020). QR is for what is left.
 
 On a GPU a measure that is read waits for all that was launched before. `by_one_step` gives it as a tensor, so that
 those of many matrices can be read together.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite, sqrt
 from typing import Literal, NamedTuple, Protocol
@@ -15,6 +15,7 @@ from ..linalg.on_host import on_host
 from ..module_tree import parameters_by_name
 from .directions import Direction, inner, norm_of
 from .forget_energy import ForgetEnergy, Slopes
+from .halving import longest_that_does
 from .null_projection import NullProjection
 from .null_scope import Scope
 from .symmetry import Probe
@@ -181,8 +182,13 @@ def _downhill(ground: _Ground, settings: Lengths, generator: torch.Generator, *,
         lower = 0.5 * after - 0.5 * pull * away**2 < height and after <= before * (1 + _SAME)
         return _Try(halved, there, after, lower=taken > 0 and lower, hopeless=not taken > 0)
 
-    # Steps of one network after another are halved about as often, and each try costs an energy.
-    step = _longest_that_lowers(tried, settings.halvings, first=max(0, ground.halved - 1))
+    step = longest_that_does(
+        tried,
+        lambda one: one.lower,
+        halvings=settings.halvings,
+        before=ground.halved,
+        hopeless=lambda one: one.hopeless,
+    )
     if step is None:
         ground.put(start)
         return _Step(unit, before, None)
@@ -202,26 +208,6 @@ class _Try(NamedTuple):
     after: float
     lower: bool
     hopeless: bool
-
-
-def _longest_that_lowers(tried: Callable[[int], _Try], halvings: int, *, first: int) -> _Try | None:
-    """From the `first` tried, the longest step that is reached by steps that lower, or else the first shorter one that
-    does, or a longer one after all. None where none does. Where all steps shorter than one that lowers do so too, it is
-    the longest there is.
-    """
-    first = min(first, halvings)
-    found = tried(first)
-    if found.hopeless:
-        return None
-    if found.lower:
-        for halved in reversed(range(first)):
-            longer = tried(halved)
-            if not longer.lower:
-                break
-            found = longer
-        return found
-    others = (*range(first + 1, halvings + 1), *reversed(range(first)))
-    return next((step for step in map(tried, others) if step.lower), None)
 
 
 @dataclass(frozen=True, eq=False)
