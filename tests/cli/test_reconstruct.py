@@ -68,7 +68,7 @@ def made(warp: Warp, folder: Path, trained: Path, forget: Callable[..., Path]) -
 def rebuilt(warp: Warp, folder: Path, trained: Path, made: dict[str, Path]) -> tuple[Path, Any]:
     out = folder / "run"
     answer = warp(
-        "reconstruct", trained, made["plain"], made["second"], made["hidden"], "--out", out, "--iterations", "60",
+        "reconstruct", trained, made["plain"], made["second"], made["hidden"], "--out", out, "--iterations", "30",
         "--restarts", "1", "--probes", "120",
     )  # fmt: skip
     return out, answer
@@ -120,7 +120,7 @@ def test_the_numbers_are_those_of_the_images(rebuilt: tuple[Path, Any], trained:
             errors = ((shown - truth[model["rows"]]) ** 2).mean((1, 2, 3))
             assert attack["scores"]["per_image"]["psnr"] == pytest.approx(-10 * np.log10(errors), abs=0.1)
             assert '"seed": 0' in json.dumps(attack["settings"])
-            assert '"iterations": 60' in json.dumps(attack["settings"])
+            assert '"iterations": 30' in json.dumps(attack["settings"])
     mean = ((images["class-mean"] - truth) ** 2).mean((1, 2, 3))
     blind = found["models"][0]["attacks"][0]["blind"]["class mean"]["per_image"]["psnr"]
     assert blind == pytest.approx(-10 * np.log10(mean), abs=0.1)
@@ -152,10 +152,10 @@ def test_the_same_command_again_does_nothing_and_another_is_refused(
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     asked = ("reconstruct", trained, made["plain"], made["second"], made["hidden"], "--out", out)
     asked += ("--restarts", "1", "--probes", "120")
-    again = warp(*asked, "--iterations", "60", "--json")
+    again = warp(*asked, "--iterations", "30", "--json")
     assert (again.code, again.err) == (0, "")
     assert json.loads(again.out) == json.loads((out / "reconstruction.json").read_text())
-    refused(warp(*asked, "--iterations", "61"), "another configuration", "iterations: 60 there, 61 now")
+    refused(warp(*asked, "--iterations", "31"), "another configuration", "iterations: 30 there, 31 now")
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
 
 

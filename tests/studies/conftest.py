@@ -41,6 +41,11 @@ class Carried:
 
 
 @pytest.fixture(scope="session")
+def serial() -> Serial:
+    return Serial()
+
+
+@pytest.fixture(scope="session")
 def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """160 points in 6 dimensions around 3 centres, a fifth with another label, 40 of them a test part."""
     generator = np.random.default_rng(0)

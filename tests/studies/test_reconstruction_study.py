@@ -19,6 +19,7 @@ from warp_unlearning.attacks.reconstruction.reconstruct import reconstruct
 from warp_unlearning.data.load import load_data
 from warp_unlearning.errors import InputError
 from warp_unlearning.report.paper.registry import render
+from warp_unlearning.runs.engine import Engine
 from warp_unlearning.runs.events import ignore
 from warp_unlearning.runs.local_engine import LocalEngine
 from warp_unlearning.runs.store import Store
@@ -62,8 +63,8 @@ def model(pictures: Pictures) -> nn.Module:
     return trained_model(pictures, TINY)
 
 
-def done(planned: Planned, store: Store) -> dict[str, Any]:
-    outcome = LocalEngine(workers=1).run(planned.to_do(store), work=planned.work, store=store, watch=ignore)
+def done(planned: Planned, store: Store, engine: Engine) -> dict[str, Any]:
+    outcome = engine.run(planned.to_do(store), work=planned.work, store=store, watch=ignore)
     assert outcome.complete, outcome.failed
     results = planned.results(store)
     json.dumps(results, allow_nan=False)
@@ -75,7 +76,7 @@ def test_reconstruction_from_plan_to_table(tmp_path: Path, pictures: Pictures, m
     planned = plan_reconstruction(Asked(), "small", arms=arms, attacks=attacks, settings=TINY)
     assert len(planned.results(store)["missing"]) == 6
     assert [job.key.kind for job in planned.to_do(store)].count("image-prior") == 1
-    results = done(planned, store)
+    results = done(planned, store, LocalEngine(workers=1))
     assert results["missing"] == []
     assert [(row["arm"], row["attack"]) for row in results["rows"]] == [(arm, a) for arm in arms for a in attacks]
     # Jobs in another process, with weights from the store, give what is found here.
@@ -96,9 +97,9 @@ def test_reconstruction_from_plan_to_table(tmp_path: Path, pictures: Pictures, m
     assert all(job.key.kind == "image-row" for job in planned.to_do(store))
 
 
-def test_the_adaptive_study_from_plan_to_table(tmp_path: Path) -> None:
+def test_the_adaptive_study_from_plan_to_table(tmp_path: Path, serial: Engine) -> None:
     planned = plan_adaptive(Asked(), "small", spreads=(0.1, 0.8), sigmas=(0.0, 0.4), settings=TINY)
-    results = done(planned, Store(tmp_path / "store"))
+    results = done(planned, Store(tmp_path / "store"), serial)
     assert [(row["spread"], row["attack"], row.get("sigma")) for row in results["rows"]] == [
         (spread, attack, sigma)
         for spread in (0.1, 0.8)

@@ -16,8 +16,8 @@ from torch import nn
 from warp_unlearning.data.load import load_data
 from warp_unlearning.errors import DivergedError, InputError
 from warp_unlearning.report.paper.registry import render
+from warp_unlearning.runs.engine import Engine
 from warp_unlearning.runs.events import ignore
-from warp_unlearning.runs.local_engine import LocalEngine
 from warp_unlearning.runs.store import Store
 from warp_unlearning.studies import runtime_study
 from warp_unlearning.studies.cell_plan import Cell, plan_cells
@@ -62,7 +62,7 @@ class Ticking(RuntimeWork):
         return Driven([], [])
 
 
-def test_from_plan_to_table(tmp_path: Path) -> None:
+def test_from_plan_to_table(tmp_path: Path, serial: Engine) -> None:
     planned, store = plan_runtime(ASKED, "small", runs=2), Store(tmp_path / "store")
     assert planned.alone
     assert len(planned.results(store)["missing"]) == 3
@@ -73,7 +73,7 @@ def test_from_plan_to_table(tmp_path: Path) -> None:
         "time of ngp + warp",
         "time of ngp + fastwarp",
     ]
-    outcome = LocalEngine(workers=1).run(jobs, work=planned.work, store=store, watch=ignore)
+    outcome = serial.run(jobs, work=planned.work, store=store, watch=ignore)
     assert outcome.complete, outcome.failed
     results = planned.results(store)
     json.dumps(results, allow_nan=False)

@@ -37,13 +37,18 @@ def test_train_mode_and_its_statistics_follow_too() -> None:
 
 
 def test_every_order_of_a_layer_is_as_likely() -> None:
-    model = MLP(inputs=2, classes=2, hidden=(3,))
+    # Many layers at once, as a network is looked through anew at each move.
+    model = MLP(inputs=2, classes=2, hidden=(3,) * 12)
+    biases = [name for name, value in model.named_parameters() if value.shape == (3,)]
     counts: dict[tuple[int, ...], int] = {}
     stream = generator()
     labels = torch.arange(3)
-    for _ in range(600):
-        order = tuple(Permutation().move(model, generator=stream).selection("layers.0.bias", labels).tolist())
-        counts[order] = counts.get(order, 0) + 1
+    for _ in range(50):
+        move = Permutation().move(model, generator=stream)
+        for name in biases:
+            order = tuple(move.selection(name, labels).tolist())
+            counts[order] = counts.get(order, 0) + 1
+    assert sum(counts.values()) == 600
     assert len(counts) == 6
     assert all(60 < count < 145 for count in counts.values())
 

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from warp_unlearning.models.small_resnet import SmallResNet
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.compose import Compose, ComposedMove
 from warp_unlearning.symmetry.move import ChannelMove, MomentumReset, Move, Translation
@@ -16,10 +15,20 @@ from warp_unlearning.symmetry.then import then
 KINDS = ("scale", "order", "shift", "both")
 
 
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x + self.inner(x))
+
+
 def model() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        return SmallResNet(width=4, classes=3).double().eval()
+        stem = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()]
+        return nn.Sequential(*stem, Residual(), nn.Flatten(), nn.Linear(16, 3)).double().eval()
 
 
 def drawn(kind: str, net: nn.Module, generator: torch.Generator) -> Move:

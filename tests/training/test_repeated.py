@@ -59,19 +59,21 @@ class Watched(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.made: list[Tensor] = []
+        self.ours: set[int] = set()
         self.given: dict[int, Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().removeprefix("aten::").partition(".")[0]
         assert name not in READS, f"{name} reads a value"
-        ours = {place(t) for t in self.made}
         for value in tree_leaves((args, kwargs)):
-            if isinstance(value, Tensor) and place(value) not in ours:
+            if isinstance(value, Tensor) and place(value) not in self.ours:
                 self.given[place(value)] = value
         found = func(*args, **(kwargs or {}))
         # All are kept, so that no place is used twice.
         fresh = (v for v in tree_leaves(found) if isinstance(v, Tensor) and place(v) not in self.given)
-        self.made += [v for v in fresh if place(v) not in ours]
+        new = [v for v in fresh if place(v) not in self.ours]
+        self.made += new
+        self.ours |= {place(v) for v in new}
         return found
 
 

@@ -5,24 +5,49 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from warp_unlearning.config.resolve import resolve_as
 from warp_unlearning.config.schema import ModelConfig
 from warp_unlearning.config.shadow import ShadowConfig
 from warp_unlearning.errors import InputError
-from warp_unlearning.runs.events import Event
+from warp_unlearning.runs.engine import Outcome
+from warp_unlearning.runs.events import Event, Watch
+from warp_unlearning.runs.fleet_engine import FleetEngine
+from warp_unlearning.runs.job import Job, Steps, Work
 from warp_unlearning.runs.local_engine import LocalEngine
+from warp_unlearning.runs.store import Store
 from warp_unlearning.studies.shadow_cost import known_seconds
 from warp_unlearning.studies.shadow_plan import Task
+from warp_unlearning.training.lane import DeviceLane
 from warp_unlearning.workflows.audit_shadow import RESULTS, ShadowRequest, carry_out, prepare_shadows
 from warp_unlearning.workflows.defense_seeds import SEEDS
 
 COMMAND = [sys.executable, "-c", "from warp_unlearning.cli.main import main; main()", "audit", "shadow"]
+
+
+class Here:
+    """An engine for where processes are not the point: starts none."""
+
+    def run(
+        self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch, until: float | None = None
+    ) -> Outcome:
+        class Whole:
+            def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
+                return work(job, store)
+
+            def steps(self, job: Job, store: Store) -> Steps:
+                yield None
+                return work(job, store)
+
+        engine = FleetEngine(1, lambda: DeviceLane(torch.device("cpu")))
+        return engine.run(jobs, work=Whole(), store=store, watch=watch, until=until)
 
 
 def settings(blobs: Path) -> dict[str, Any]:
@@ -82,7 +107,7 @@ def test_a_method_that_fails_leaves_the_rest(config: ShadowConfig, tmp_path: Pat
         "defenses": [],
     }
     request = ShadowRequest(config.model_copy(update=options), tmp_path / "run")
-    results = carry_out(prepare_shadows(request), LocalEngine(workers=2))
+    results = carry_out(prepare_shadows(request), Here())
     good, bad = results["arms"]
     assert (good["complete"], good["missing"], good["problem"]) == (True, 0, None)
     assert (bad["complete"], bad["missing"], bad["all"]) == (False, 8, None)
@@ -94,13 +119,13 @@ def test_a_method_that_fails_leaves_the_rest(config: ShadowConfig, tmp_path: Pat
 
 def test_a_result_that_is_corrupt_at_the_end_is_made_again(config: ShadowConfig, tmp_path: Path) -> None:
     request = ShadowRequest(config.model_copy(update={"defense_seed": 1}), tmp_path / "run")
-    first = carry_out(prepare_shadows(request), LocalEngine(workers=2))
+    first = carry_out(prepare_shadows(request), Here())
     again = ShadowRequest(request.config, tmp_path / "again", tmp_path / "run" / "store")
     prepared = prepare_shadows(again)
     lost = prepared.plan.key(Task("score", 2, 1, 0))
     (prepared.store.folder(lost.digest) / "scores.npz").write_bytes(b"damaged")
     events: list[Event] = []
-    results = carry_out(prepared, LocalEngine(workers=1), watch=events.append)
+    results = carry_out(prepared, Here(), watch=events.append)
     assert results["digests"]["results"] == first["digests"]["results"]
     assert [event.key for event in events if event.what == "finished"] == [lost]
 
@@ -110,7 +135,7 @@ def test_a_users_own_network_is_audited(config: ShadowConfig, tmp_path: Path) ->
     file.write_text("from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(6, 3))\n")
     own = config.model_copy(update={"model": ModelConfig(name="custom")})
     request = ShadowRequest(own, tmp_path / "run", network_file=f"{file}:build")
-    results = carry_out(prepare_shadows(request), LocalEngine(workers=2))
+    results = carry_out(prepare_shadows(request), Here())
     assert (results["failures"], results["audited"]["model"]) == ([], f"{file}:build")
     file.write_text(file.read_text().replace("Linear(6, 3)", "Linear(6, 3, bias=False)"))
     with pytest.raises(InputError, match="network_file"):

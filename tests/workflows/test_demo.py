@@ -14,19 +14,26 @@ from warp_unlearning.workflows import demo as module
 from warp_unlearning.workflows.demo import DemoResult, run_demo
 from warp_unlearning.workflows.demo_defenses import SHOWN
 from warp_unlearning.workflows.source import load_source
+from warp_unlearning.workflows.unlearn import UnlearnRequest
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[DemoResult, Path, list[str]]:
-    """The demo with a small network, little training, two methods and no worker processes."""
+    """The demo with a small network, little training and unlearning, two methods and no worker processes."""
     folder = tmp_path_factory.mktemp("demo")
     said: list[str] = []
 
     def short(*, overrides: list[str]) -> Config:
         return resolve(overrides=[*overrides, "training.epochs=2", "model.options.width=4"])
 
+    def one_epoch(folder: Path, name: str, method: str, seed: int, label: int, *more: str) -> UnlearnRequest:
+        options = () if method == "retrain" else ("method.options.epochs=1",)
+        return plain(folder, name, method, seed, label, *more, *options)
+
+    plain = module._request
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "resolve", short)
+        patch.setattr(module, "_request", one_epoch)
         patch.setattr(module, "SMALL_DATA", {"ngp": {}, "bad_teacher": {}})
         patch.setattr(module, "run_all", lambda work, jobs: [work(job) for job in jobs])
         patch.setattr(module, "available_cores", lambda: 1)
