@@ -5,6 +5,9 @@ STAMP := $(VENV)/.installed
 # One torch thread in each test process: the processes share the cores among themselves.
 TEST_WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(len(os.sched_getaffinity(0)), 8))" 2>/dev/null || echo 2)
 
+# Where this is set, every process that a test starts compiles the whole package anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: setup demo test test-browser test-documents test-slow lint types imports unit wheel bench clean
 
 setup: $(STAMP)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
-from scipy.stats import norm
+from scipy.special import ndtr
 from torch import Tensor, nn
 
 from ..errors import InputError
@@ -64,7 +64,7 @@ class GraphRatios:
     def never_held(self, spread: float) -> bool:
         """Whether under the law "lognormal" hardly a draw in a billion meets a factor that is held at 1."""
         low = self.least[self.least > 0]
-        return not len(low) or float(norm.cdf((np.log(low.max()) + spread**2) / spread)) < 1e-9
+        return not len(low) or float(ndtr((np.log(low.max()) + spread**2) / spread)) < 1e-9
 
     def log_moments(self, spread: float) -> tuple[Array, Array]:
         """Mean and standard deviation of log r², (m,) each, which is normal under the law "lognormal" where no factor

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from scipy.stats import ks_2samp
 from torch import Tensor, nn
 
 from ..data.examples import Examples, as_examples
@@ -126,6 +125,9 @@ def _scores(outputs: Mapping[str, Tensor], sets: Mapping[str, Examples]) -> Mode
 
 def _distances(output: Tensor, reference: Tensor, y: Tensor) -> tuple[Estimate, float]:
     """Mean total variation distance of outputs, and Kolmogorov-Smirnov distance of losses."""
+    # Takes a second to import.
+    from scipy.stats import ks_2samp
+
     outputs = mean(output_distance(output, reference).cpu().numpy())
     return outputs, float(ks_2samp(_losses(output, y), _losses(reference, y)).statistic)
 

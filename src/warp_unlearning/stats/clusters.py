@@ -26,11 +26,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from ..errors import InputError
 from .intervals import Estimate
 from .roc import Floats
+from .tails import student_beyond, student_tail
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Spread:
 
     def reach(self, level: float) -> float:
         """The half width of the interval of the given level: standard error times Student's quantile."""
-        return self.error * float(stats.t.isf((1 - level) / 2, self.freedom))
+        return self.error * student_beyond((1 - level) / 2, self.freedom)
 
     def p_value(self, distance: float) -> float:
         """How often chance alone is at least `distance` away, on either side."""
         if self.variance == 0:
             return 0.0 if distance else 1.0
-        return float(2 * stats.t.sf(abs(distance) / self.error, self.freedom))
+        return 2 * student_tail(abs(distance) / self.error, self.freedom)
 
 
 @dataclass(frozen=True, eq=False)

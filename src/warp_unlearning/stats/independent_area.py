@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from ..errors import InputError
 from .clusters import Spread, check_level, share_interval
 from .influence import Influence, area_influence
 from .intervals import Estimate
 from .roc import Floats, finite_scores
+from .tails import beta_below, beta_beyond
 
 # Below this many scores their own variance is not trusted alone.
 FEW = 30
@@ -45,8 +45,8 @@ def independent_area(positive: ArrayLike, negative: ArrayLike, *, level: float =
 def _widest(area: float, trials: int, level: float) -> Estimate:
     """Clopper and Pearson's interval of area · trials successes, which need not be a whole number."""
     tail, successes = (1 - level) / 2, area * trials
-    low = stats.beta.ppf(tail, successes, trials - successes + 1) if area > 0 else 0.0
-    high = stats.beta.isf(tail, successes + 1, trials - successes) if area < 1 else 1.0
+    low = beta_below(tail, successes, trials - successes + 1) if area > 0 else 0.0
+    high = beta_beyond(tail, successes + 1, trials - successes) if area < 1 else 1.0
     return Estimate(area, float(low), float(high))
 
 
@@ -63,7 +63,10 @@ def area_p_value(positive: ArrayLike, negative: ArrayLike) -> float:
     high, low = finite_scores(positive, "positive"), finite_scores(negative, "negative")
     if np.ptp(np.concatenate([high, low])) == 0:
         return 1.0
-    return float(stats.mannwhitneyu(high, low, alternative="two-sided").pvalue)
+    # Takes a second to import.
+    from scipy.stats import mannwhitneyu
+
+    return float(mannwhitneyu(high, low, alternative="two-sided").pvalue)
 
 
 def area_difference(one: Influence, other: Influence, *, level: float = 0.95) -> Estimate:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from ..errors import InputError
+from .tails import beta_below, beta_beyond, student_beyond
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ def proportion(successes: int, trials: int, *, level: float = 0.95) -> Estimate:
     if trials < 1 or not 0 <= successes <= trials:
         raise InputError(f"{successes} successes of {trials}; give 0 to n successes of n >= 1 trials")
     tail = (1 - level) / 2
-    low = stats.beta.ppf(tail, successes, trials - successes + 1) if successes else 0.0
-    high = stats.beta.isf(tail, successes + 1, trials - successes) if successes < trials else 1.0
+    low = beta_below(tail, successes, trials - successes + 1) if successes else 0.0
+    high = beta_beyond(tail, successes + 1, trials - successes) if successes < trials else 1.0
     return Estimate(successes / trials, float(low), float(high))
 
 
@@ -49,5 +49,5 @@ def mean(values: ArrayLike, *, level: float = 0.95) -> Estimate:
     centre = float(sample.mean())
     if sample.size == 1:
         return Estimate(centre, -np.inf, np.inf)
-    reach = stats.t.isf((1 - level) / 2, sample.size - 1) * sample.std(ddof=1) / np.sqrt(sample.size)
+    reach = student_beyond((1 - level) / 2, sample.size - 1) * sample.std(ddof=1) / np.sqrt(sample.size)
     return Estimate(centre, centre - float(reach), centre + float(reach))

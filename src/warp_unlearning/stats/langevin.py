@@ -17,8 +17,6 @@ from collections.abc import Callable
 from math import exp, inf, isfinite, log, sqrt
 from numbers import Integral
 
-from scipy.optimize import brentq, minimize_scalar
-
 from ..errors import InputError
 
 # By so much η m may exceed 1 where η was computed as 1/m.
@@ -53,6 +51,9 @@ def langevin_noise(
 
 
 def _least_noise(epsilon: float, share: float, decay: float, confidence: float) -> float:
+    # Whoever names this method alone need not wait for its import.
+    from scipy.optimize import brentq
+
     def slope(log_excess: float) -> float:
         # α − 1 = (L/ε)(1 + e^t) keeps the search on the side where the denominator is positive.
         beyond = confidence / epsilon * (1 + exp(log_excess))
@@ -92,6 +93,8 @@ def langevin_epsilon(
 
 
 def _least_epsilon(noise: float, share: float, decay: float, confidence: float) -> float:
+    from scipy.optimize import minimize_scalar
+
     def bound(log_beyond: float) -> float:
         order = 1 + exp(log_beyond)
         return exp(-decay / order) * order * share / noise**2 + confidence / exp(log_beyond)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from ..errors import InputError
 from .clusters import check_level
 from .intervals import Estimate
+from .tails import student_beyond
 
 
 def paired_reduction(base: ArrayLike, other: ArrayLike, *, chance: float = 0.5, level: float = 0.95) -> Estimate | None:
@@ -35,7 +35,7 @@ def paired_reduction(base: ArrayLike, other: ArrayLike, *, chance: float = 0.5, 
         return None
     b, w = before.mean() - chance, after.mean() - chance
     (s_bb, s_bw), (_, s_ww) = np.cov(before, after) / n
-    t = float(stats.t.isf((1 - level) / 2, n - 1))
+    t = student_beyond((1 - level) / 2, n - 1)
     # ρ² bb − 2ρ bw + ww ≤ 0
     bb, bw, ww = b * b - t * t * s_bb, b * w - t * t * s_bw, w * w - t * t * s_ww
     if bb <= 0:

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil, exp, inf
 from typing import Literal
-
-from scipy import stats
 
 from ..errors import InputError
 from .clusters import Spread, check_level, combined
 from .roc import RESOLUTION
+from .tails import normal_beyond
 
 FEWEST, MOST = 4, 1_000_000
 
@@ -69,7 +68,8 @@ class _Setup:
         if self.tpr is None:
             apart = 2 * (1 / positives + siblings / cells) / 12
         else:
-            slope = stats.norm.pdf(stats.norm.ppf(self.tpr)) / stats.norm.pdf(stats.norm.ppf(self.fpr))
+            # Of the densities of a normal distribution where its tails are the two rates.
+            slope = exp((normal_beyond(self.fpr) ** 2 - normal_beyond(self.tpr) ** 2) / 2)
             false = slope**2 * self.fpr * (1 - self.fpr) * siblings / cells
             apart = 1.25 * (self.tpr * (1 - self.tpr) / positives + false)
         return combined(float(apart), self.shadow_spread**2 / shadows, rows=shadows, columns=max(self.points, 2))

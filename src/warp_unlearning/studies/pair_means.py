@@ -7,9 +7,8 @@ from dataclasses import asdict
 from math import hypot
 from typing import Any
 
-from scipy import stats
-
 from ..stats.intervals import Estimate, mean
+from ..stats.tails import normal_beyond
 
 Row = Mapping[str, Any]
 # The level of the intervals that audits of single pairs have in studies.
@@ -38,7 +37,7 @@ def share_mean(of: Sequence[Row | float], *, level: float = 0.95) -> Estimate:
     '0.560 [0.503, 0.602]'
     """
     found = mean([_value(one) for one in of], level=level)
-    scale = float(stats.norm.isf((1 - level) / 2) / stats.norm.isf((1 - PAIR_LEVEL) / 2)) / len(of)
+    scale = normal_beyond((1 - level) / 2) / normal_beyond((1 - PAIR_LEVEL) / 2) / len(of)
     known = [one for one in of if isinstance(one, Mapping)]
     below = scale * hypot(*(one["value"] - one["low"] for one in known))
     above = scale * hypot(*(one["high"] - one["value"] for one in known))

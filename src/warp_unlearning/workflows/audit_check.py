@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from scipy.special import expit, logit
-from scipy.stats import norm
 
 from ..errors import InputError
+from ..stats.tails import normal_beyond
 
 Answer = Literal["holds", "does not hold", "inconclusive"]
 
@@ -125,5 +125,5 @@ def _corrected_low(rate: Mapping[str, float], level: float, rows: int) -> float:
     value, low = float(rate["value"]), float(rate["low"])
     if not 0 < low < value < 1:
         return low
-    longer = float(norm.isf((1 - level) / 2 / rows) / norm.isf((1 - level) / 2))
+    longer = normal_beyond((1 - level) / 2 / rows) / normal_beyond((1 - level) / 2)
     return float(expit(logit(value) - longer * (logit(value) - logit(low))))

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import chi2
 from torch import Tensor, nn
 
 from ...errors import InputError, WarpWarning
@@ -186,6 +185,9 @@ def _statistics(side: OriginalGradients, fitted: FittedDifference, what: str) ->
 
 
 def _scores(found: dict[str, Floats], fits: Sequence[ChosenFit]) -> Scores:
+    # Takes a second to import.
+    from scipy.stats import chi2
+
     each = found["candidates"]
     log_p = [
         chi2.logsf(s, chosen.fit.coordinates) if chosen.fit.coordinates else np.zeros_like(s)

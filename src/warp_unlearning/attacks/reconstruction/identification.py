@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
 from ...errors import InputError
@@ -61,7 +60,10 @@ class Identification:
         """The p-value of all targets together: Fisher's combination of their own, as if they shared no decoys."""
         if len(self.shares) == 1:
             return self.rank_test()
-        found = stats.combine_pvalues([self.rank_test(i) for i in range(len(self.shares))], method="fisher")
+        # Takes a second to import.
+        from scipy.stats import combine_pvalues
+
+        found = combine_pvalues([self.rank_test(i) for i in range(len(self.shares))], method="fisher")
         return float(found.pvalue)
 
     def as_json(self) -> dict[str, object]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from ..audit_shapes import Curve
 from ..measures import Estimate
@@ -47,7 +46,10 @@ def rank_correlation(pairs: Curve) -> float | None:
     """Spearman's ρ; None where one of both does not vary."""
     if len(pairs.x) < 3 or not np.ptp(pairs.x) or not np.ptp(pairs.y):
         return None
-    return float(stats.spearmanr(pairs.x, pairs.y).statistic)
+    # Takes a second to import.
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(pairs.x, pairs.y).statistic)
 
 
 def _row(item: StudyArm) -> list[str]:
