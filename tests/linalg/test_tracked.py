@@ -294,10 +294,8 @@ def test_a_proposal_that_is_settled_is_a_refresh(decay: float, rounds: int) -> N
         assert one.rank == other.rank
 
 
-@pytest.mark.parametrize(
-    ("decay", "place", "number"), [(0.8, 0, float("inf")), (0.99, 0, float("inf")), (0.99, 0, 1.0), (0.8, 2, 0.0)]
-)
-def test_numbers_that_speak_against_a_proposal_lead_to_a_refresh(decay: float, place: int, number: float) -> None:
+def proposed(decay: float) -> tuple[TrackedSubspace, TrackedSubspace, Proposal]:
+    """Two trackers of the same subspace, and what the first proposes for inputs that have turned a little."""
     x = rows(300, 30, 0, decay)
     tracked, other = TrackedSubspace(0.95), TrackedSubspace(0.95)
     for each in (tracked, other):
@@ -305,6 +303,15 @@ def test_numbers_that_speak_against_a_proposal_lead_to_a_refresh(decay: float, p
     moment = second_moment(turned(x, 0.01, 1))
     proposal = tracked.propose(moment)
     assert proposal is not None
+    return tracked, other, proposal
+
+
+@pytest.mark.parametrize(
+    ("decay", "place", "number"), [(0.8, 0, float("inf")), (0.99, 0, float("inf")), (0.99, 0, 1.0), (0.8, 2, 0.0)]
+)
+def test_numbers_that_speak_against_a_proposal_lead_to_a_refresh(decay: float, place: int, number: float) -> None:
+    tracked, other, proposal = proposed(decay)
+    moment = proposal.moment
     spoiled = Proposal(moment, Turned(torch.full((30, 1), float("nan")), proposal.turned.doubts), proposal.missed)
     numbers = proposal.numbers.clone()
     numbers[place] = number
@@ -313,13 +320,8 @@ def test_numbers_that_speak_against_a_proposal_lead_to_a_refresh(decay: float, p
 
 
 def test_proposed_columns_that_are_not_orthonormal_are_made_so() -> None:
-    x = rows(300, 30, 0, 0.8)
-    tracked, other = TrackedSubspace(0.95), TrackedSubspace(0.95)
-    for each in (tracked, other):
-        each.refresh(second_moment(x))
-    moment = second_moment(turned(x, 0.01, 1))
-    proposal = tracked.propose(moment)
-    assert proposal is not None
+    tracked, other, proposal = proposed(0.8)
+    moment = proposal.moment
     k = proposal.turned.columns.shape[1]
     skewed = proposal.turned.columns @ (torch.eye(k) + 0.1 * torch.ones(k, k)).to(moment)
     spoiled = Proposal(moment, Turned(skewed, proposal.turned.doubts), torch.tensor(float("nan")))
