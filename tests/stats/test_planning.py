@@ -8,7 +8,7 @@ from scipy import stats
 
 from warp_unlearning.attacks.membership.shadow_design import shadow_design
 from warp_unlearning.errors import InputError
-from warp_unlearning.stats.planning import plan
+from warp_unlearning.stats.planning import plan, roc_slope
 
 USUAL: dict[str, Any] = {
     "fpr": 0.01,
@@ -95,3 +95,13 @@ def test_as_many_forget_sets_are_planned_as_a_design_has_room_for(points: int, s
                 plan(**USUAL | asked)
         else:
             assert plan(**USUAL | asked).shadows
+
+
+@pytest.mark.parametrize(("tpr", "fpr"), [(0.2, 0.01), (0.9, 0.1), (0.05, 0.05), (0.02, 0.001), (0.1, 0.3)])
+def test_the_slope_is_that_of_the_curve_through_the_point(tpr: float, fpr: float) -> None:
+    apart, step = stats.norm.ppf(tpr) - stats.norm.ppf(fpr), 1e-4 * fpr
+
+    def curve(at: float) -> float:
+        return float(stats.norm.cdf(apart + stats.norm.ppf(at)))
+
+    assert roc_slope(tpr, fpr) == pytest.approx((curve(fpr + step) - curve(fpr - step)) / (2 * step), rel=1e-6)

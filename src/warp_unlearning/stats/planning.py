@@ -68,11 +68,14 @@ class _Setup:
         if self.tpr is None:
             apart = 2 * (1 / positives + siblings / cells) / 12
         else:
-            # Of the densities of a normal distribution where its tails are the two rates.
-            slope = exp((normal_beyond(self.fpr) ** 2 - normal_beyond(self.tpr) ** 2) / 2)
-            false = slope**2 * self.fpr * (1 - self.fpr) * siblings / cells
+            false = roc_slope(self.tpr, self.fpr) ** 2 * self.fpr * (1 - self.fpr) * siblings / cells
             apart = 1.25 * (self.tpr * (1 - self.tpr) / positives + false)
         return combined(float(apart), self.shadow_spread**2 / shadows, rows=shadows, columns=max(self.points, 2))
+
+
+def roc_slope(tpr: float, fpr: float) -> float:
+    """∂TPR/∂FPR at a point of the curve of two normal distributions of one spread: the ratio of their densities."""
+    return exp((normal_beyond(fpr) ** 2 - normal_beyond(tpr) ** 2) / 2)
 
 
 def plan(
