@@ -15,8 +15,9 @@ from warp_unlearning.linalg.held_energy import captured_energy
 from warp_unlearning.linalg.iteration import Turned
 from warp_unlearning.linalg.leading_subspaces import leading_subspaces
 from warp_unlearning.linalg.orthonormal import departure
+from warp_unlearning.linalg.proposal import Proposal
 from warp_unlearning.linalg.subspace import Rule, Subspace, principal_subspace, principal_subspace_of
-from warp_unlearning.linalg.tracked import Proposal, TrackedSubspace, start_all
+from warp_unlearning.linalg.tracked import TrackedSubspace, start_all
 
 
 def rows(count: int, width: int, seed: int, decay: float = 0.8) -> Tensor:

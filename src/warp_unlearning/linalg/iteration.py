@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from .fine_type import like
-from .orthonormal import TOLERANCE, Doubt, doubtful_step, fixed_normal, orthonormal, orthonormal_after
+from .on_host import on_host
+from .orthonormal import TOLERANCE, Doubt, Unproven, doubtful_step, fixed_normal, orthonormal, orthonormal_after
 
 # From this many columns on, those with an eigenvalue of less than so many times the smallest take so many turns.
 _MANY = 512
@@ -76,15 +77,9 @@ class Span:
 
     def turned(self, second_moment: Tensor, *, rounds: int) -> Turned:
         """What `iterate` would do, by steps that are yet to be judged; nothing is read, and the basis stays."""
-        doubts: list[Doubt] = []
-
-        def unproven(columns: Tensor) -> Tensor:
-            q, doubt = doubtful_step(columns)
-            doubts.append(doubt)
-            return q
-
+        unproven = Unproven()
         turned = self._turned_by(unproven, second_moment, rounds)
-        return Turned(turned.columns, tuple(doubts), turned.sizes)
+        return Turned(turned.columns, tuple(unproven.doubts), turned.sizes)
 
     def accept(self, turned: Turned, sizes: Tensor | None) -> None:
         """Go on from there; `sizes` are those of `turned`, on the host."""
@@ -139,16 +134,33 @@ def leading_outside(second_moment: Tensor, basis: Tensor, count: int) -> tuple[T
     if count < 1:
         return basis[:, :0], torch.zeros(0, dtype=torch.float64)
 
+    found, within, doubt = _unproven_outside(second_moment, basis, count)
+    if not doubt <= TOLERANCE:
+        found = _sought_outside(second_moment, basis, count, orthonormal)
+        within = (found.mT @ (second_moment @ found)).cpu()
+    values, vectors = torch.linalg.eigh(within)
+    return found @ vectors.flip(1).to(found.device), values.flip(0).clamp(min=0).double()
+
+
+def _unproven_outside(second_moment: Tensor, basis: Tensor, count: int) -> tuple[Tensor, Tensor, float]:
+    """Columns F by steps that are yet to be judged, Fᵀ C F on the host, and the worst departure, by one read."""
+    unproven = Unproven()
+    found = _sought_outside(second_moment, basis, count, unproven)
+    within, doubt = on_host([found.mT @ (second_moment @ found), Doubt.measured(unproven.doubts).max()])
+    return found, within.to(found.dtype), float(doubt)
+
+
+def _sought_outside(
+    second_moment: Tensor, basis: Tensor, count: int, orthonormalised: Callable[[Tensor], Tensor]
+) -> Tensor:
     def outside(columns: Tensor) -> Tensor:
         return columns - basis @ (basis.mT @ columns)
 
     found = outside(fixed_normal(len(basis), count, basis.dtype, basis.device))
     for _ in range(2):
-        found = orthonormal(outside(second_moment @ found))
+        found = orthonormalised(outside(second_moment @ found))
     # Once more: what the first time leaves along B is not small beside short columns.
-    found = orthonormal(outside(found))
-    values, vectors = torch.linalg.eigh((found.mT @ (second_moment @ found)).cpu())
-    return found @ vectors.flip(1).to(found.device), values.flip(0).clamp(min=0).double()
+    return orthonormalised(outside(found))
 
 
 def iterate_inverse(second_moment: Tensor, normals: Tensor, *, rounds: int) -> Tensor | None:

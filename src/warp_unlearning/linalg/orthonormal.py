@@ -84,6 +84,19 @@ def doubtful_step(columns: Tensor) -> tuple[Tensor, Doubt]:
     return q, Doubt((failed,), *_lengths(q))
 
 
+class Unproven:
+    """`doubtful_step` for one matrix after another, with the doubts for later."""
+
+    def __init__(self) -> None:
+        self.doubts: list[Doubt] = []
+
+    def __call__(self, columns: Tensor) -> Tensor:
+        """Q alone."""
+        q, doubt = doubtful_step(columns)
+        self.doubts.append(doubt)
+        return q
+
+
 def shifted_step(columns: Tensor) -> Tensor:
     """Columns with the span of X, far from orthonormal but much better conditioned: X L⁻ᵀ, L Lᵀ = XᵀX + sI, of columns
     of length one. NaN where there was no factor either; nothing is read.

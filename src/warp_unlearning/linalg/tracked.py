@@ -11,7 +11,6 @@ directions outside of it, or its rank is chosen anew.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,11 +18,13 @@ from torch import Tensor
 from ..errors import InputError
 from .co_subspace import AnySubspace, CoSubspace
 from .eigh_of_each import eigh, eigh_of_each
-from .fine_type import fine, like
-from .held_energy import held_by, held_energy, missed_by, missed_energy
-from .iteration import Span, Turned, iterate_inverse, leading_outside, turned_inverse
+from .fine_type import fine
+from .held_energy import held_by, missed_by
+from .iteration import Span, iterate_inverse, leading_outside
 from .leading_subspaces import leading_subspaces, products_pay
-from .orthonormal import TOLERANCE, Doubt, orthonormal
+from .orthonormal import TOLERANCE, orthonormal
+from .proposal import Proposal, proposed_by, proposed_by_columns, proposed_by_normals
+from .repeated_proposal import RepeatedProposal, Way
 from .subspace import Rule, Subspace, rank_for, restricted
 
 # Above this share of the dimensions the complement is faster: d³/3 + 2 d² m + 2 d m² operations for its m = d − k
@@ -32,32 +33,6 @@ _COMPLEMENT_FROM = 0.62
 # Directions that a subspace may grow by before it is cheaper to decompose again: a quarter of what it has, or an eighth
 # of all where that is more, for layers may see few directions at first, and many as a network changes.
 _MOST_GROWN = 128
-
-
-@dataclass(frozen=True, eq=False)
-class Proposal:
-    """A refresh of the subspace of `moment` that is yet to be judged, and the energy that it misses."""
-
-    moment: Tensor
-    turned: Turned
-    missed: Tensor
-
-    @property
-    def numbers(self) -> Tensor:
-        """What it is judged by, float64 (3 + k): the doubt about its columns, the energy missed and all there is, and
-        the eigenvalues of k columns.
-        """
-        judged = torch.stack([self.turned.doubt, self.missed, self.moment.diagonal().sum()]).double()
-        return judged if self.turned.sizes is None else torch.cat([judged, self.turned.sizes.double()])
-
-    @staticmethod
-    def judged(proposals: Sequence[Proposal]) -> tuple[Tensor, Tensor]:
-        """The doubts and the missed energies of many, (n) each, not read, by a few operations."""
-        every = Doubt.measured([doubt for proposal in proposals for doubt in proposal.turned.doubts])
-        rounds = [len(proposal.turned.doubts) for proposal in proposals]
-        if set(rounds) != {1}:
-            every = torch.stack([part.max() for part in torch.split(every, rounds)])
-        return every, torch.stack([proposal.missed for proposal in proposals])
 
 
 class TrackedSubspace:
@@ -81,6 +56,7 @@ class TrackedSubspace:
         self._span: Span | None = None
         self._normals: Tensor | None = None
         self._aim = 1 - fraction
+        self._repeated = RepeatedProposal()
 
     def refresh(self, second_moment: Tensor) -> AnySubspace:
         """The subspace for the second moment as it is now, shape (d, d).
@@ -98,22 +74,38 @@ class TrackedSubspace:
         return self._decompose(moment, alive) if followed is None else followed
 
     def propose(self, second_moment: Tensor, *, rounds: int | None = None) -> Proposal | None:
-        """The next refresh without a read, to be given to `settle` with its numbers; None where there is nothing to go
-        on from, or coordinates that were not alive, so that it takes `refresh`. `rounds` are the tracker's unless
-        given.
+        """The next refresh without a read, to be given to `settle` with its numbers before the next is proposed; None
+        where there is nothing to go on from, or coordinates that were not alive, so that it takes `refresh`. `rounds`
+        are the tracker's unless given.
         """
         rounds = self.rounds if rounds is None else rounds
-        if self.fraction == 1 or self._living == 0 or not self._living == len(self._alive) == len(second_moment):
+        if not self._can_propose(second_moment):
             return None
         moment = fine(second_moment)
-        if self._normals is not None:
-            turned = turned_inverse(moment, like(self._normals, moment), rounds=rounds)
-            missed = held_energy(moment, turned.columns)
-        else:
+        repeated = self._way_and_columns()
+        if repeated is None:
             assert self._span is not None
-            turned = self._span.turned(moment, rounds=rounds)
-            missed = missed_energy(moment, turned.columns)
-        return Proposal(moment, turned, missed)
+            return proposed_by(self._span, moment, rounds=rounds)
+        way, columns = repeated
+        return self._repeated.proposed(way, moment, columns, rounds=rounds)
+
+    def make_ready(self, second_moment: Tensor) -> None:
+        """Have what `propose` would do with a second moment like this one captured, where that is possible."""
+        repeated = self._way_and_columns() if self._can_propose(second_moment) else None
+        if repeated is not None:
+            way, columns = repeated
+            self._repeated.capture(way, fine(second_moment), columns, rounds=self.rounds)
+
+    def _can_propose(self, second_moment: Tensor) -> bool:
+        return self.fraction < 1 and 0 < self._living == len(self._alive) == len(second_moment)
+
+    def _way_and_columns(self) -> tuple[Way, Tensor] | None:
+        """How the subspace is followed, and from what, where every refresh takes the same steps."""
+        if self._normals is not None:
+            return proposed_by_normals, self._normals
+        if self._span is None or self._span.takes_turns:
+            return None
+        return proposed_by_columns, self._span.basis
 
     def settle(self, proposal: Proposal, numbers: Tensor) -> AnySubspace:
         """The subspace that was proposed, or, where its `numbers`, on the host, speak against it, that of `refresh`."""

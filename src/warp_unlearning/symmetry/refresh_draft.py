@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ..linalg.blending import all_blended, blend_weights, missed_shares
 from ..linalg.gram import mirrored
+from ..linalg.proposal import Proposal
 from ..linalg.side_streams import SideStreams
-from ..linalg.tracked import Proposal
 from .sampled_moment import SampledMoment
 from .tracked_layer import TrackedLayer
+
+Made = TypeVar("Made")
 
 
 class Draft:
@@ -57,21 +60,47 @@ def drafted(
     followed = [(draft, draft.layer) for draft in drafts if draft.layer is not None]
     if followed and blend is not None:
         _blend(followed, blend)
-    # The largest first, so that none is left over for the end.
-    followed.sort(key=lambda pair: -pair[0].latest.shape[-1])
-    with SideStreams(latest[0].device) as sides:
-        # Each is about ten short calls, which threads would only wait for each other with.
-        pieces = [partial(_proposals, layer, _moments(draft), rounds) for draft, layer in followed]
-        proposed = sides.each(pieces, apart=False)
-    for (draft, _), proposals in zip(followed, proposed, strict=True):
-        draft.proposals = proposals
+    pieces = {
+        draft.sample.weight.name: partial(_proposals, layer, _moments(draft), rounds) for draft, layer in followed
+    }
+    proposed = _on_side_streams(pieces, layers)
+    for draft, _ in followed:
+        draft.proposals = proposed[draft.sample.weight.name]
     return drafts
+
+
+def make_ready(layers: Mapping[str, TrackedLayer]) -> None:
+    """Have the proposals of the next refresh captured, on the streams that it will propose them on, where that is
+    possible.
+    """
+    devices: dict[torch.device, dict[str, Callable[[], None]]] = {}
+    for name, layer in layers.items():
+        devices.setdefault(layer.within.device, {})[name] = partial(_make_ready, layer)
+    for pieces in devices.values():
+        _on_side_streams(pieces, layers)
+
+
+def _on_side_streams(pieces: Mapping[str, Callable[[], Made]], layers: Mapping[str, TrackedLayer]) -> dict[str, Made]:
+    """What the pieces for layers on one device give, each on the stream it has every time there are the same layers."""
+    # The largest first, so that none is left over for the end.
+    names = sorted(pieces, key=lambda name: (-layers[name].within.shape[-1], name))
+    if not names:
+        return {}
+    with SideStreams(layers[names[0]].within.device) as sides:
+        # Each is a few short calls, which threads would only wait for each other with.
+        found = sides.each([pieces[name] for name in names], apart=False)
+    return dict(zip(names, found, strict=True))
 
 
 def _moments(draft: Draft) -> tuple[Tensor, ...]:
     """The second moment of each group, that of the sample alone where there is no other."""
     draft.moment = draft.latest if draft.moment is None else draft.moment
     return draft.moment.unbind()
+
+
+def _make_ready(layer: TrackedLayer) -> None:
+    for tracker, moment in zip(layer.trackers, layer.within, strict=True):
+        tracker.make_ready(moment)
 
 
 def _proposals(layer: TrackedLayer, moments: Sequence[Tensor], rounds: int) -> list[Proposal | None]:

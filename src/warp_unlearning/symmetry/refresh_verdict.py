@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..linalg.on_host import on_host
-from ..linalg.tracked import Proposal
+from ..linalg.proposal import Proposal
 from .input_bases import require_finite
 from .refresh_draft import Draft
 

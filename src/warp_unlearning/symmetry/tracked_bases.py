@@ -26,7 +26,7 @@ from ..linalg.tracked import TrackedSubspace, start_all
 from .exact_start import beginning, decompose
 from .input_bases import InputBasis, ObservedRows, energies_of, exact_bases, may_round, observed_rows
 from .kept_columns import KeptColumns
-from .refresh_draft import Draft, drafted
+from .refresh_draft import Draft, drafted, make_ready
 from .refresh_verdict import Verdict, judged
 from .sampled_moment import Asking, Replay, SampledMoment, sampled_moments, sampled_parts, some_of
 from .tracked_layer import TrackedLayer
@@ -112,6 +112,10 @@ class TrackedBases:
         # Whose they are is not of importance, and the generators of refreshes go on as if this had not been asked.
         draw = torch.Generator().manual_seed(0)
         return Asking(sampled_parts(batches, self.examples, generator=draw), self.patches, self._known())
+
+    def make_ready(self) -> None:
+        """Have what the next refresh repeats captured, where that is possible."""
+        make_ready(self._layers)
 
     def start(self, seen: dict[str, ObservedRows]) -> dict[str, InputBasis]:
         """The exact bases of inputs already summed up, which `seen` gives up one by one; the next refresh follows."""

@@ -46,3 +46,4 @@ class TrackedNullSpace(NullSpace):
         asking = self._tracked.asks_next(batches)
         if asking is not None:
             self._remembered.capture_sample(asking)
+        self._tracked.make_ready()

@@ -1,0 +1,125 @@
+"""Refreshes of one subspace that are proposed again and again, on a GPU by a captured graph where that is possible.
+
+A proposal is some sixty short operations. A GPU does those of several subspaces side by side, but launched one by one
+they keep the host busier than the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..cuda_graphs import CudaGraph, graphs_are_there
+from .proposal import Proposal
+
+# From a second moment, columns and a number of rounds.
+Way = Callable[[Tensor, Tensor, int], Proposal]
+
+
+class _Asked(NamedTuple):
+    """All that decides which operations a proposal takes. Libraries have memory of their own for every stream, which
+    graphs captured there go on using: one that was captured on another stream is none of this.
+    """
+
+    way: Way
+    moment: torch.Size
+    columns: torch.Size
+    dtype: torch.dtype
+    stream: object
+    rounds: int
+    precision: str
+
+
+class RepeatedProposal:
+    """What a way gives, by a graph that is captured on demand, or once the same was asked for twice in a row.
+
+    A copy begins anew: graphs belong to one process.
+    """
+
+    def __init__(self) -> None:
+        self._last: _Asked | None = None
+        self._captured: tuple[_Asked, _CapturedProposal] | None = None
+        self._refused = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RepeatedProposal:
+        return RepeatedProposal()
+
+    def __reduce__(self) -> tuple[type[RepeatedProposal], tuple[()]]:
+        return RepeatedProposal, ()
+
+    @property
+    def captured(self) -> bool:
+        """Whether there is a graph."""
+        return self._captured is not None
+
+    def proposed(self, way: Way, moment: Tensor, columns: Tensor, *, rounds: int) -> Proposal:
+        """The proposal. Its columns are the caller's; what it is judged by holds until the next is asked for."""
+        asked = None if self._refused else _asked(way, moment, columns, rounds)
+        again, self._last = asked == self._last, asked
+        if asked is None:
+            return way(moment, columns, rounds)
+        if self._graph_for(asked) is None and again:
+            self._capture(asked, moment, columns)
+        graph = self._graph_for(asked)
+        return way(moment, columns, rounds) if graph is None else graph(moment, columns)
+
+    def capture(self, way: Way, moment: Tensor, columns: Tensor, *, rounds: int) -> None:
+        """Have a graph for what will be asked, unless that is not possible."""
+        asked = None if self._refused else _asked(way, moment, columns, rounds)
+        if asked is None or self._graph_for(asked) is not None:
+            return
+        # What libraries allocate and choose at the first call must not be captured.
+        way(moment, columns, rounds)
+        self._capture(asked, moment, columns)
+
+    def _graph_for(self, asked: _Asked) -> _CapturedProposal | None:
+        return self._captured[1] if self._captured is not None and self._captured[0] == asked else None
+
+    def _capture(self, asked: _Asked, moment: Tensor, columns: Tensor) -> None:
+        # The memory of one before is free for this one.
+        self._captured = None
+        try:
+            self._captured = asked, _CapturedProposal(asked.way, moment, columns, asked.rounds)
+        except RuntimeError:
+            # A library that does not let itself be captured, or too little memory: operation by operation then.
+            self._refused = True
+
+
+class _CapturedProposal:
+    """A way for one shape of second moment and columns, captured on the current stream and replayed on it."""
+
+    @torch.no_grad()
+    def __init__(self, way: Way, moment: Tensor, columns: Tensor, rounds: int) -> None:
+        self._moment = moment.detach().clone()
+        self._columns = columns.detach().to(moment, copy=True)
+        self._graph: CudaGraph[Proposal] = CudaGraph(lambda: way(self._moment, self._columns, rounds))
+
+    @torch.no_grad()
+    def __call__(self, moment: Tensor, columns: Tensor) -> Proposal:
+        self._moment.copy_(moment)
+        self._columns.copy_(columns)
+        found = self._graph.replay()
+        # The next refresh begins with the columns, and others keep them.
+        turned = replace(found.turned, columns=found.turned.columns.clone())
+        return replace(found, moment=moment, turned=turned)
+
+
+def _asked(way: Way, moment: Tensor, columns: Tensor, rounds: int) -> _Asked | None:
+    """What is asked for, where a graph could give it."""
+    stream = _capturable_stream(moment.device)
+    if stream is None or columns.numel() == 0:
+        return None
+    precision = torch.backends.cuda.matmul.fp32_precision
+    return _Asked(way, moment.shape, columns.shape, moment.dtype, stream, rounds, precision)
+
+
+def _capturable_stream(device: torch.device) -> object:
+    """The current stream of a GPU, unless it is the default one, which cannot be captured; None elsewhere."""
+    if not graphs_are_there(device) or torch.is_autocast_enabled("cuda") or torch.is_inference_mode_enabled():
+        return None
+    current = torch.cuda.current_stream(device)
+    return None if current == torch.cuda.default_stream(device) else current

@@ -1,0 +1,238 @@
+"""That a subspace is followed by captured graphs as it is without, and when they are captured."""
+
+from __future__ import annotations
+
+import pickle
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from warp_unlearning.linalg import repeated_proposal
+from warp_unlearning.linalg.proposal import Proposal, proposed_by_columns, proposed_by_normals
+from warp_unlearning.linalg.repeated_proposal import RepeatedProposal, Way
+from warp_unlearning.linalg.side_streams import SideStreams
+from warp_unlearning.linalg.tracked import TrackedSubspace
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+class Rerun:
+    """Stands in for a graph: does the operations again, and leaves what they give where it was at first."""
+
+    def __init__(self, make: Any) -> None:
+        self._make, self.output, self.replays = make, make(), 0
+
+    def replay(self) -> Proposal:
+        again: Proposal = self._make()
+        for kept, new in zip(parts(self.output), parts(again), strict=True):
+            kept.copy_(new)
+        self.replays += 1
+        return self.output
+
+
+def parts(proposal: Proposal) -> list[Tensor]:
+    doubts = [part for doubt in proposal.turned.doubts for part in (*doubt.failed, doubt.first, doubt.second)]
+    return [proposal.turned.columns, proposal.missed, *doubts]
+
+
+class Streams:
+    """What is taken for the current stream."""
+
+    def __init__(self) -> None:
+        self.current: object = "one"
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    held = Streams()
+    monkeypatch.setattr(repeated_proposal, "_capturable_stream", lambda device: held.current)
+    return held
+
+
+@pytest.fixture
+def reruns(monkeypatch: pytest.MonkeyPatch, streams: Streams) -> list[Rerun]:
+    """Proposals are captured wherever they are made; the stand-ins for their graphs, one after the other."""
+    made: list[Rerun] = []
+    monkeypatch.setattr(repeated_proposal, "CudaGraph", lambda make: (made.append(Rerun(make)), made[-1])[1])
+    return made
+
+
+def moment_of(seed: int, d: int = 12, decay: float = 0.6, device: str = "cpu") -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    turn = torch.linalg.qr(torch.randn(d, d, generator=draw, dtype=torch.float64)).Q
+    return ((turn * decay ** torch.arange(d, dtype=torch.float64)) @ turn.mT).to(device)
+
+
+def columns_of(seed: int, k: int, d: int = 12) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.linalg.qr(torch.randn(d, k, generator=draw, dtype=torch.float64)).Q
+
+
+WAYS = [(proposed_by_columns, 4), (proposed_by_normals, 3)]
+
+
+@pytest.mark.parametrize(("way", "k"), WAYS)
+def test_a_replay_gives_what_the_way_gives(reruns: list[Rerun], way: Way, k: int) -> None:
+    repeated = RepeatedProposal()
+    repeated.capture(way, moment_of(0), columns_of(1, k), rounds=2)
+    for seed in (2, 3):
+        moment, columns = moment_of(seed), columns_of(seed + 10, k)
+        found, expected = repeated.proposed(way, moment, columns, rounds=2), way(moment, columns, 2)
+        assert found.moment is moment
+        for one, other in zip(parts(found), parts(expected), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert [graph.replays for graph in reruns] == [2]
+
+
+def test_columns_are_not_written_over_by_the_next_proposal(reruns: list[Rerun]) -> None:
+    repeated, basis = RepeatedProposal(), columns_of(1, 4)
+    repeated.capture(proposed_by_columns, moment_of(0), basis, rounds=1)
+    first = repeated.proposed(proposed_by_columns, moment_of(2), basis, rounds=1).turned.columns
+    kept = first.clone()
+    repeated.proposed(proposed_by_columns, moment_of(3), first, rounds=1)
+    assert torch.equal(first, kept)
+    assert reruns[0].replays == 2
+
+
+def test_what_is_asked_for_twice_in_a_row_is_captured(reruns: list[Rerun]) -> None:
+    repeated = RepeatedProposal()
+    for k in (4, 5, 4):
+        repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, k), rounds=1)
+    assert not repeated.captured
+    repeated.proposed(proposed_by_columns, moment_of(0), columns_of(2, 4), rounds=1)
+    assert repeated.captured
+    assert [graph.replays for graph in reruns] == [1]
+
+
+OTHERS: list[dict[str, Any]] = [
+    {"way": proposed_by_normals},
+    {"moment": moment_of(5).float()},
+    {"columns": columns_of(6, 5)},
+    {"rounds": 2},
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=["way", "type", "columns", "rounds"])
+def test_something_else_is_done_without_the_graph_which_is_kept(reruns: list[Rerun], other: dict[str, Any]) -> None:
+    usual = {"way": proposed_by_columns, "moment": moment_of(2), "columns": columns_of(3, 4), "rounds": 1}
+    repeated = RepeatedProposal()
+    repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+    asked = {**usual, **other}
+    found = repeated.proposed(asked["way"], asked["moment"], asked["columns"], rounds=asked["rounds"])
+    expected = asked["way"](asked["moment"], asked["columns"], asked["rounds"])
+    assert torch.equal(found.turned.columns, expected.turned.columns)
+    assert [graph.replays for graph in reruns] == [0]
+    repeated.proposed(usual["way"], usual["moment"], usual["columns"], rounds=1)
+    assert [graph.replays for graph in reruns] == [1]
+
+
+def test_a_graph_belongs_to_its_stream(reruns: list[Rerun], streams: Streams) -> None:
+    repeated = RepeatedProposal()
+    repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+    streams.current = "another"
+    repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+    assert [graph.replays for graph in reruns] == [0]
+    streams.current = None
+    for _ in range(3):
+        repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+    assert [graph.replays for graph in reruns] == [0]
+
+
+def test_another_precision_is_done_without_the_graph(reruns: list[Rerun]) -> None:
+    repeated, switch = RepeatedProposal(), torch.backends.cuda.matmul
+    repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+    before = switch.fp32_precision
+    try:
+        switch.fp32_precision = "ieee" if before == "tf32" else "tf32"
+        repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+    finally:
+        switch.fp32_precision = before
+    assert [graph.replays for graph in reruns] == [0]
+
+
+def test_what_cannot_be_captured_is_proposed_as_before(monkeypatch: pytest.MonkeyPatch, streams: Streams) -> None:
+    tries = []
+
+    def fails(make: Any) -> None:
+        tries.append(make)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(repeated_proposal, "CudaGraph", fails)
+    repeated, moment, columns = RepeatedProposal(), moment_of(0), columns_of(1, 4)
+    repeated.capture(proposed_by_columns, moment, columns, rounds=1)
+    for _ in range(3):
+        found = repeated.proposed(proposed_by_columns, moment, columns, rounds=1)
+        assert torch.equal(found.turned.columns, proposed_by_columns(moment, columns, 1).turned.columns)
+    assert len(tries) == 1
+
+
+def test_without_a_gpu_nothing_is_captured() -> None:
+    repeated = RepeatedProposal()
+    repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+    for _ in range(3):
+        repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+    assert not repeated.captured
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda used: pickle.loads(pickle.dumps(used))])
+def test_a_copy_begins_anew(reruns: list[Rerun], copied: Any) -> None:
+    repeated = RepeatedProposal()
+    repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+    assert repeated.captured
+    assert not copied(repeated).captured
+
+
+@pytest.mark.parametrize(("decay", "followed_by"), [(0.3, "span"), (0.9, "normals")])
+def test_a_tracker_comes_to_the_same_with_graphs(
+    reruns: list[Rerun], streams: Streams, decay: float, followed_by: str
+) -> None:
+    """Several refreshes, each from what the last came to, and with a direction more on the way."""
+    trackers = [TrackedSubspace(0.95, slack=0.05) for _ in range(2)]
+    spans: list[list[Tensor]] = []
+    for number, tracker in enumerate(trackers):
+        streams.current = "one" if number == 0 else None
+        tracker.refresh(moment_of(0, decay=decay))
+        assert (tracker._normals is not None) == (followed_by == "normals")
+        tracker.make_ready(moment_of(0, decay=decay))
+        spans.append([])
+        for step, steep in enumerate((decay, decay, decay * 1.08, decay * 1.08, decay * 1.08)):
+            moment = torch.lerp(moment_of(0, decay=steep), moment_of(1, decay=steep), 0.02 * step)
+            proposal = tracker.propose(moment)
+            assert proposal is not None
+            found = tracker.settle(proposal, proposal.numbers)
+            spans[-1].append(found.outside(torch.eye(12, dtype=torch.float64)))
+    for one, other in zip(*spans, strict=True):
+        torch.testing.assert_close(one, other)
+    assert sum(graph.replays for graph in reruns) >= 2
+
+
+@needs_gpu
+@pytest.mark.parametrize(("way", "k"), [(proposed_by_columns, 40), (proposed_by_normals, 30)])
+def test_graphs_on_side_streams_of_a_gpu(way: Way, k: int) -> None:
+    device = torch.device("cuda")
+    every = [RepeatedProposal() for _ in range(6)]
+    basis = columns_of(1, k, 160).float().to(device)
+
+    def moment(seed: int) -> Tensor:
+        return moment_of(seed, 160, 0.97).float().to(device)
+
+    # Not on the default stream, so that the sides are those of the stream that works.
+    with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
+        with SideStreams(device) as sides:
+            ready = [lambda r=each: r.capture(way, moment(0), basis, rounds=1) for each in every]
+            sides.each(ready, apart=False)
+        assert all(each.captured for each in every)
+        moments = [moment(seed) for seed in range(2, 8)]
+        with SideStreams(device) as sides:
+            asked = [
+                lambda r=each, m=m: r.proposed(way, m, basis, rounds=1) for each, m in zip(every, moments, strict=True)
+            ]
+            found = sides.each(asked, apart=False)
+        for one, m in zip(found, moments, strict=True):
+            expected = way(m, basis, 1)
+            for mine, its in zip(parts(one), parts(expected), strict=True):
+                torch.testing.assert_close(mine.double(), its.double(), rtol=1e-3, atol=1e-5)
+    torch.cuda.synchronize()
