@@ -59,7 +59,7 @@ class Redone:
         self._make, self.pool, self.replays = make, pool or object(), 0
         self.output = make()
         for tensor in _tensors(self.output):
-            tensor.fill_(torch.nan)
+            tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
 
     def replay(self):  # type: ignore[no-untyped-def]
         """What the work comes to now."""
@@ -72,6 +72,9 @@ class Redone:
 def _tensors(output) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
     if isinstance(output, torch.Tensor):
         return [output]
+    if hasattr(output, "turned"):
+        doubts = [part for doubt in output.turned.doubts for part in (*doubt.failed, doubt.first, doubt.second)]
+        return [output.turned.columns, output.missed, *doubts]
     return [output.energies, *output.gradients.values(), *output.loss_gradients.values()]
 
 
@@ -80,7 +83,6 @@ def redone(monkeypatch: pytest.MonkeyPatch) -> list[Redone]:
     """Energies are captured on any device; the stand-ins for their graphs, one after the other."""
     from warp_unlearning.gradients import captured_energy
     from warp_unlearning.symmetry import remembered
-    from warp_unlearning.symmetry.forget_energy import ReplayedEnergy
 
     made: list[Redone] = []
 
@@ -92,5 +94,30 @@ def redone(monkeypatch: pytest.MonkeyPatch) -> list[Redone]:
     monkeypatch.setattr(captured_energy, "capturable_stream", lambda device: nullcontext())
     for module in (captured_energy, remembered):
         monkeypatch.setattr(module, "graphs_are_there", lambda device: True)
-    monkeypatch.setattr(ReplayedEnergy, "slopes_meanwhile", lambda energy: nullcontext())
     return made
+
+
+class ProposedAgain:
+    """Proposals are captured wherever they are made: what is taken for the current stream, and the stand-ins for their
+    graphs, one after the other.
+    """
+
+    def __init__(self) -> None:
+        self.stream: object = "one"
+        self.graphs: list[Redone] = []
+
+    def graph(self, make) -> Redone:  # type: ignore[no-untyped-def]
+        """A stand-in, which is noted."""
+        self.graphs.append(Redone(make))
+        return self.graphs[-1]
+
+
+@pytest.fixture
+def proposed_again(monkeypatch: pytest.MonkeyPatch) -> ProposedAgain:
+    """As if the current stream could be captured."""
+    from warp_unlearning.linalg import repeated_proposal
+
+    held = ProposedAgain()
+    monkeypatch.setattr(repeated_proposal, "_capturable_stream", lambda device: held.stream)
+    monkeypatch.setattr(repeated_proposal, "CudaGraph", held.graph)
+    return held

@@ -8,8 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from warp_unlearning.linalg.iteration import Span, iterate_inverse, leading_outside, turned_inverse
-from warp_unlearning.linalg.orthonormal import departure
+from warp_unlearning.linalg.iteration import (
+    Span,
+    _unproven_outside,
+    iterate_inverse,
+    leading_outside,
+    turned_inverse,
+)
+from warp_unlearning.linalg.orthonormal import TOLERANCE, departure
 
 
 def moment(count: int, d: int, seed: int, decay: float = 0.8) -> Tensor:
@@ -155,6 +161,17 @@ def test_directions_outside_are_orthogonal_to_a_subspace_that_holds_nearly_all()
     found, _ = leading_outside(moment, basis, 8)
     assert float((basis.mT @ found).abs().max()) <= 1e-6
     assert float((found.mT @ found - torch.eye(8)).abs().max()) <= 1e-5
+
+
+def test_directions_outside_that_one_step_cannot_make_orthonormal() -> None:
+    draw = torch.Generator().manual_seed(5)
+    turn = torch.linalg.qr(torch.randn(40, 40, generator=draw, dtype=torch.float64)).Q
+    moment = (turn * 0.02 ** torch.arange(40).double().clamp(max=9) @ turn.mT).float()
+    basis = turn[:, :1].float()
+    assert not _unproven_outside(moment, basis, 8)[2] <= TOLERANCE
+    found, energies = leading_outside(moment, basis, 8)
+    assert departure(found) <= TOLERANCE
+    torch.testing.assert_close(energies[:2], 0.02 ** torch.tensor([1.0, 2.0]).double(), rtol=1e-2, atol=0)
 
 
 def test_an_inverse_that_has_no_factor_is_in_doubt() -> None:

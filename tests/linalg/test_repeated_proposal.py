@@ -19,45 +19,9 @@ from warp_unlearning.linalg.tracked import TrackedSubspace
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-class Rerun:
-    """Stands in for a graph: does the operations again, and leaves what they give where it was at first."""
-
-    def __init__(self, make: Any) -> None:
-        self._make, self.output, self.replays = make, make(), 0
-
-    def replay(self) -> Proposal:
-        again: Proposal = self._make()
-        for kept, new in zip(parts(self.output), parts(again), strict=True):
-            kept.copy_(new)
-        self.replays += 1
-        return self.output
-
-
 def parts(proposal: Proposal) -> list[Tensor]:
     doubts = [part for doubt in proposal.turned.doubts for part in (*doubt.failed, doubt.first, doubt.second)]
     return [proposal.turned.columns, proposal.missed, *doubts]
-
-
-class Streams:
-    """What is taken for the current stream."""
-
-    def __init__(self) -> None:
-        self.current: object = "one"
-
-
-@pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    held = Streams()
-    monkeypatch.setattr(repeated_proposal, "_capturable_stream", lambda device: held.current)
-    return held
-
-
-@pytest.fixture
-def reruns(monkeypatch: pytest.MonkeyPatch, streams: Streams) -> list[Rerun]:
-    """Proposals are captured wherever they are made; the stand-ins for their graphs, one after the other."""
-    made: list[Rerun] = []
-    monkeypatch.setattr(repeated_proposal, "CudaGraph", lambda make: (made.append(Rerun(make)), made[-1])[1])
-    return made
 
 
 def moment_of(seed: int, d: int = 12, decay: float = 0.6, device: str = "cpu") -> Tensor:
@@ -75,7 +39,7 @@ WAYS = [(proposed_by_columns, 4), (proposed_by_normals, 3)]
 
 
 @pytest.mark.parametrize(("way", "k"), WAYS)
-def test_a_replay_gives_what_the_way_gives(reruns: list[Rerun], way: Way, k: int) -> None:
+def test_a_replay_gives_what_the_way_gives(proposed_again: Any, way: Way, k: int) -> None:
     repeated = RepeatedProposal()
     repeated.capture(way, moment_of(0), columns_of(1, k), rounds=2)
     for seed in (2, 3):
@@ -84,27 +48,27 @@ def test_a_replay_gives_what_the_way_gives(reruns: list[Rerun], way: Way, k: int
         assert found.moment is moment
         for one, other in zip(parts(found), parts(expected), strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
-    assert [graph.replays for graph in reruns] == [2]
+    assert [graph.replays for graph in proposed_again.graphs] == [2]
 
 
-def test_columns_are_not_written_over_by_the_next_proposal(reruns: list[Rerun]) -> None:
+def test_columns_are_not_written_over_by_the_next_proposal(proposed_again: Any) -> None:
     repeated, basis = RepeatedProposal(), columns_of(1, 4)
     repeated.capture(proposed_by_columns, moment_of(0), basis, rounds=1)
     first = repeated.proposed(proposed_by_columns, moment_of(2), basis, rounds=1).turned.columns
     kept = first.clone()
     repeated.proposed(proposed_by_columns, moment_of(3), first, rounds=1)
     assert torch.equal(first, kept)
-    assert reruns[0].replays == 2
+    assert proposed_again.graphs[0].replays == 2
 
 
-def test_what_is_asked_for_twice_in_a_row_is_captured(reruns: list[Rerun]) -> None:
+def test_what_is_asked_for_twice_in_a_row_is_captured(proposed_again: Any) -> None:
     repeated = RepeatedProposal()
     for k in (4, 5, 4):
         repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, k), rounds=1)
     assert not repeated.captured
     repeated.proposed(proposed_by_columns, moment_of(0), columns_of(2, 4), rounds=1)
     assert repeated.captured
-    assert [graph.replays for graph in reruns] == [1]
+    assert [graph.replays for graph in proposed_again.graphs] == [1]
 
 
 OTHERS: list[dict[str, Any]] = [
@@ -116,7 +80,7 @@ OTHERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=["way", "type", "columns", "rounds"])
-def test_something_else_is_done_without_the_graph_which_is_kept(reruns: list[Rerun], other: dict[str, Any]) -> None:
+def test_something_else_is_done_without_the_graph_which_is_kept(proposed_again: Any, other: dict[str, Any]) -> None:
     usual = {"way": proposed_by_columns, "moment": moment_of(2), "columns": columns_of(3, 4), "rounds": 1}
     repeated = RepeatedProposal()
     repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
@@ -124,24 +88,24 @@ def test_something_else_is_done_without_the_graph_which_is_kept(reruns: list[Rer
     found = repeated.proposed(asked["way"], asked["moment"], asked["columns"], rounds=asked["rounds"])
     expected = asked["way"](asked["moment"], asked["columns"], asked["rounds"])
     assert torch.equal(found.turned.columns, expected.turned.columns)
-    assert [graph.replays for graph in reruns] == [0]
+    assert [graph.replays for graph in proposed_again.graphs] == [0]
     repeated.proposed(usual["way"], usual["moment"], usual["columns"], rounds=1)
-    assert [graph.replays for graph in reruns] == [1]
+    assert [graph.replays for graph in proposed_again.graphs] == [1]
 
 
-def test_a_graph_belongs_to_its_stream(reruns: list[Rerun], streams: Streams) -> None:
+def test_a_graph_belongs_to_its_stream(proposed_again: Any) -> None:
     repeated = RepeatedProposal()
     repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
-    streams.current = "another"
+    proposed_again.stream = "another"
     repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
-    assert [graph.replays for graph in reruns] == [0]
-    streams.current = None
+    assert [graph.replays for graph in proposed_again.graphs] == [0]
+    proposed_again.stream = None
     for _ in range(3):
         repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
-    assert [graph.replays for graph in reruns] == [0]
+    assert [graph.replays for graph in proposed_again.graphs] == [0]
 
 
-def test_another_precision_is_done_without_the_graph(reruns: list[Rerun]) -> None:
+def test_another_precision_is_done_without_the_graph(proposed_again: Any) -> None:
     repeated, switch = RepeatedProposal(), torch.backends.cuda.matmul
     repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
     before = switch.fp32_precision
@@ -150,10 +114,10 @@ def test_another_precision_is_done_without_the_graph(reruns: list[Rerun]) -> Non
         repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
     finally:
         switch.fp32_precision = before
-    assert [graph.replays for graph in reruns] == [0]
+    assert [graph.replays for graph in proposed_again.graphs] == [0]
 
 
-def test_what_cannot_be_captured_is_proposed_as_before(monkeypatch: pytest.MonkeyPatch, streams: Streams) -> None:
+def test_what_cannot_be_captured_is_proposed_as_before(monkeypatch: pytest.MonkeyPatch, proposed_again: Any) -> None:
     tries = []
 
     def fails(make: Any) -> None:
@@ -178,7 +142,7 @@ def test_without_a_gpu_nothing_is_captured() -> None:
 
 
 @pytest.mark.parametrize("copied", [deepcopy, lambda used: pickle.loads(pickle.dumps(used))])
-def test_a_copy_begins_anew(reruns: list[Rerun], copied: Any) -> None:
+def test_a_copy_begins_anew(proposed_again: Any, copied: Any) -> None:
     repeated = RepeatedProposal()
     repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
     assert repeated.captured
@@ -186,14 +150,12 @@ def test_a_copy_begins_anew(reruns: list[Rerun], copied: Any) -> None:
 
 
 @pytest.mark.parametrize(("decay", "followed_by"), [(0.3, "span"), (0.9, "normals")])
-def test_a_tracker_comes_to_the_same_with_graphs(
-    reruns: list[Rerun], streams: Streams, decay: float, followed_by: str
-) -> None:
+def test_a_tracker_comes_to_the_same_with_graphs(proposed_again: Any, decay: float, followed_by: str) -> None:
     """Several refreshes, each from what the last came to, and with a direction more on the way."""
     trackers = [TrackedSubspace(0.95, slack=0.05) for _ in range(2)]
     spans: list[list[Tensor]] = []
     for number, tracker in enumerate(trackers):
-        streams.current = "one" if number == 0 else None
+        proposed_again.stream = "one" if number == 0 else None
         tracker.refresh(moment_of(0, decay=decay))
         assert (tracker._normals is not None) == (followed_by == "normals")
         tracker.make_ready(moment_of(0, decay=decay))
@@ -206,7 +168,7 @@ def test_a_tracker_comes_to_the_same_with_graphs(
             spans[-1].append(found.outside(torch.eye(12, dtype=torch.float64)))
     for one, other in zip(*spans, strict=True):
         torch.testing.assert_close(one, other)
-    assert sum(graph.replays for graph in reruns) >= 2
+    assert sum(graph.replays for graph in proposed_again.graphs) >= 2
 
 
 @needs_gpu

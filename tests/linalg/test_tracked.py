@@ -17,7 +17,7 @@ from warp_unlearning.linalg.leading_subspaces import leading_subspaces
 from warp_unlearning.linalg.orthonormal import departure
 from warp_unlearning.linalg.proposal import Proposal
 from warp_unlearning.linalg.subspace import Rule, Subspace, principal_subspace, principal_subspace_of
-from warp_unlearning.linalg.tracked import TrackedSubspace, start_all
+from warp_unlearning.linalg.tracked import TrackedSubspace, _most_grown, start_all
 
 
 def rows(count: int, width: int, seed: int, decay: float = 0.8) -> Tensor:
@@ -545,3 +545,20 @@ def test_products_find_neither_whole_spans_nor_shares_of_singular_values(monkeyp
     assert TrackedSubspace(0.9).by_products(torch.eye(4))
     assert not TrackedSubspace(1.0).by_products(torch.eye(4))
     assert not TrackedSubspace(0.9, rule="singular_values").by_products(torch.eye(4))
+
+
+@pytest.mark.parametrize(
+    ("d", "rank", "device", "most"),
+    [
+        (512, 6, "cpu", 64),
+        (512, 6, "cuda", 128),
+        (256, 200, "cpu", 50),
+        (256, 6, "cuda", 64),
+        (9000, 4000, "cpu", 128),
+        (9000, 4000, "cuda", 128),
+    ],
+)
+def test_how_far_a_subspace_grows_depends_on_what_a_decomposition_costs(
+    d: int, rank: int, device: str, most: int
+) -> None:
+    assert _most_grown(d, rank, torch.device(device)) == most

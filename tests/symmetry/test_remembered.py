@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
 from warp_unlearning.gradients import captured_energy
+from warp_unlearning.linalg.side_streams import SideStreams
 from warp_unlearning.models.small_resnet import SmallResNet
 from warp_unlearning.symmetry import remembered as module
 from warp_unlearning.symmetry.forget_energy import EagerEnergy, ReplayedEnergy
@@ -332,6 +333,21 @@ def test_moves_by_graphs_are_moves_without(kit: Any, monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(value, found[1][1][name], rtol=1e-6, atol=1e-9)
 
 
+def test_slopes_are_found_once_a_move_and_ahead(kit: Any, redone: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    early, look = [], ReplayedEnergy.look_ahead
+    monkeypatch.setattr(ReplayedEnergy, "look_ahead", lambda energy: (early.append(energy), look(energy))[1])
+    model, x = kit.built(lambda: SmallResNet(classes=3, width=4)).eval(), kit.normal(40, 1, 8, 8)
+    forget = (kit.normal(6, 1, 8, 8, seed=1), torch.arange(6) % 3)
+    symmetry, ahead = TrackedNullSpace(energy=0.9), []
+    for seed in range(4):
+        move = symmetry.move(model, generator=kit.generator(seed), probe=kit.probe(x, forget=forget))
+        apply_move(model, move)
+        ahead.append(redone[0].replays if redone else 0)
+        assert move.energies is not None
+    assert ahead == [0, 1, 2, 3]
+    assert len(early) == 3
+
+
 @pytest.mark.gpu
 @needs_gpu
 def test_slopes_found_meanwhile_are_the_slopes(kit: Any) -> None:
@@ -344,14 +360,20 @@ def test_slopes_found_meanwhile_are_the_slopes(kit: Any) -> None:
     assert isinstance(energy, ReplayedEnergy)
     assert memory.captured
     parameters = dict(model.named_parameters())
+
+    def busy() -> Tensor:
+        found = torch.randn(512, 512, device="cuda")
+        for _ in range(50):
+            found = found @ found / 512
+        return found
+
     for factor in (1.05, 0.9, 1.1):
         with torch.no_grad():
             for p in parameters.values():
                 p.mul_(factor)
-        with energy.slopes_meanwhile():
-            busy = torch.randn(512, 512, device="cuda")
-            for _ in range(50):
-                busy = busy @ busy / 512
+        with SideStreams(x.device) as sides:
+            sides.each([busy] * 4, apart=False)
+            energy.look_ahead()
         found, expected = (each.slopes(parameters, loss=True) for each in (energy, eager))
         torch.testing.assert_close(found.energy, expected.energy, rtol=1e-9, atol=0)
         for name in parameters:

@@ -383,3 +383,40 @@ def test_layers_that_cannot_be_followed_are_decomposed_together(monkeypatch: pyt
                 held = float((block.basis * (moment @ block.basis)).sum() / moment.diagonal().sum())
                 assert held == pytest.approx(exact.captured, abs=1e-6)
     assert followed == 1
+
+
+def test_what_is_followed_by_captured_proposals_is_what_is_followed_without(proposed_again: Any) -> None:
+    found: list[list[dict[str, InputBasis]]] = []
+    for stream in (None, "one"):
+        proposed_again.stream = stream
+        bases = TrackedBases(0.9, examples=64, patches=16)
+        bases.refresh(network(), [images(64, 1)], generator=generator(2))
+        bases.make_ready()
+        found.append(
+            [
+                bases.refresh(network(drift=0.01 * step), [images(64, 3)], generator=generator(step))
+                for step in (1, 2, 3)
+            ]
+        )
+    trackers = [tracker for layer in bases._layers.values() for tracker in layer.trackers]
+    assert all(tracker._repeated.captured for tracker in trackers)
+    assert len(proposed_again.graphs) >= len(trackers)
+    assert sum(graph.replays for graph in proposed_again.graphs) >= 2 * len(trackers)
+    for without, by_graphs in zip(*found, strict=True):
+        assert without.keys() == by_graphs.keys()
+        for name, basis in without.items():
+            assert same_span(basis, by_graphs[name], 1e-9)
+
+
+def test_something_else_is_done_while_side_streams_are_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    settle = tracked_bases.judged
+    propose = TrackedSubspace.propose
+    monkeypatch.setattr(tracked_bases, "judged", lambda drafts: (order.append("read"), settle(drafts))[1])
+    monkeypatch.setattr(TrackedSubspace, "propose", lambda *a, **n: (order.append("propose"), propose(*a, **n))[1])
+    bases = TrackedBases(0.9, examples=64, patches=16)
+    model, x = network(), images(64, 1)
+    for _ in range(2):
+        bases.refresh(model, [x], generator=generator(2), meanwhile=lambda: order.append("meanwhile"))
+    assert order == ["propose"] * order.count("propose") + ["meanwhile", "read"]
+    assert order.count("propose") == 5

@@ -30,9 +30,11 @@ from .subspace import Rule, Subspace, rank_for, restricted
 # Above this share of the dimensions the complement is faster: d³/3 + 2 d² m + 2 d m² operations for its m = d − k
 # directions, against about d² k + 2 d k², which are of a kind that processors are better at.
 _COMPLEMENT_FROM = 0.62
-# Directions that a subspace may grow by before it is cheaper to decompose again: a quarter of what it has, or an eighth
-# of all where that is more, for layers may see few directions at first, and many as a network changes.
+# Directions that a subspace may grow by before it is cheaper to decompose again: a quarter of what it has, or one in so
+# many of all where that is more, for layers may see few directions at first, and many as a network changes. A GPU takes
+# several times as long for a decomposition.
 _MOST_GROWN = 128
+_GROWN_SHARE, _GROWN_SHARE_ELSEWHERE = 8, 4
 
 
 class TrackedSubspace:
@@ -200,8 +202,7 @@ class TrackedSubspace:
     def _grown(self, moment: Tensor, span: Span, missed: float, total: float) -> AnySubspace | None:
         """The subspace with as many directions more as hold the energy it lacks; None where a few do not."""
         d, rank = span.basis.shape
-        most = min(_MOST_GROWN, max(rank // 4, d // 8))
-        fresh, energies = leading_outside(moment, span.basis, most)
+        fresh, energies = leading_outside(moment, span.basis, _most_grown(d, rank, moment.device))
         held = energies.cumsum(0)
         lacking = missed - self._aim * total
         if not len(held) or not float(held[-1]) >= lacking:
@@ -301,6 +302,12 @@ def _leading_of(trackers: Sequence[TrackedSubspace], matrices: Sequence[Tensor])
         leading = leading_subspaces([matrices[i].double() for i in places], fraction)
         found |= {i: each.to(matrices[i].dtype) for i, each in zip(places, leading, strict=True) if each is not None}
     return found
+
+
+def _most_grown(d: int, rank: int, device: torch.device) -> int:
+    """How many directions a subspace of `rank` in d dimensions may grow by."""
+    share = _GROWN_SHARE if device.type == "cpu" else _GROWN_SHARE_ELSEWHERE
+    return min(_MOST_GROWN, max(rank // 4, d // share))
 
 
 def _least_of(second_moment: Tensor, normals: Tensor, energy: float) -> tuple[Tensor, float]:

@@ -6,10 +6,8 @@ moved again and again are a captured graph, which launches at once what is else 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from math import inf
 from typing import Protocol
 
@@ -94,26 +92,13 @@ class ReplayedEnergy:
         self.graph, self.eager = graph, eager
         self._ahead: Replayed | None = None
 
-    @contextmanager
-    def slopes_meanwhile(self) -> Iterator[None]:
-        """Let the GPU find the slopes while the block launches other work, which must not change the weights.
+    def look_ahead(self) -> None:
+        """Have the GPU find the slopes that will be asked for, where there is a graph; weights stay until then.
 
-        The graph has the memory of its own libraries where it was captured beside the default stream, so that only
-        there it may run beside what is launched one by one.
+        It takes no memory but the graph's own, so that other streams may use what the current one has let go of.
         """
-        device = self.eager.forget[0].device
-        current = torch.cuda.current_stream(device)
-        if not self.graph.captured or current != torch.cuda.default_stream(device):
-            yield
-            return
-        side = _side_stream(device)
-        side.wait_stream(current)
-        try:
-            with torch.cuda.stream(side):
-                self._ahead = self.graph.replayed(*self.eager.forget)
-            yield
-        finally:
-            current.wait_stream(side)
+        if self.graph.captured:
+            self._ahead = self.graph.replayed(*self.eager.forget)
 
     def slopes(self, parameters: Mapping[str, nn.Parameter], *, loss: bool) -> Slopes:
         """As the protocol says."""
@@ -133,11 +118,6 @@ class ReplayedEnergy:
     def refuse(self) -> None:
         """Raise what `gradient_energy` says of it."""
         self.eager.refuse()
-
-
-@lru_cache(maxsize=16)
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class NoEnergy:
