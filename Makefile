@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# For `pipefail`.
+SHELL := bash
 STAMP := $(VENV)/.installed
 # One torch thread in each test process: the processes share the cores among themselves.
 TEST_WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(len(os.sched_getaffinity(0)), 8))" 2>/dev/null || echo 2)
@@ -8,7 +10,7 @@ TEST_WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(len(os.sched_getaffin
 # Where this is set, every process that a test starts compiles the whole package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-browser test-documents test-slow lint types imports unit wheel bench clean
+.PHONY: setup demo test test-long test-browser test-documents test-slow lint types imports unit wheel bench clean
 
 setup: $(STAMP)
 
@@ -35,7 +37,12 @@ imports: setup
 	$(BIN)/lint-imports --no-logo
 
 unit: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist=worksteal -m "not browser and not slow and not documents"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist=worksteal -m "not browser and not slow and not long and not documents"
+
+# Whole commands, and the tests that take longest; the last outcome is in tests/long-outcome.txt.
+test-long: setup
+	@set -o pipefail; OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist=worksteal -m "long and not documents" \
+		-vv | tee tests/long-outcome.txt
 
 # Debian's Chromium is installed where none is.
 CHROMIUM = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)

@@ -35,6 +35,7 @@ def brief() -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "document", ["README.md", "docs/methods.md", "docs/defenses.md", "docs/bounds.md", "docs/reconstruction.md"]
 )

@@ -10,6 +10,7 @@ import venv
 from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -61,6 +62,7 @@ print(len(result.history))
     assert int(run(sys.executable, "-c", code)) > 0
 
 
+@pytest.mark.long
 def test_the_wheel_installs_and_runs_in_an_empty_environment(tmp_path: Path) -> None:
     """Beside the wheel there is what it says it needs, and nothing else that the tests were installed with."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("optuna")
+pytestmark = pytest.mark.long
 Warp = Callable[..., Any]
 FILE = """
 model: {name: mlp, options: {hidden: [8]}}

@@ -57,6 +57,7 @@ def test_references_never_read_a_forget_example(name: str, problem: Problem) -> 
     assert rules.forget_unread(small_data_method(name), problem) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_the_six_methods_approach_the_retrained_model_on_digits(seed: int) -> None:
     digits = digits_problem(seed)

@@ -85,6 +85,7 @@ def store(plan: CellPlan, tmp_path_factory: pytest.TempPathFactory) -> Store:
     return found
 
 
+@pytest.mark.long
 def test_processes_with_lanes_make_the_same_models(plan: CellPlan, store: Store, tmp_path: Path) -> None:
     apart = Store(tmp_path / "store")
     engine = LocalEngine(workers=2, lanes=Lanes(2, GpuLane("cpu")))

@@ -71,6 +71,7 @@ def done(planned: Planned, store: Store, engine: Engine) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.long
 def test_reconstruction_from_plan_to_table(tmp_path: Path, pictures: Pictures, model: nn.Module) -> None:
     store, arms, attacks = Store(tmp_path / "store"), ("none", "warp"), ("inversion", "generative", "canonical")
     planned = plan_reconstruction(Asked(), "small", arms=arms, attacks=attacks, settings=TINY)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, given, settings
@@ -215,6 +216,7 @@ blocks = st.tuples(st.sampled_from(sorted(HOW)), acts, norms)
 networks = st.builds(Net, st.lists(blocks, min_size=1, max_size=3), st.sampled_from(HEADS))
 
 
+@pytest.mark.long
 @settings(
     max_examples=200, suppress_health_check=[HealthCheck.too_slow], phases=(Phase.explicit, Phase.reuse, Phase.generate)
 )

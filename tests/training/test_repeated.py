@@ -166,6 +166,7 @@ def unlearned(problem: Problem, name: str, repeater: Repeater | None, defense: D
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "defense"),
     [(n, d) for n in SHORT for d in (None, Moves())] + [("ngp", make_defense("warp"))],

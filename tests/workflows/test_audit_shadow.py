@@ -75,6 +75,7 @@ def digest(folder: Path) -> str:
     return found
 
 
+@pytest.mark.long
 def test_a_run_is_done_once_and_its_store_can_be_shared(config: ShadowConfig, tmp_path: Path) -> None:
     request = ShadowRequest(config, tmp_path / "run", tmp_path / "store")
     first = carry_out(prepare_shadows(request), LocalEngine(workers=2))
@@ -142,6 +143,7 @@ def test_a_users_own_network_is_audited(config: ShadowConfig, tmp_path: Path) ->
         prepare_shadows(request)
 
 
+@pytest.mark.long
 def test_two_processes_at_once_end_with_one_result(blobs: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings(blobs)))
     command = [*COMMAND, tmp_path / "config.yaml", "--out", tmp_path / "run", "--workers", "1", "--json"]

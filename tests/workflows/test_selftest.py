@@ -17,6 +17,7 @@ def problem() -> PlantedProblem:
     return planted_problem(0)
 
 
+@pytest.mark.long
 def test_every_check_holds() -> None:
     seen: list[Check] = []
     checks = selftest(0, watch=seen.append)

@@ -280,6 +280,7 @@ def kill(process: BaseProcess, file: Path, delay: float) -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
+@pytest.mark.long
 def test_a_run_killed_again_and_again_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     epochs = 40
     whole = start(monkeypatch, tmp_path / "whole", epochs)
