@@ -122,6 +122,7 @@ def test_teleports_are_summed_over_a_run_and_the_first_is_told_apart() -> None:
     found = _summed(runs)
     assert found is not None
     assert (found["count"], found["taken_back"], found["seconds"]["value"], found["later_median"]) == (3, 0.5, 11, 2)
+    assert found["each"] == [[9.0, 1.0, 2.0], [5.0, 3.0, 2.0]]
     assert _summed([{"seconds": [], "taken_back": 0}]) is None
 
 

@@ -187,7 +187,7 @@ def _teleports(driven: Driven) -> dict[str, Any]:
 
 def _summed(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Of one unlearning: how many teleports, how many were taken back, the seconds of all of them, and of one: the
-    median of those after the first, which is not tracked from another.
+    median of those after the first, which is not tracked from another. Of every run those of each.
     """
     if not any(run["seconds"] for run in runs):
         return None
@@ -197,6 +197,7 @@ def _summed(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         "taken_back": sum(run["taken_back"] for run in runs) / len(runs),
         "seconds": asdict(mean([sum(run["seconds"]) for run in runs])),
         "later_median": median(later) if later else None,
+        "each": [list(run["seconds"]) for run in runs],
     }
 
 

@@ -351,6 +351,15 @@ def test_names_from_outside_cannot_break_a_table(study: Make, arm: Make) -> None
     assert "<script>" not in found
 
 
+def test_teleports_are_told_apart_from_the_first_of_a_run(every_study: dict[str, Any]) -> None:
+    study = every_study["runtime"]
+    assert "teleports, ms" not in render(study).markdown
+    told = {"count": 3, "each": [[0.5, 0.04, 0.06], [0.4, 0.05, 0.07]]}
+    rows = [{**row, "teleports": None if row["defense"] is None else told} for row in study["rows"]]
+    found = render({**study, "rows": rows}).markdown
+    assert found.count("| 400.0 to 500.0 | 55.0 | 40.0 to 70.0 | 4 |") == sum(r["defense"] is not None for r in rows)
+
+
 @pytest.mark.parametrize("name", ["runtime", "reconstruction", "adaptive"])
 def test_a_study_of_rows_says_which_are_not_there(name: str, every_study: Studies) -> None:
     results = every_study[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from math import floor, log10
 from typing import Any
 
@@ -23,6 +24,7 @@ from .names import defense_name, in_order, row_name
 from .numbers import PaperNumber, paper_table
 from .rendered import Rendered, rendered
 from .study import read_about
+from .teleport_times import Runs, read_runs, teleport_table
 
 _NOTE = (
     "The paper timed on an RTX 4090: seconds on another machine are not compared, shares are. The interval of a share "
@@ -32,12 +34,15 @@ _NOTE = (
 
 @dataclass(frozen=True)
 class Timed:
-    """The time of one method with one defence, mean over so many runs."""
+    """The time of one method with one defence, mean over so many runs, and the seconds of every teleport of each run,
+    where they are known.
+    """
 
     method: str
     defense: str | None
     seconds: Estimate
     runs: int
+    teleports: Runs = ()
 
 
 def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
@@ -48,15 +53,13 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
         whole["rows"].wrong("at least one time")
     found = {(row.method, row.defense): row for row in timed}
     methods = in_order(tuple(dict.fromkeys(row.method for row in timed)))
+    defenses = dict.fromkeys(row.defense for row in timed)
+    shown_rows = [found[arm] for arm in product(methods, defenses) if arm in found]
     rows, cells, digits = [], [], seconds_digits(row.seconds for row in timed)
-    for method in methods:
-        for defense in dict.fromkeys(row.defense for row in timed):
-            row = found.get((method, defense))
-            if row is None:
-                continue
-            line, judged = _row(row, found.get((method, None)), digits)
-            rows.append(line)
-            cells += judged
+    for row in shown_rows:
+        line, judged = _row(row, found.get((row.method, None)), digits)
+        rows.append(line)
+        cells += judged
     claims, judged = _claims(found, methods)
     heads = ["arm", "seconds", "runs", "more than without the defence, %"]
     return rendered(
@@ -65,6 +68,7 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
         _NOTE,
         table(heads, rows),
         bullets(claims),
+        teleport_table([(row_name(row.method, row.defense), row.teleports) for row in shown_rows]),
         missing_text(about),
         plots={"runtime": _plot(timed, methods)},
         folder=folder,
@@ -122,6 +126,7 @@ def _timed(field: Field) -> Timed:
         field["defense"].maybe(Field.text),
         read_estimate(field["seconds"]),
         field["runs"].count(),
+        read_runs(field),
     )
 
 
