@@ -42,7 +42,7 @@ unit: setup
 # Whole commands, and the tests that take longest; the last outcome is in tests/long-outcome.txt.
 test-long: setup
 	@set -o pipefail; OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist=worksteal -m "long and not documents" \
-		-vv | tee tests/long-outcome.txt
+		-vv --no-header | tee tests/long-outcome.txt
 
 # Debian's Chromium is installed where none is.
 CHROMIUM = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
