@@ -25,8 +25,14 @@ def _add(module: nn.Module, path: str, found: dict[str, nn.Module], seen: set[in
     found[path] = module
     start = f"{path}." if path else ""
     for name, child in module._modules.items():
-        if child is not None and id(child) not in seen:
+        if child is None or id(child) in seen:
+            continue
+        if child._modules:
             _add(child, start + name, found, seen)
+        else:
+            # Most modules have no children, and a call takes as long as the rest.
+            seen.add(id(child))
+            found[start + name] = child
 
 
 def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
