@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from warp_unlearning.gradients.ghost import precision
 from warp_unlearning.gradients.ghost.precision import convolutions_round, precision_of_convolutions
 
 
@@ -23,6 +24,12 @@ def test_products_follow_the_convolutions_and_then_themselves(products: str, all
     with precision_of_convolutions():
         assert (torch.backends.cuda.matmul.fp32_precision == "tf32") is allowed
     assert torch.backends.cuda.matmul.fp32_precision == products
+
+
+def test_switches_are_read_without_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_read", None)
+    for allowed in (True, False):
+        test_products_follow_the_convolutions_and_then_themselves("ieee", allowed)
 
 
 def test_an_error_leaves_the_switch_as_it_was() -> None:

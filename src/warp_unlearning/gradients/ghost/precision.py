@@ -8,7 +8,12 @@ float64 always are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+
+# The switches' attributes read the same, and take ten times as long.
+_read: Callable[[str, str], object] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
 def convolutions_round() -> bool:
@@ -21,18 +26,20 @@ class precision_of_convolutions:
 
     def __enter__(self) -> None:
         """Turn the switch."""
-        products = torch.backends.cuda.matmul
-        self.before = products.fp32_precision
+        self.before = _of_products()
         wanted = _of_convolutions()
         if wanted != self.before:
-            products.fp32_precision = wanted
+            torch.backends.cuda.matmul.fp32_precision = wanted
 
     def __exit__(self, *_: object) -> None:
         """Turn it back."""
-        products = torch.backends.cuda.matmul
-        if products.fp32_precision != self.before:
-            products.fp32_precision = self.before
+        if _of_products() != self.before:
+            torch.backends.cuda.matmul.fp32_precision = self.before
 
 
 def _of_convolutions() -> str:
-    return str(torch.backends.cudnn.conv.fp32_precision)  # type: ignore[attr-defined]
+    return str(torch.backends.cudnn.conv.fp32_precision if _read is None else _read("cuda", "conv"))  # type: ignore[attr-defined]
+
+
+def _of_products() -> str:
+    return str(torch.backends.cuda.matmul.fp32_precision if _read is None else _read("cuda", "matmul"))
