@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
@@ -70,6 +70,20 @@ class Called(TwoNorms):
         return cast(Tensor, functional_call(self.b2, {"weight": 2 * self.b2.weight}, (x,)))
 
 
+class LeftBehind(TwoNorms):
+    """What enters the second convolution was found within a transform, and kept beyond it."""
+
+    def second(self, x: Tensor) -> Tensor:
+        left: list[Tensor] = []
+
+        def leaving(one: Tensor) -> Tensor:
+            left.append(x * one)
+            return one
+
+        grad(leaving)(x.new_ones(()))
+        return super().second(left[0])
+
+
 class Tied(TwoNorms):
     """The second scale is the first's, as a plain attribute."""
 
@@ -104,6 +118,7 @@ ODD = {
     "a kernel clamped in the forward pass": ClampedKernel,
     "statistics changed in the forward pass": MovedStatistics,
     "layers called with other parameters": Called,
+    "an input that a transform has left behind": LeftBehind,
     "a width that is not true": _with(lambda m: setattr(m.b1, "num_features", 7)),
     "a parameter that nothing uses": _with(lambda m: setattr(m.c2, "extra", nn.Parameter(torch.zeros(2)))),
     "a parameter of two names": _with(lambda m: setattr(m.c2, "alias", m.c2.weight)),

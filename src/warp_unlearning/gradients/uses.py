@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ..errors import InputError
 from ..module_tree import modules_by_path
+from .ghost.applied import living
 from .ghost.rule import GhostRule, Passing, rule_of
 from .parameter_slots import copy_with_same_parameters
 
@@ -125,6 +126,7 @@ def _traced_call(
     a = _only_input(args, named)
     if a is None or not _holds(layer, trained) or not torch.is_grad_enabled():
         return forward(*args, **named)
+    a = living(a)
     if trace.shapes is not None:
         output = forward(a)
         trace.shapes.append((path, a.shape, output.shape))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .applied import applied
 from .batch_statistics import BatchStatistics
 from .once import differentiable_once
 from .rule import Passing
@@ -22,7 +23,7 @@ def normalised_twice(
     a: Tensor, weight: Tensor, bias: Tensor | None, statistics: BatchStatistics, passing: Passing
 ) -> Tensor:
     """The output for a (batch, channels, ...); while `passing.outputs_only`, γ and β are given no gradient."""
-    return cast(Tensor, _Normalised.apply(a, weight, bias, statistics, passing))  # type: ignore[no-untyped-call]
+    return cast(Tensor, applied(_Normalised, a, weight, bias, statistics, passing))
 
 
 class _Normalised(torch.autograd.Function):
@@ -42,7 +43,7 @@ class _Normalised(torch.autograd.Function):
             return *found, None, None
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
-        return _Scaled.apply(g, weight, ctx.statistics), None, None, None, None  # type: ignore[no-untyped-call]
+        return applied(_Scaled, g, weight, ctx.statistics), None, None, None, None
 
 
 class _Scaled(torch.autograd.Function):

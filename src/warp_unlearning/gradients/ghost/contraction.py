@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from .applied import applied
 from .once import differentiable_once
 
 
@@ -50,4 +51,4 @@ class _OuterNorm(torch.autograd.Function):
 
 def outer_norm(p: Tensor, g: Tensor) -> Tensor:
     """‖GᵢᵀPᵢ‖², shape (n,), differentiable once in p and g."""
-    return cast(Tensor, _OuterNorm.apply(p, g))  # type: ignore[no-untyped-call]
+    return cast(Tensor, applied(_OuterNorm, p, g))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...module_tree import tensor_of
+from .applied import applied
 from .rule import Passing
 
 # Where a layer keeps its place among those it is taken with.
@@ -89,7 +90,7 @@ class JointKernels:
             return found, found
         trained = [index for index, kernel in enumerate(self._kernels) if kernel.requires_grad]
         tensors = [self._kernels[index] for index in trained]
-        linked = _Linked.apply([self._found[index] for index in trained], *tensors)  # type: ignore[no-untyped-call]
+        linked = applied(_Linked, [self._found[index] for index in trained], *tensors)
         self._linked = dict(zip(trained, zip(linked[::2], linked[1::2], strict=True), strict=True))
         passing.handing.add(linked[0].grad_fn)
         return self._linked[place]

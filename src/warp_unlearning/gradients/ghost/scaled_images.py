@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.availability import triton_is_there
+from .applied import applied
 from .once import differentiable_once
 from .rule import Passing
 
@@ -48,7 +49,7 @@ def least() -> int:
 
 def scaled_images(a: Tensor, scale: Tensor, shift: Tensor, passing: Passing) -> Tensor:
     """The images (n, c, h, w), `scale` and `shift` (1, c, 1, 1); while `passing.outputs_only` these get no gradient."""
-    return cast(Tensor, _ScaledImages.apply(a, scale, shift, passing))  # type: ignore[no-untyped-call]
+    return cast(Tensor, applied(_ScaledImages, a, scale, shift, passing))
 
 
 class _ScaledImages(torch.autograd.Function):
@@ -63,7 +64,7 @@ class _ScaledImages(torch.autograd.Function):
         a, scale = ctx.saved_tensors
         wants_a, *others = ctx.needs_input_grad[:3]
         if ctx.passing.outputs_only:
-            found = _Scaled.apply(u, scale) if wants_a else None  # type: ignore[no-untyped-call]
+            found = applied(_Scaled, u, scale) if wants_a else None
             return found, None, None, None
         at_scale, at_shift = _sums(u, a) if any(others) else (None, None)
         return u * scale if wants_a else None, at_scale, at_shift, None

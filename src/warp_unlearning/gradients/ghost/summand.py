@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from .applied import applied
 from .once import differentiable_once
 from .precision import precision_of_convolutions
 
@@ -44,7 +45,7 @@ def summed(entries: Sequence[Entry]) -> Tensor:
     """Σ nᵢ over the summands, shape (batch,), differentiable once in their tensors."""
     tensors = [tensor for _, own in entries for tensor in own]
     counts = [len(own) for _, own in entries]
-    found = _Sum.apply([summand for summand, _ in entries], counts, *tensors)  # type: ignore[no-untyped-call]
+    found = applied(_Sum, [summand for summand, _ in entries], counts, *tensors)
     return cast(Tensor, found)
 
 

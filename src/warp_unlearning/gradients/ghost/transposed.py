@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from .applied import applied
 from .convolve import convolution_gradients, convolve, transposed_convolve
 from .geometry import Geometry
 from .rule import Passing
@@ -28,7 +29,7 @@ def convolved_by_transposing(
 
     `again` is W once more: what is differentiated again depends on it where it is given.
     """
-    return cast(Tensor, _Convolution.apply(a, kernel, _Constants(geometry, passing, again)))  # type: ignore[no-untyped-call]
+    return cast(Tensor, applied(_Convolution, a, kernel, _Constants(geometry, passing, again)))
 
 
 class _Constants(NamedTuple):

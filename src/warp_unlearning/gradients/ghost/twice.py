@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from .applied import applied
 from .convolve import convolution_gradients, convolve
 from .geometry import Geometry
 from .once import differentiable_once
@@ -29,7 +30,7 @@ def convolved(
 
     `laid_out` gives W as a constant with channels running fastest, if it is known.
     """
-    return cast(Tensor, _Convolution.apply(a, weight, geometry, passing, laid_out))  # type: ignore[no-untyped-call]
+    return cast(Tensor, applied(_Convolution, a, weight, geometry, passing, laid_out))
 
 
 class _Convolution(torch.autograd.Function):
@@ -46,7 +47,7 @@ class _Convolution(torch.autograd.Function):
         if ctx.passing.outputs_only:
             if not ctx.needs_input_grad[0]:
                 return None, None, None, None, None
-            found = _InputGradient.apply(g, weight, _Constants(ctx.kernel, a, ctx.geometry))  # type: ignore[no-untyped-call]
+            found = applied(_InputGradient, g, weight, _Constants(ctx.kernel, a, ctx.geometry))
             return found, None, None, None, None
         at_a, at_kernel = ctx.needs_input_grad[:2]
         found = convolution_gradients(g, a, ctx.kernel, ctx.geometry, at_a=at_a, at_kernel=at_kernel)
