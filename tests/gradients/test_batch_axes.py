@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from typing import Any
 from weakref import ref
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from warp_unlearning.gradients import batch_axes
+from warp_unlearning.gradients import batch_axes, energy
 from warp_unlearning.gradients.energy import gradient_energy
+from warp_unlearning.gradients.traced_pass import traced_pass
 
 
 class Counted(nn.Module):
@@ -61,6 +65,36 @@ def test_what_was_unclear_stays_so() -> None:
     for seed in (1, 2):
         x = torch.randn(3, 3, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         torch.testing.assert_close(gradient_energy(model, x, y), energies(model, x, y), rtol=1e-10, atol=0)
+
+
+def test_norms_are_found_once_where_it_is_known_what_is_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[set[int]] = []
+    squared_norms = energy.squared_norms
+
+    def noted(uses: Any, gradients: Any, elsewhere: set[int]) -> Iterator[Tensor]:
+        found.append(elsewhere)
+        return squared_norms(uses, gradients, elsewhere)
+
+    monkeypatch.setattr(energy, "squared_norms", noted)
+    model, x, y = Counted([], turned=True), torch.ones(3, 3, 4), torch.tensor([0, 1, 2])
+    unclear = {id(model.layer.weight), id(model.layer.bias)}
+    gradient_energy(model, x, y)
+    assert found == [set(), unclear]
+    gradient_energy(model, x, y)
+    assert found == [set(), unclear, unclear]
+
+
+def test_nothing_is_known_before_a_pass() -> None:
+    model, x = Counted([], turned=True), torch.ones(3, 3, 4)
+    traced = traced_pass(model, x)
+    try:
+        assert batch_axes.known_unclear_uses(traced, x) is None
+        unclear = batch_axes.unclear_uses(traced, x)
+        assert [use.path for use in unclear] == ["layer"]
+        assert batch_axes.known_unclear_uses(traced, x) == unclear
+        assert batch_axes.known_unclear_uses(traced, x[:, :2]) is None
+    finally:
+        traced.trace.close()
 
 
 def test_a_model_is_not_kept_alive() -> None:

@@ -23,13 +23,24 @@ _FOUND: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[int, ...]]] = WeakKeyD
 
 def unclear_uses(traced: TracedPass, x: Tensor) -> list[Use]:
     """The uses of the pass over x whose first axis is not the batch."""
-    known, uses = _FOUND.setdefault(traced.model, {}), traced.trace.uses
-    key = (x.shape, *((use.path, type(use.layer), use.a.shape, use.output_shape) for use in uses))
-    # Its hash takes long to find.
-    found = known.get(key)
+    found = known_unclear_uses(traced, x)
     if found is None:
-        found = known[key] = _unclear(uses, _shapes_of_one(traced, x), batch=x.shape[0])
-    return [uses[index] for index in found]
+        uses = traced.trace.uses
+        places = _unclear(uses, _shapes_of_one(traced, x), batch=x.shape[0])
+        _FOUND[traced.model][_key(uses, x)] = places
+        found = [uses[index] for index in places]
+    return found
+
+
+def known_unclear_uses(traced: TracedPass, x: Tensor) -> list[Use] | None:
+    """The same, or None where that takes a pass."""
+    uses = traced.trace.uses
+    places = _FOUND.setdefault(traced.model, {}).get(_key(uses, x))
+    return None if places is None else [uses[index] for index in places]
+
+
+def _key(uses: list[Use], x: Tensor) -> Hashable:
+    return (x.shape, *[(use.path, type(use.layer), use.a.shape, use.output_shape) for use in uses])
 
 
 def _shapes_of_one(traced: TracedPass, x: Tensor) -> list[Shapes]:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ..errors import InputError
 from . import ghost
-from .batch_axes import unclear_uses
+from .batch_axes import known_unclear_uses, unclear_uses
 from .energy_checks import check_batch, check_finite, check_losses, check_model, misfit
 from .fallback import materialised_energy
 from .ghost.rule import GhostRule, Part
@@ -137,13 +137,14 @@ def _energy_of_pass(
     require_unchanged(trace.uses)
     found = output_gradients(total, trace, differentiable=differentiable)
     elsewhere = parameters_used_elsewhere(total.grad_fn, trace)
-    batch = x.shape[:1]
-    misshapen = _parameters(use for use in trace.uses if not use.a.shape[:1] == use.output_shape[:1] == batch)
-    norms = list(squared_norms(trace.uses, found, elsewhere | misshapen))
-    # After the norms, which a GPU works on meanwhile, and which seldom prove to be in vain.
-    unclear = _parameters(unclear_uses(traced, x))
-    if unclear != misshapen:
-        norms = list(squared_norms(trace.uses, found, elsewhere | unclear))
+    told = known_unclear_uses(traced, x)
+    unclear = _parameters(_misshapen(trace.uses, x) if told is None else told)
+    norms = list(squared_norms(trace.uses, found, elsewhere | unclear))
+    if told is None:
+        # After the norms, which a GPU works on meanwhile, and which seldom prove to be in vain.
+        misshapen, unclear = unclear, _parameters(unclear_uses(traced, x))
+        if unclear != misshapen:
+            norms = list(squared_norms(trace.uses, found, elsewhere | unclear))
     elsewhere |= unclear
     energy = total_of(norms, losses)
     refuse_infinite()
@@ -169,6 +170,12 @@ def output_gradients(total: Tensor, trace: Trace, *, differentiable: bool) -> tu
         trace.passing.outputs_only = False
 
 
+def _misshapen(uses: list[Use], x: Tensor) -> Iterator[Use]:
+    """The uses whose first axis cannot be the batch."""
+    batch = x.shape[:1]
+    return (use for use in uses if not use.a.shape[:1] == use.output_shape[:1] == batch)
+
+
 def _parameters(uses: Iterable[Use]) -> set[int]:
     return {id(p) for use in uses for p in use.parameters.values()}
 
@@ -190,8 +197,7 @@ Share = tuple[Use, str, Tensor]
 def squared_norms(uses: list[Use], found: tuple[Tensor | None, ...], elsewhere: set[int]) -> Iterator[Tensor]:
     """The norms of the parameters that rules know in full, from the gradients found at the outputs of their uses."""
     reached = [(use, g) for use, g in zip(uses, found, strict=False) if g is not None]
-    times = Counter(id(p) for use, _ in reached for p in use.parameters.values())
-    several = {p for p, count in times.items() if count > 1}
+    several = _twice([id(p) for use, _ in reached for p in use.parameters.values()])
     apart = elsewhere | several
     kin: dict[Hashable, tuple[GhostRule, tuple[str, ...], list[Part]]] = {}
     for index, (use, g) in enumerate(reached):
@@ -211,6 +217,11 @@ def squared_norms(uses: list[Use], found: tuple[Tensor | None, ...], elsewhere: 
         yield summed(entries)
     for shares in _shares(reached, several - elsewhere):
         yield sum_of_uses(shares).flatten(1).square().sum(1)
+
+
+def _twice(found: list[int]) -> set[int]:
+    """Those that are there more than once."""
+    return set() if len(set(found)) == len(found) else {one for one, count in Counter(found).items() if count > 1}
 
 
 def _shares(reached: list[tuple[Use, Tensor]], several: set[int]) -> Iterable[list[Share]]:
