@@ -22,6 +22,9 @@ from .ghost.applied import living
 from .ghost.rule import GhostRule, Passing, rule_of
 from .parameter_slots import copy_with_same_parameters
 
+# The graph nodes by which leaves are given their gradients; nothing comes after them.
+_AtLeaf: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+
 
 class Use(NamedTuple):
     """One call of a layer: its input, at which version of its memory, and where its output stands in the graph."""
@@ -80,7 +83,12 @@ def traced_copy(model: nn.Module, trace: Trace) -> nn.Module:
 def _trained(layer: nn.Module, rule: GhostRule) -> dict[str, nn.Parameter]:
     """The parameters that the rule answers for; others that a layer was given it does not use."""
     held = layer._parameters
-    return {name: p for name in rule.names if (p := held.get(name)) is not None and p.requires_grad}
+    found = {}
+    for name in rule.names:
+        p = held.get(name)
+        if p is not None and p.requires_grad:
+            found[name] = p
+    return found
 
 
 def parameters_used_elsewhere(root: Node | None, trace: Trace) -> set[int]:
@@ -88,16 +96,14 @@ def parameters_used_elsewhere(root: Node | None, trace: Trace) -> set[int]:
     found: set[int] = set()
     seen: set[Node] = set()
     handing = trace.nodes | trace.passing.handing
-    waiting = [root] if root is not None else []
+    waiting: list[Any] = [root] if root is not None else []
     while waiting:
         node = waiting.pop()
         for child, _ in node.next_functions:
-            if child is None:
-                continue
-            leaf = getattr(child, "variable", None)
-            if leaf is not None and node not in handing:
-                found.add(id(leaf))
-            if child not in seen:
+            if type(child) is _AtLeaf:
+                if node not in handing:
+                    found.add(id(child.variable))
+            elif child is not None and child not in seen:
                 seen.add(child)
                 waiting.append(child)
     return found
@@ -148,8 +154,11 @@ def _traced_call(
 def _holds(layer: nn.Module, trained: dict[str, nn.Parameter]) -> bool:
     """Whether these are the layer's parameters; within `functional_call` it may have been given other tensors."""
     held = layer._parameters
-    # Not by a generator, which takes longer to begin than a list to make.
-    return not [name for name, p in trained.items() if held.get(name) is not p]
+    # Not by `all` and a generator, which takes longer to begin than the loop to end.
+    for name, p in trained.items():  # noqa: SIM110
+        if held.get(name) is not p:
+            return False
+    return True
 
 
 def _output_by_views(
