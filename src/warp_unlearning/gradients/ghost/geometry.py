@@ -41,6 +41,20 @@ class Geometry:
         return self.size == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
 
     @cached_property
+    def steps_over(self) -> bool:
+        """Whether a kernel of one tap steps over inputs."""
+        return self.size == (1, 1) and self.padding == (0, 0) and self.stride != (1, 1)
+
+    @cached_property
+    def is_fast_in_groups(self) -> bool:
+        """Whether a GPU may have a fast convolution of many such groups: for channels in fours and a stride of 1.
+
+        A single tap is a plain product.
+        """
+        plain = self.stride == (1, 1) and self.size != (1, 1)
+        return plain and self.width % 4 == 0 and self.out % 4 == 0
+
+    @cached_property
     def turned_padding(self) -> tuple[int, int]:
         """What an output is padded by where the kernel, turned, runs over it with a stride of 1 to give an input."""
         down, right = (d * (k - 1) - p for d, k, p in zip(self.dilation, self.size, self.padding, strict=True))

@@ -27,6 +27,7 @@ from .windowed_gram import WindowedGram
 
 _GRAM, _GROUPED, _ONE_POSITION = Gram(), Grouped(), OnePosition()
 _WINDOWED_GRAM, _GROUPED_LAST, _PATCHES = WindowedGram(), GroupedLast(), Patches()
+_ON_CPUS, _ON_GPUS, _ON_GPUS_IN_GROUPS = (_GRAM, _GROUPED), (_WINDOWED_GRAM, _PATCHES), (_WINDOWED_GRAM, _GROUPED_LAST)
 
 
 def kernel_entry(a: Sequence[Tensor], g: Sequence[Tensor], geometry: Geometry) -> Entry:
@@ -38,9 +39,14 @@ def kernel_entry(a: Sequence[Tensor], g: Sequence[Tensor], geometry: Geometry) -
 
 def better_together(a: Tensor, g: Tensor, geometry: Geometry) -> bool:
     """Whether the norms of several layers like this one are found faster if their images are concatenated."""
-    outputs = (g.shape[2], g.shape[3])
-    inputs = outputs if _steps_over(geometry) else (a.shape[2], a.shape[3])
+    outputs = _size(g)
+    inputs = outputs if geometry.steps_over else _size(a)
     return contraction_for(a.device, a.dtype, inputs, outputs, _simplified(geometry, inputs, outputs)).together
+
+
+def _size(images: Tensor) -> Size:
+    _, _, height, width = images.shape
+    return height, width
 
 
 def contraction_for(
@@ -48,9 +54,10 @@ def contraction_for(
 ) -> KernelContraction:
     """The fastest for a layer of one group whose images have these heights and widths."""
     if device.type == "cpu":
-        return _fastest((_GRAM, _GROUPED), inputs, outputs, geometry)
-    other = _GROUPED_LAST if _convolves_groups(dtype, geometry) else _PATCHES
-    return _fastest((_WINDOWED_GRAM, other), inputs, outputs, geometry)
+        return _fastest(_ON_CPUS, inputs, outputs, geometry)
+    # A GPU has fast convolutions of groups in TF32.
+    in_groups = dtype == torch.float32 and geometry.is_fast_in_groups and convolutions_round()
+    return _fastest(_ON_GPUS_IN_GROUPS if in_groups else _ON_GPUS, inputs, outputs, geometry)
 
 
 @lru_cache(maxsize=256)
@@ -60,27 +67,12 @@ def _fastest(ways: tuple[KernelContraction, ...], inputs: Size, outputs: Size, g
     return min(ways, key=lambda way: way.cost(inputs, outputs, geometry))
 
 
-def _convolves_groups(dtype: torch.dtype, geometry: Geometry) -> bool:
-    """Whether a GPU has fast convolutions of groups: in TF32, for channels in fours and a stride of 1.
-
-    A single tap is a plain product.
-    """
-    plain = geometry.stride == (1, 1) and geometry.size != (1, 1)
-    in_fours = geometry.width % 4 == 0 and geometry.out % 4 == 0
-    return plain and in_fours and dtype == torch.float32 and convolutions_round()
-
-
-def _steps_over(geometry: Geometry) -> bool:
-    """Whether a kernel of one tap steps over inputs, which are then left out."""
-    return geometry.size == (1, 1) and geometry.padding == (0, 0) and geometry.stride != (1, 1)
-
-
 @lru_cache(maxsize=256)
 def _simplified(geometry: Geometry, inputs: Size, outputs: Size) -> Geometry:
     """The geometry of a single group, of the inputs that are not left out, and of the taps that see any."""
     if geometry.groups > 1:
         geometry = replace(geometry, out=geometry.out // geometry.groups, groups=1)
-    if _steps_over(geometry):
+    if geometry.steps_over:
         return replace(geometry, stride=(1, 1))
     return without_idle_taps(geometry, inputs, outputs)
 
@@ -102,7 +94,7 @@ class _KernelNorms(Summand):
     def __init__(self, geometry: Geometry) -> None:
         self._groups = geometry.groups
         self._geometry = geometry
-        self._stride = geometry.stride if _steps_over(geometry) else None
+        self._stride = geometry.stride if geometry.steps_over else None
 
     def norms(self, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, Sequence[Tensor]]:
         """What is contracted is kept, where it is not the tensors themselves, and what the contraction keeps."""
@@ -111,7 +103,7 @@ class _KernelNorms(Summand):
         a_given, g_given = self._is_given = (a is tensors[0], g is tensors[layers])
         own = [] if a_given else [a]
         own += [] if g_given else [g]
-        inputs, outputs = (a.shape[2], a.shape[3]), (g.shape[2], g.shape[3])
+        inputs, outputs = _size(a), _size(g)
         geometry = self._geometry = _simplified(self._geometry, inputs, outputs)
         way = self._way = contraction_for(a.device, a.dtype, inputs, outputs, geometry)
         self._some = images_at_once(a.shape[0], way.numbers(inputs, outputs, geometry), way.chunk)
