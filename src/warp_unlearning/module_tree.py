@@ -58,11 +58,13 @@ def _once_each(held: Iterable[tuple[str, Mapping[str, Held | None]]]) -> Iterato
 def tensor_of(module: nn.Module, name: str) -> Tensor | None:
     """The module's attribute of this name, a parameter or a buffer; by `getattr` it takes several times as long."""
     # What something other than torch has put there comes first.
-    if name not in vars(module):
-        if name in module._parameters:
-            return module._parameters[name]
-        if name in module._buffers:
-            return module._buffers[name]
+    if name not in module.__dict__:
+        held = module._parameters
+        if name in held:
+            return held[name]
+        others = module._buffers
+        if name in others:
+            return others[name]
     return cast("Tensor | None", getattr(module, name))
 
 

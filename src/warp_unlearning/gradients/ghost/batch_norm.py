@@ -26,10 +26,13 @@ class BatchNormRule(AffineRule):
 
     def prepare(self, layers: Sequence[nn.Module]) -> None:
         """Their statistics, and where steps are better few than small, what they are taken with."""
-        norms = [norm for norm in cast("Sequence[nn.BatchNorm2d]", layers) if has_statistics(norm)]
-        joined = {norm: None for norm in norms if can_join(norm) and few_steps(_weight(norm).device)}
-        join(list(joined))
-        note_statistics([norm for norm in norms if norm not in joined])
+        joined: list[nn.BatchNorm2d] = []
+        others: list[nn.BatchNorm2d] = []
+        for norm in cast("Sequence[nn.BatchNorm2d]", layers):
+            if has_statistics(norm):
+                (joined if can_join(norm) and few_steps(_weight(norm).device) else others).append(norm)
+        join(joined)
+        note_statistics(others)
 
     def hands_over(self, layer: nn.Module, a: Tensor) -> bool:
         """Where it was joined to others, whose first steps are noted."""
@@ -54,7 +57,8 @@ class BatchNormRule(AffineRule):
 
     def kinship(self, layer: nn.Module, a: Tensor, g: Tensor) -> Hashable | None:
         """Layers on batches of the same length and kind, where steps are better few than small."""
-        return (a.shape[0], a.dtype, a.device) if few_steps(a.device) else None
+        device = a.device
+        return (a.shape[0], a.dtype, device) if few_steps(device) else None
 
     def entry(self, names: Sequence[str], parts: Sequence[Part]) -> Entry | None:
         """Of scales and shifts together."""

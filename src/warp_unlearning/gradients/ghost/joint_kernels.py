@@ -49,7 +49,7 @@ def kernels_with_history(layer: nn.Conv2d, worth: bool, passing: Passing) -> Pai
 
 def _place(layer: nn.Conv2d, worth: bool) -> tuple[JointKernels, int] | None:
     """What the layer was joined to, and its place there, where its kernel can be had from it."""
-    found = cast("tuple[JointKernels, int] | None", vars(layer).get(_PLACE))
+    found: tuple[JointKernels, int] | None = vars(layer).get(_PLACE)
     if found is None or not found[0].is_current(found[1]):
         return None
     return found if worth or found[0].known else None

@@ -40,7 +40,7 @@ def join(norms: Sequence[nn.BatchNorm2d]) -> None:
 
 def place_of(norm: nn.BatchNorm2d) -> tuple[JointNorms, int] | None:
     """What the layer was joined to, and its place there; None where it was not, or has been written over since."""
-    known = cast("tuple[JointNorms, int] | None", vars(norm).get(_PLACE))
+    known: tuple[JointNorms, int] | None = vars(norm).get(_PLACE)
     return known if known is not None and known[0].is_current(known[1]) else None
 
 
@@ -59,12 +59,15 @@ class JointNorms:
         self._sizes = [weight.shape[0] for weight in self._weights]
         self._parts: dict[int, list[ScaleAndShift]] = {}
         held = zip(self._weights, self._biases, self._means, self._variances, strict=True)
-        self._held = [[tensor for tensor in some if tensor is not None] for some in held]
-        self._versions = [[tensor._version for tensor in some] for some in self._held]
+        self._held = [[(tensor, tensor._version) for tensor in some if tensor is not None] for some in held]
 
     def is_current(self, place: int) -> bool:
         """Whether the numbers of a layer are those it had when it was joined."""
-        return self._versions[place] == [tensor._version for tensor in self._held[place]]
+        # Asked several times for every layer: a loop ends before a list of versions is made.
+        for tensor, version in self._held[place]:  # noqa: SIM110
+            if tensor._version != version:
+                return False
+        return True
 
     def scale_and_shift(self, place: int, axes: int, passing: Passing) -> ScaleAndShift:
         """γr and β − γrμ of one layer, shapes (1, channels, 1, ...) with `axes` ones at the end: sums over other axes,
