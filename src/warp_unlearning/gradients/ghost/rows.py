@@ -29,9 +29,18 @@ def as_image(rows: Tensor, like: Tensor) -> Tensor:
 
 def padded(x: Tensor, padding: Size) -> Tensor:
     """Zeros around, or as much cut off where padding is negative, shape (n, height, width, channels), contiguous."""
+    return _with_zeros(x, padding).permute(0, 2, 3, 1).contiguous()
+
+
+def padded_rows(x: Tensor, padding: Size) -> tuple[Tensor, Size]:
+    """The same as rows (n, positions, channels), contiguous, and the height and width."""
+    around = _with_zeros(x, padding)
+    return as_rows(around).contiguous(), (around.shape[2], around.shape[3])
+
+
+def _with_zeros(x: Tensor, padding: Size) -> Tensor:
     down, right = padding
-    around = torch.constant_pad_nd(x, (right, right, down, down)) if down or right else x
-    return around.permute(0, 2, 3, 1).contiguous()
+    return torch.constant_pad_nd(x, (right, right, down, down)) if down or right else x
 
 
 def windows_along(size: Size, taps: Size, *, stride: Size, dilation: Size) -> Size:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .geometry import Geometry
 from .kernel_contraction import Kept, KernelContraction, Size
-from .rows import as_image, as_rows, padded, windows_along
+from .rows import as_image, as_rows, padded_rows, windows_along
 
 
 class WindowedGram(KernelContraction):
@@ -35,9 +35,8 @@ class WindowedGram(KernelContraction):
 
     def norms(self, a: Tensor, g: Tensor, geometry: Geometry, *, wants_a: bool, wants_g: bool) -> tuple[Tensor, Kept]:
         """K and Γ are kept, shapes (n, T, T)."""
-        grid = padded(a, geometry.padding)
-        between_inputs = _products(grid.flatten(1, 2))
-        between_patches = _diagonal_sums(between_inputs, (grid.shape[1], grid.shape[2]), geometry, geometry.stride)
+        rows, size = padded_rows(a, geometry.padding)
+        between_patches = _diagonal_sums(_products(rows), size, geometry, geometry.stride)
         between_outputs = _products(as_rows(g))
         norms = (between_patches * between_outputs).sum((1, 2))
         return norms, (between_patches, between_outputs) if wants_g else ()
