@@ -16,14 +16,7 @@ _convolution_backward = torch.ops.aten.convolution_backward.default
 
 def convolve(a: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
     """Images (batch, channels, height, width) convolved with a kernel (out, in / groups, *size)."""
-    return F.conv2d(
-        a,
-        kernel,
-        stride=geometry.stride,
-        padding=geometry.padding,
-        dilation=geometry.dilation,
-        groups=geometry.groups,
-    )
+    return F.conv2d(a, kernel, None, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
 
 
 def transposed_convolve(g: Tensor, kernel: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:

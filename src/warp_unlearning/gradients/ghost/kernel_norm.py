@@ -124,7 +124,8 @@ class _KernelNorms(Summand):
         a = tensors[0] if a_given else waiting.pop(0)
         g = tensors[layers] if g_given else waiting.pop(0)
         twice = twice if self._groups == 1 else twice.repeat_interleave(self._groups)
-        twice = twice if layers == 1 else twice.repeat(layers)
+        # Not by `repeat`, which takes several steps of the host.
+        twice = twice if layers == 1 else torch.cat([twice] * layers)
         for_a, for_g = self._of_pieces(a, g, waiting, twice, wants_a=any(wanted[:layers]))
         of_a = [None] * layers if for_a is None else self._at_layers(for_a, tensors[:layers])
         return *of_a, *_apart(for_g, tensors[layers:])

@@ -94,4 +94,5 @@ def _pulled_back(
     whole = len(saved)
     kept, tensors = saved[whole - count :], saved[whole - count - len(wanted) : whole - count]
     del saved[whole - count - len(wanted) :]
-    return summand.pullbacks(tensors, kept, wanted, twice.to(tensors[0].dtype))
+    dtype = tensors[0].dtype
+    return summand.pullbacks(tensors, kept, wanted, twice if twice.dtype == dtype else twice.to(dtype))
