@@ -43,15 +43,15 @@ class _Constants(NamedTuple):
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, kernel: Tensor, constants: _Constants) -> Tensor:
-        geometry, ctx.passing, again = constants
-        ctx.save_for_backward(a, kernel, kernel if again is None else again)
-        ctx.geometry = geometry
-        return convolve(a, kernel, geometry)
+        ctx.geometry, ctx.passing, again = constants
+        # The numbers of both are the same, and what is kept takes time in every pass.
+        ctx.save_for_backward(a, kernel if again is None else again)
+        return convolve(a, kernel, constants.geometry)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        a, kernel, again = ctx.saved_tensors
+        a, kernel = ctx.saved_tensors
         at_a, at_kernel, _ = ctx.needs_input_grad
         if ctx.passing.outputs_only:
-            return transposed_convolve(g, again, a.shape, ctx.geometry) if at_a else None, None, None
+            return transposed_convolve(g, kernel, a.shape, ctx.geometry) if at_a else None, None, None
         return *convolution_gradients(g, a, kernel, ctx.geometry, at_a=at_a, at_kernel=at_kernel), None
