@@ -171,6 +171,7 @@ def test_a_tracker_comes_to_the_same_with_graphs(proposed_again: Any, decay: flo
     assert sum(graph.replays for graph in proposed_again.graphs) >= 2
 
 
+@pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize(("way", "k"), [(proposed_by_columns, 40), (proposed_by_normals, 30)])
 def test_graphs_on_side_streams_of_a_gpu(way: Way, k: int) -> None:
