@@ -91,7 +91,7 @@ def redone(monkeypatch: pytest.MonkeyPatch) -> list[Redone]:
         return made[-1]
 
     monkeypatch.setattr(captured_energy, "CudaGraph", graph)
-    monkeypatch.setattr(captured_energy, "capturable_stream", lambda device: nullcontext())
+    monkeypatch.setattr(captured_energy, "stream_ahead", lambda device: nullcontext())
     for module in (captured_energy, remembered):
         monkeypatch.setattr(module, "graphs_are_there", lambda device: True)
     return made

@@ -13,6 +13,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from .streams_beside import ahead_of
+
 Output = TypeVar("Output")
 
 _SIDE: dict[tuple[int, str], Any] = {}
@@ -98,7 +100,22 @@ def capturable_stream(device: torch.device, *, purpose: str = "") -> Iterator[No
     key = current.device_index, purpose
     if key not in _SIDE:
         _SIDE[key] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    side = _SIDE[key]
+    with _beside(current, _SIDE[key]):
+        yield
+
+
+@contextmanager
+def stream_ahead(device: torch.device) -> Iterator[None]:
+    """A stream that can be captured and may be at work beside the current one, where that has one; else as above."""
+    current = torch.cuda.current_stream(device)
+    side = ahead_of(current)
+    with capturable_stream(device) if side is None else _beside(current, side):
+        yield
+
+
+@contextmanager
+def _beside(current: torch.cuda.Stream, side: torch.cuda.Stream) -> Iterator[None]:
+    """After what the current stream was given, and before what it is given next."""
     side.wait_stream(current)
     try:
         with torch.cuda.stream(side):

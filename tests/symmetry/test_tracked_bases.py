@@ -406,17 +406,3 @@ def test_what_is_followed_by_captured_proposals_is_what_is_followed_without(prop
         assert without.keys() == by_graphs.keys()
         for name, basis in without.items():
             assert same_span(basis, by_graphs[name], 1e-9)
-
-
-def test_something_else_is_done_while_side_streams_are_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    settle = tracked_bases.judged
-    propose = TrackedSubspace.propose
-    monkeypatch.setattr(tracked_bases, "judged", lambda drafts: (order.append("read"), settle(drafts))[1])
-    monkeypatch.setattr(TrackedSubspace, "propose", lambda *a, **n: (order.append("propose"), propose(*a, **n))[1])
-    bases = TrackedBases(0.9, examples=64, patches=16)
-    model, x = network(), images(64, 1)
-    for _ in range(2):
-        bases.refresh(model, [x], generator=generator(2), meanwhile=lambda: order.append("meanwhile"))
-    assert order == ["propose"] * order.count("propose") + ["meanwhile", "read"]
-    assert order.count("propose") == 5

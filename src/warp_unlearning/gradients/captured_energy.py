@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..cuda_graphs import CudaGraph, capturable_stream, graphs_are_there
+from ..cuda_graphs import CudaGraph, graphs_are_there, stream_ahead
 from ..errors import InputError
 from ..kernels.one_pixel_norm import one_pixel_norms
+from ..streams_beside import ahead_of
 from .energy import (
     Loss,
     cross_entropy,
@@ -73,6 +74,7 @@ class CapturedEnergy:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._places = {name: p.data_ptr() for name, p in self._parameters.items()}
         self._with_loss = loss_gradients
+        self._captured_on: torch.cuda.Stream | None = None
         self._slopes: _Work[Replayed] = _Work()
         self._alone: _Work[Tensor] = _Work()
 
@@ -102,9 +104,17 @@ class CapturedEnergy:
         once, with the batch of the last call: what libraries allocate and choose at first must not be captured.
         """
         with self._as_in_a_graph():
+            self._captured_on = torch.cuda.current_stream(self._x.device) if self._x.is_cuda else None
             slopes = self._slopes.captured(self._slopes_once)
             # In the memory of the first: what that frees on the way is free by the time this runs.
             self._alone.captured(self._energies_once, pool=slopes.pool)
+
+    def may_run_beside(self, current: torch.cuda.Stream) -> torch.cuda.Stream | None:
+        """The stream of their own on which graphs may be replayed while the current one is at work, where they have one
+        that belongs to it: libraries go on using their memory for the stream where they were captured.
+        """
+        own = ahead_of(current)
+        return own if self.captured and own is not None and own == self._captured_on else None
 
     def suits(self, x: Tensor, y: Tensor) -> bool:
         """Whether the batch is like the first."""
@@ -143,7 +153,7 @@ class CapturedEnergy:
     def _as_in_a_graph(self) -> Iterator[None]:
         """The stream, the forms of layers and the precision of what is captured."""
         with (
-            capturable_stream(self._x.device),
+            stream_ahead(self._x.device),
             for_a_graph(),
             torch.autocast(self._x.device.type, enabled=False),
             math_attention(),

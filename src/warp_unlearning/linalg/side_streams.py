@@ -14,14 +14,11 @@ from typing import TypeVar
 
 import torch
 
+from ..streams_beside import sides_of
 from ..waiting import takes_turns
 from .gpu_library import load_gpu_library, make_context_current
 
 Made = TypeVar("Made")
-_STREAMS = 4
-# Torch has 32 streams of high priority, hands them out in turn, and nothing else here asks for them.
-_PRIORITY, _MOST_OWNERS = -1, 8
-_OF: dict[tuple[torch.device, int], list[torch.cuda.Stream]] = {}
 
 
 class SideStreams:
@@ -29,11 +26,11 @@ class SideStreams:
 
     They begin after what the current stream has been given, and what it is given after the block comes after them all.
     Streams belong to the current one: what they allocate is used on no other but it, so that memory which is let go of
-    is not handed on before the current stream is done with it. There are such streams for eight; a ninth has none.
+    is not handed on before the current stream is done with it. A current stream may have none.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._streams = _beside(torch.cuda.current_stream(device)) if device.type == "cuda" else []
+        self._streams = sides_of(torch.cuda.current_stream(device)) if device.type == "cuda" else []
 
     def __enter__(self) -> SideStreams:
         """Begin."""
@@ -118,11 +115,3 @@ def _thread(number: int) -> ThreadPoolExecutor:
     for a thread costs more than a piece of work.
     """
     return ThreadPoolExecutor(1, thread_name_prefix=f"side stream {number}")
-
-
-def _beside(current: torch.cuda.Stream) -> list[torch.cuda.Stream]:
-    key = current.device, current.cuda_stream
-    if key not in _OF:
-        count = _STREAMS if len(_OF) < _MOST_OWNERS else 0
-        _OF[key] = [torch.cuda.Stream(current.device, priority=_PRIORITY) for _ in range(count)]  # type: ignore[no-untyped-call]
-    return _OF[key]

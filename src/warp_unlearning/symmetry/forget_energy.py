@@ -6,7 +6,8 @@ moved again and again are a captured graph, which launches at once what is else 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
@@ -92,13 +93,22 @@ class ReplayedEnergy:
         self.graph, self.eager = graph, eager
         self._ahead: Replayed | None = None
 
-    def look_ahead(self) -> None:
-        """Have the GPU find the slopes that will be asked for, where there is a graph; weights stay until then.
-
-        It takes no memory but the graph's own, so that other streams may use what the current one has let go of.
-        """
-        if self.graph.captured:
-            self._ahead = self.graph.replayed(*self.eager.forget)
+    @contextmanager
+    def slopes_meanwhile(self) -> Iterator[None]:
+        """Let the GPU find the slopes while the block launches other work, which must not change the weights."""
+        x = self.eager.forget[0]
+        current = torch.cuda.current_stream(x.device) if x.is_cuda else None
+        side = None if current is None else self.graph.may_run_beside(current)
+        if current is None or side is None:
+            yield
+            return
+        side.wait_stream(current)
+        try:
+            with torch.cuda.stream(side):
+                self._ahead = self.graph.replayed(*self.eager.forget)
+            yield
+        finally:
+            current.wait_stream(side)
 
     def slopes(self, parameters: Mapping[str, nn.Parameter], *, loss: bool) -> Slopes:
         """As the protocol says."""

@@ -15,8 +15,8 @@ norms are over movable weights that inputs reach.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal, get_args
@@ -92,16 +92,9 @@ class NullSpace:
         return Sizes(self.batch_size, self.forget_size)
 
     def input_bases(
-        self,
-        model: nn.Module,
-        batches: Sequence[Tensor],
-        *,
-        generator: torch.Generator,
-        meanwhile: Callable[[], None] | None = None,
+        self, model: nn.Module, batches: Sequence[Tensor], *, generator: torch.Generator
     ) -> dict[str, InputBasis]:
-        """The bases of every layer's inputs, decomposed exactly; `model` is in eval mode. What may be done `meanwhile`,
-        as long as a GPU's current stream has nothing to do, is left to its time where there is no such while.
-        """
+        """The bases of every layer's inputs, decomposed exactly; `model` is in eval mode."""
         bases = exact_bases(model, batches, energy=self.energy, rule=self.rule, ranks=self._remembered.ranks)
         self._remembered.ranks = {name: [block.rank for block in basis.blocks] for name, basis in bases.items()}
         return bases
@@ -133,10 +126,10 @@ class NullSpace:
                     _require_finite(finite)
                     finite = None
                 energy = self._remembered.energy(energy)
-            replayed = energy if self.aim == "descent" and isinstance(energy, ReplayedEnergy) else None
-            meanwhile = None if replayed is None else replayed.look_ahead
+            descends = self.aim == "descent"
             try:
-                bases = self.input_bases(working, batches, generator=generator, meanwhile=meanwhile)
+                with energy.slopes_meanwhile() if isinstance(energy, ReplayedEnergy) and descends else nullcontext():
+                    bases = self.input_bases(working, batches, generator=generator)
             except WarpError:
                 _require_finite(finite)
                 raise

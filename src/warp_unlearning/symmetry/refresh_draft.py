@@ -48,17 +48,11 @@ class Draft:
 
 
 def drafted(
-    samples: Sequence[SampledMoment],
-    layers: Mapping[str, TrackedLayer],
-    *,
-    blend: float | None,
-    rounds: int,
-    meanwhile: Callable[[], None] | None = None,
+    samples: Sequence[SampledMoment], layers: Mapping[str, TrackedLayer], *, blend: float | None, rounds: int
 ) -> list[Draft]:
     """Refreshes of layers on one device by so many `rounds` of subspace iteration; what is a number for each of them is
     computed for all at once. `blend` is the least weight of the sample; without it, second moments are those of the
-    sample alone. The sums of the samples are written over; `layers` keep their moments and subspaces. `meanwhile` is
-    called once side streams are at work.
+    sample alone. The sums of the samples are written over; `layers` keep their moments and subspaces.
     """
     latest = [mirrored(sample.total) for sample in samples]
     torch._foreach_div_(latest, [float(sample.positions) for sample in samples])
@@ -69,7 +63,7 @@ def drafted(
     pieces = {
         draft.sample.weight.name: partial(_proposals, layer, _moments(draft), rounds) for draft, layer in followed
     }
-    proposed = _on_side_streams(pieces, layers, meanwhile)
+    proposed = _on_side_streams(pieces, layers)
     for draft, _ in followed:
         draft.proposals = proposed[draft.sample.weight.name]
     return drafts
@@ -86,11 +80,7 @@ def make_ready(layers: Mapping[str, TrackedLayer]) -> None:
         _on_side_streams(pieces, layers)
 
 
-def _on_side_streams(
-    pieces: Mapping[str, Callable[[], Made]],
-    layers: Mapping[str, TrackedLayer],
-    meanwhile: Callable[[], None] | None = None,
-) -> dict[str, Made]:
+def _on_side_streams(pieces: Mapping[str, Callable[[], Made]], layers: Mapping[str, TrackedLayer]) -> dict[str, Made]:
     """What the pieces for layers on one device give, each on the stream it has every time there are the same layers."""
     # The largest first, so that none is left over for the end.
     names = sorted(pieces, key=lambda name: (-layers[name].within.shape[-1], name))
@@ -99,8 +89,6 @@ def _on_side_streams(
     with SideStreams(layers[names[0]].within.device) as sides:
         # Each is a few short calls, which threads would only wait for each other with.
         found = sides.each([pieces[name] for name in names], apart=False)
-        if meanwhile is not None:
-            meanwhile()
     return dict(zip(names, found, strict=True))
 
 

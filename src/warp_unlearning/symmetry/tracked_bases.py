@@ -13,7 +13,7 @@ is 1 − m₀/m, if that is more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from sys import maxsize
 
 import torch
@@ -83,15 +83,13 @@ class TrackedBases:
         *,
         generator: torch.Generator,
         replay: Replay | None = None,
-        meanwhile: Callable[[], None] | None = None,
     ) -> dict[str, InputBasis]:
         """The bases for the model as it stands (put it in eval mode), by weight name; the model is left unchanged.
 
         After the first call, the captured energy is what a basis held of the inputs just seen before it took them in:
         an honest figure for inputs it was not made from, and on the low side. A weight first seen in a later call
         starts from the sample. An energy of 1 is a span that no blend could follow: it is exact every time. A `replay`
-        for the model may take the place of the pass over a random part. `meanwhile` is called, if at all, once other
-        streams of a GPU are at work on the refresh, and the current one has to wait for them.
+        for the model may take the place of the pass over a random part.
         """
         if self.energy == 1:
             self.exact_builds += 1
@@ -102,11 +100,10 @@ class TrackedBases:
         known = self._known()
         if not self._lost(self.restart):
             seen = sampled_moments(model, batches, self.examples, self.patches, generator, known, replay=replay)
-            return self._follow(seen, meanwhile=meanwhile)
+            return self._follow(seen)
         self.renewals += 1
         patches = -(-self.patches // _FEWER_PATCHES)
-        seen = sampled_moments(model, batches, maxsize, patches, generator, known)
-        return self._follow(seen, anew=True, meanwhile=meanwhile)
+        return self._follow(sampled_moments(model, batches, maxsize, patches, generator, known), anew=True)
 
     def asks_next(self, batches: Iterable[Tensor]) -> Asking | None:
         """What the next refresh asks a `replay` for if it follows, with any examples; None where nothing is kept."""
@@ -144,9 +141,7 @@ class TrackedBases:
     def _tracker(self) -> TrackedSubspace:
         return TrackedSubspace(self.energy, rule=self.rule, rounds=self.rounds, slack=self.slack)
 
-    def _follow(
-        self, samples: dict[str, SampledMoment], *, anew: bool = False, meanwhile: Callable[[], None] | None = None
-    ) -> dict[str, InputBasis]:
+    def _follow(self, samples: dict[str, SampledMoment], *, anew: bool = False) -> dict[str, InputBasis]:
         """One read for all layers; until it is done, nothing that is kept has changed. Second moments of `anew` are
         those of the sample alone.
         """
@@ -154,10 +149,7 @@ class TrackedBases:
         for sample in samples.values():
             devices.setdefault(sample.total.device, []).append(sample)
         blend, rounds = (None, self.rounds + 1) if anew else (self.blend, self.rounds)
-        together = [
-            drafted(own, self._layers, blend=blend, rounds=rounds, meanwhile=None if place else meanwhile)
-            for place, own in enumerate(devices.values())
-        ]
+        together = [drafted(own, self._layers, blend=blend, rounds=rounds) for own in devices.values()]
         drafts = judged(together)
         bases = {
             draft.sample.weight.name: self._refreshed(draft)

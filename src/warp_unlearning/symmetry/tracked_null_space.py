@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -29,16 +29,11 @@ class TrackedNullSpace(NullSpace):
         self._tracked = TrackedBases(self.energy, rule=self.rule, rounds=self.rounds)
 
     def input_bases(
-        self,
-        model: nn.Module,
-        batches: Sequence[Tensor],
-        *,
-        generator: torch.Generator,
-        meanwhile: Callable[[], None] | None = None,
+        self, model: nn.Module, batches: Sequence[Tensor], *, generator: torch.Generator
     ) -> dict[str, InputBasis]:
         """The bases of every layer's inputs, refreshed from those of the move before."""
         replay = self._remembered.sample_of(model)
-        return self._tracked.refresh(model, batches, generator=generator, replay=replay, meanwhile=meanwhile)
+        return self._tracked.refresh(model, batches, generator=generator, replay=replay)
 
     def _make_ready(self, batches: Sequence[Tensor]) -> None:
         """After bases that were decomposed: whoever tracks them has moves to come, and what these repeat is captured
