@@ -562,3 +562,26 @@ def test_how_far_a_subspace_grows_depends_on_what_a_decomposition_costs(
     d: int, rank: int, device: str, most: int
 ) -> None:
     assert _most_grown(d, rank, torch.device(device)) == most
+
+
+def test_columns_that_waited_for_their_turn_are_no_reason_to_grow() -> None:
+    """The spectrum stays, so that the exact rank does, while the subspace turns far in one refresh."""
+    draw = torch.Generator().manual_seed(0)
+    d, kept = 1300, TrackedSubspace(0.99, slack=0.02)
+    values = torch.exp(-11.5 * torch.arange(d) / d)
+    turn = torch.linalg.qr(torch.randn(d, d, generator=draw)).Q
+    kept.refresh(turn * values @ turn.mT)
+    rank = kept._rank
+    assert rank is not None
+    assert rank >= 512
+    turned = torch.linalg.qr(turn + 0.3 * torch.randn(d, d, generator=draw) / d**0.5).Q
+    moment = turned * values @ turned.mT
+    proposal = kept.propose(moment)
+    assert proposal is not None
+    assert not kept._enough(1 - float(proposal.missed / moment.trace()), moment)
+    found = kept.settle(proposal, proposal.numbers)
+    assert (kept._rank, kept.growths, kept.decompositions) == (rank, 0, 1)
+    assert isinstance(found, Subspace)
+    assert departure(found.basis) <= 1e-3
+    left = moment.trace() - (found.basis * (moment @ found.basis)).sum()
+    assert float(left / moment.trace()) <= 1.02 * 0.01

@@ -65,6 +65,11 @@ class Span:
         else:
             self.mend(turned, sizes, doubt, second_moment)
 
+    def iterate_whole(self, second_moment: Tensor) -> None:
+        """One round in which no column waits for its turn."""
+        turned = self._turned_by(orthonormal, second_moment, 1, whole=True)
+        self.accept(turned, None if turned.sizes is None else turned.sizes.cpu())
+
     def mend(self, turned: Turned, sizes: Tensor | None, doubt: float, second_moment: Tensor) -> None:
         """`iterate`, after `turned` came to columns that are not orthonormal: those take further steps, or, where a
         factor failed, so that they have another span, the rounds are done again. `sizes` are on the host.
@@ -91,12 +96,14 @@ class Span:
         sizes = None if self._sizes is None else torch.cat([self._sizes, shares.to(self._sizes)])
         return Span(torch.cat([self.basis, columns.to(self.basis)], dim=1), sizes)
 
-    def _turned_by(self, orthonormalised: Callable[[Tensor], Tensor], second_moment: Tensor, rounds: int) -> Turned:
+    def _turned_by(
+        self, orthonormalised: Callable[[Tensor], Tensor], second_moment: Tensor, rounds: int, *, whole: bool = False
+    ) -> Turned:
         basis, turns = like(self.basis, second_moment), self.takes_turns
         total = second_moment.diagonal().sum() if turns else None
         known = self._sizes.to(basis, non_blocking=True) if turns and self._sizes is not None else None
         for _ in range(rounds):
-            chosen = self._chosen(basis)
+            chosen = None if whole else self._chosen(basis)
             # Rows of B as rows in memory: the product is a quarter faster than with the columns of B as columns.
             rows = basis.mT.contiguous()
             before = rows if chosen is None else rows.index_select(0, chosen)

@@ -195,6 +195,10 @@ class TrackedSubspace:
 
     def _followed(self, moment: Tensor, span: Span, missed: float, total: float) -> AnySubspace | None:
         """The subspace after its rounds, with more directions where it takes some; None where a few do not do."""
+        if span.takes_turns and not self._enough(1 - missed / total, moment):
+            # What columns have missed that wait for their turn is no reason for more of them.
+            span.iterate_whole(moment)
+            missed = missed_by(moment, span.basis)
         if self._enough(1 - missed / total, moment):
             return self._found(1 - missed / total)
         return self._grown(moment, span, missed, total)
