@@ -54,6 +54,38 @@ def test_a_model_whose_values_the_host_reads_is_asked_as_before() -> None:
             torch.testing.assert_close(found, model(x))
 
 
+class Captured:
+    """Stands in for a graph."""
+
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        self._model, self._shape, self.calls = model, x.shape, 0
+
+    def suits(self, x: Tensor) -> bool:
+        return x.shape == self._shape
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.as_tensor(self._model(x))
+
+
+@torch.no_grad()
+def test_what_is_made_ready_is_asked_by_the_graph_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "CapturedLogits", Captured)
+    monkeypatch.setattr(judging, "may_be_captured", lambda x: True)
+    model, given = nn.Linear(6, 4), [x.cpu() for x in sets()]
+    asked, ready = Judging(), Judging()
+    ready.make_ready(model, given)
+    for time in range(1, 4):
+        for one in (asked, ready):
+            for found, x in zip(one.logits(model, given), given, strict=True):
+                torch.testing.assert_close(found, model(x))
+        assert isinstance(ready._graph, Captured)
+        assert ready._graph.calls == time
+        assert (asked._graph is None) == (time < 3)
+    ready.make_ready(model, given)
+    assert ready._graph.calls == 3
+
+
 def test_on_a_cpu_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError("captured")
@@ -62,3 +94,4 @@ def test_on_a_cpu_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     model, asked = nn.Linear(6, 4), Judging()
     for _ in range(4):
         asked.logits(model, [x.cpu() for x in sets()])
+        asked.make_ready(model, [x.cpu() for x in sets()])

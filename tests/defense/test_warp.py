@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from warp_unlearning import ChangeOfBasis, NullSpace, Permutation, TrackedNullSpace, Warp, unlearn
 from warp_unlearning.conformance.problem import Problem
+from warp_unlearning.defense.judging import Judging
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.errors import InputError
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
@@ -295,3 +296,13 @@ def test_how_much_is_certified_is_an_option_and_changes_no_weight(kit: Any) -> N
     assert not any(c.layers for c in certificates[1])
     with pytest.raises(InputError, match="certify is 'long'"):
         Warp(certify="long")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("every", "ready"), [("epoch", True), (2, True), ("end", False)])
+def test_what_later_teleports_repeat_is_made_ready_where_there_are_some(
+    kit: Any, monkeypatch: pytest.MonkeyPatch, every: Any, ready: bool
+) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(Judging, "make_ready", lambda judging, model, inputs: made.append(len(inputs)))
+    result = run(kit, Warp(still(kit), every=every), kit.Watching())
+    assert made == ([2] * len(result.teleports) if ready else [])

@@ -43,7 +43,8 @@ class Teleporter:
     loss of the forget examples more than the share `relearning` below it, is halved, at most `halvings` times, and
     taken back if that does not help; moves that are not shifts cannot be halved. Trials begin at twice the length that
     did no harm the last time. A bound of None does not bind. A brief certificate is made of what that takes anyway,
-    without looking at other examples or at single layers.
+    without looking at other examples or at single layers. Where more teleports are to come (`repeated`), the first
+    makes ready what they repeat.
     """
 
     model: nn.Module
@@ -54,6 +55,7 @@ class Teleporter:
     relearning: float | None = None
     halvings: int = 4
     certify: Certify = "full"
+    repeated: bool = False
     _judging: Judging = field(default_factory=Judging, init=False, repr=False)
 
     def teleport(self, view: View) -> tuple[Move | None, Certificate]:
@@ -69,6 +71,8 @@ class Teleporter:
             energy = None if known else _energy(self.model, view.forget)
             made = self._settle(proposed, before, view, judged)
             energies = self._energies(proposed, made.scale, energy, view.forget)
+            if self.repeated:
+                self._judging.make_ready(self.model, _judged_inputs(view))
             drifts = made.drifts
             if drifts is None:
                 drifts = judged.drifts(_Judged.by(self.model, view, self._judging), view)
@@ -163,8 +167,7 @@ class _Judged:
 
     @classmethod
     def by(cls, model: nn.Module, view: View, judging: Judging) -> _Judged:
-        sets = [view.judges[0]] if view.forget is None else [view.judges[0], view.forget[0]]
-        judges, *forget = judging.logits(model, sets)
+        judges, *forget = judging.logits(model, _judged_inputs(view))
         return cls(judges, forget[0] if forget else None)
 
     def drifts(self, after: _Judged, view: View) -> Drifts:
@@ -184,6 +187,10 @@ class _Judged:
         if self.forget is None or view.forget is None:
             return Drifts(judges, None)
         return Drifts(judges, read_drift(numbers[1], len(view.forget[1])))
+
+
+def _judged_inputs(view: View) -> list[Tensor]:
+    return [view.judges[0]] if view.forget is None else [view.judges[0], view.forget[0]]
 
 
 def _energy(model: nn.Module, forget: Labelled | None) -> float | None:

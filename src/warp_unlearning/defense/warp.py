@@ -84,6 +84,7 @@ class WarpSession:
             relearning=settings.relearning,
             halvings=settings.halvings,
             certify=settings.certify,
+            repeated=settings.every != "end",
         )
         self.certificates: list[Certificate] = []
 
