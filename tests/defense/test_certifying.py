@@ -279,6 +279,22 @@ def test_brief_distances_leave_out_what_no_input_reaches(kit: Any) -> None:
         assert getattr(found[1], name) == pytest.approx(getattr(found[0], name), rel=1e-9)
 
 
+@pytest.mark.parametrize("halved", [0, 1, 2])
+def test_how_far_a_longer_part_went_than_the_last_time_is_told_all_the_same(kit: Any, halved: int) -> None:
+    model, view = kit.network(), kit.view()
+    found = teleporter(kit, model, NullSpace(energy=0.9), certify="brief", tolerance=10.0)
+    found._judging.halved = halved
+    before = kit.state(model)
+    move, certificate = found.teleport(view)
+    assert move is not None
+    assert certificate.scale == 1.0
+    after = kit.state(model)
+    moved = sum(float((after[name] - before[name]).square().sum()) for name in after) ** 0.5
+    assert moved > 0
+    whole = (certificate.moved**2 + certificate.moved_unreached**2) ** 0.5
+    assert whole == pytest.approx(moved, rel=1e-6)
+
+
 @pytest.mark.parametrize("certify", ["full", "brief"])
 def test_frozen_parameters_that_move_are_named(kit: Any, certify: str) -> None:
     model, view = kit.network(), kit.view()

@@ -24,9 +24,9 @@ def teleporter(kit: Any, model: nn.Module, symmetry: Any, *, seed: int = 0, **bo
 
 
 def counted(function: Any, calls: list[int]) -> Any:
-    def calling(*args: Any) -> Any:
+    def calling(*args: Any, **named: Any) -> Any:
         calls.append(1)
-        return function(*args)
+        return function(*args, **named)
 
     return calling
 

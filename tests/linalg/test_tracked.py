@@ -17,7 +17,7 @@ from warp_unlearning.linalg.leading_subspaces import leading_subspaces
 from warp_unlearning.linalg.orthonormal import departure
 from warp_unlearning.linalg.proposal import Proposal
 from warp_unlearning.linalg.subspace import Rule, Subspace, principal_subspace, principal_subspace_of
-from warp_unlearning.linalg.tracked import TrackedSubspace, _most_grown, start_all
+from warp_unlearning.linalg.tracked import TrackedSubspace, _growths, start_all
 
 
 def rows(count: int, width: int, seed: int, decay: float = 0.8) -> Tensor:
@@ -550,18 +550,31 @@ def test_products_find_neither_whole_spans_nor_shares_of_singular_values(monkeyp
 @pytest.mark.parametrize(
     ("d", "rank", "device", "most"),
     [
-        (512, 6, "cpu", 64),
-        (512, 6, "cuda", 128),
-        (256, 200, "cpu", 50),
-        (256, 6, "cuda", 64),
-        (9000, 4000, "cpu", 128),
-        (9000, 4000, "cuda", 128),
+        (512, 6, "cpu", [64]),
+        (512, 6, "cuda", [64, 128]),
+        (256, 200, "cpu", [50]),
+        (256, 200, "cuda", [50, 64]),
+        (9000, 4000, "cpu", [128]),
+        (9000, 4000, "cuda", [128]),
     ],
 )
 def test_how_far_a_subspace_grows_depends_on_what_a_decomposition_costs(
-    d: int, rank: int, device: str, most: int
+    d: int, rank: int, device: str, most: list[int]
 ) -> None:
-    assert _most_grown(d, rank, torch.device(device)) == most
+    assert _growths(d, rank, torch.device(device)) == most
+
+
+def test_more_directions_are_looked_for_where_the_first_do_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, later = second_moment(rows(200, 30, 0, decay=0.3)), second_moment(rows(200, 30, 1, decay=0.85))
+    asked: list[int] = []
+    outside = tracked_module.leading_outside
+    monkeypatch.setattr(tracked_module, "_growths", lambda d, rank, device: [2, 7, 28])
+    monkeypatch.setattr(tracked_module, "leading_outside", lambda c, b, n: (asked.append(n), outside(c, b, n))[1])
+    tracked = TrackedSubspace(0.9)
+    tracked.refresh(first)
+    found = tracked.refresh(later)
+    assert (asked, tracked.growths, tracked.decompositions) == ([2, 7], 1, 1)
+    assert captured_energy(later, found.basis) >= 0.9 - 1e-9
 
 
 def test_columns_that_waited_for_their_turn_are_no_reason_to_grow() -> None:

@@ -18,9 +18,9 @@ _CAPTURED_FROM = 3
 
 @dataclass(eq=False)
 class Judging:
-    """Asks one model again and again, without rounding to TF32; on a GPU by a captured graph where that is possible, the
-    third time and later ones, or once it was made ready. It remembers how often the last move was `halved` before it
-    did no harm.
+    """Asks one model again and again, without rounding to TF32; on a GPU by a captured graph where that is possible,
+    the third time and later ones, or once it was made ready. It remembers how often the last move was `halved` before
+    it did no harm.
     """
 
     halved: int = field(default=0, init=False)

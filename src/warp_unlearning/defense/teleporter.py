@@ -85,7 +85,8 @@ class Teleporter:
         """Make the move, or the longest part of it found that stays within bounds."""
         bound = self.tolerance is not None or self.relearning is not None
         # Without bounds nobody asks, unless it is for the certificate.
-        asked = bound or self.certify == "brief"
+        brief = self.certify == "brief"
+        asked = bound or brief
         shift = _Shift.of(self.model, move, before) if isinstance(move, Translation) else None
 
         def tried(halved: int) -> _Made:
@@ -94,7 +95,9 @@ class Teleporter:
                 apply_move(self.model, move)
             else:
                 shift.make(scale)
-            drifts, far = self._looked_at(move, before, view, seen) if asked else (None, None)
+            # A longer part than did no harm the last time will do some, most of the time: how far it goes can wait.
+            held = brief and halved >= self._judging.halved
+            drifts, far = self._looked_at(move, before, view, seen, far=held) if asked else (None, None)
             part = move.scaled(scale) if isinstance(move, Translation) and halved else move
             return _Made(part, scale, drifts, far, halved)
 
@@ -111,16 +114,16 @@ class Teleporter:
         return made
 
     def _looked_at(
-        self, move: Move, before: Mapping[str, Tensor], view: View, seen: _Judged
+        self, move: Move, before: Mapping[str, Tensor], view: View, seen: _Judged, *, far: bool
     ) -> tuple[Drifts, Distances | None]:
-        """What the move that was made did, and for a brief certificate how far it went, where that is known without
-        looking again: in one read, so that a GPU is given the latter while it does the former.
+        """What the move that was made did, and how `far` it went, where that is wanted and known without looking again:
+        in one read, so that a GPU is given the latter while it does the former.
         """
         after = _Judged.by(self.model, view, self._judging)
-        far = known_distances(self.model, self.reference, before, move) if self.certify == "brief" else None
-        numbers = [*seen.numbers(after, view), *([] if far is None else [far])]
+        distances = known_distances(self.model, self.reference, before, move) if far else None
+        numbers = [*seen.numbers(after, view), *([] if distances is None else [distances])]
         read = on_host(numbers)
-        return seen.read(read, view), None if far is None else read_distances(read[-1])
+        return seen.read(read, view), None if distances is None else read_distances(read[-1])
 
     def _harmless(self, made: _Made) -> bool:
         if made.drifts is None:

@@ -32,7 +32,7 @@ from .subspace import Rule, Subspace, rank_for, restricted
 _COMPLEMENT_FROM = 0.62
 # Directions that a subspace may grow by before it is cheaper to decompose again: a quarter of what it has, or one in so
 # many of all where that is more, for layers may see few directions at first, and many as a network changes. A GPU takes
-# several times as long for a decomposition.
+# several times as long for a decomposition, so that it looks for twice as many before.
 _MOST_GROWN = 128
 _GROWN_SHARE, _GROWN_SHARE_ELSEWHERE = 8, 4
 
@@ -205,16 +205,17 @@ class TrackedSubspace:
 
     def _grown(self, moment: Tensor, span: Span, missed: float, total: float) -> AnySubspace | None:
         """The subspace with as many directions more as hold the energy it lacks; None where a few do not."""
-        d, rank = span.basis.shape
-        fresh, energies = leading_outside(moment, span.basis, _most_grown(d, rank, moment.device))
-        held = energies.cumsum(0)
         lacking = missed - self._aim * total
-        if not len(held) or not float(held[-1]) >= lacking:
-            return None
-        count = int((held < lacking).sum()) + 1
-        self._span = span.grown(fresh[:, :count], energies[:count] / total)
-        self.growths += 1
-        return self._found(1 - (missed - float(held[count - 1])) / total)
+        d, rank = span.basis.shape
+        for most in _growths(d, rank, moment.device):
+            fresh, energies = leading_outside(moment, span.basis, most)
+            held = energies.cumsum(0)
+            if len(held) and float(held[-1]) >= lacking:
+                count = int((held < lacking).sum()) + 1
+                self._span = span.grown(fresh[:, :count], energies[:count] / total)
+                self.growths += 1
+                return self._found(1 - (missed - float(held[count - 1])) / total)
+        return None
 
     def _follow_normals(self, moment: Tensor, normals: Tensor, total: float) -> AnySubspace | None:
         turned = iterate_inverse(moment, normals, rounds=self.rounds)
@@ -308,10 +309,10 @@ def _leading_of(trackers: Sequence[TrackedSubspace], matrices: Sequence[Tensor])
     return found
 
 
-def _most_grown(d: int, rank: int, device: torch.device) -> int:
-    """How many directions a subspace of `rank` in d dimensions may grow by."""
-    share = _GROWN_SHARE if device.type == "cpu" else _GROWN_SHARE_ELSEWHERE
-    return min(_MOST_GROWN, max(rank // 4, d // share))
+def _growths(d: int, rank: int, device: torch.device) -> list[int]:
+    """How many directions a subspace of `rank` in d dimensions may grow by, those to be looked for first first."""
+    shares = (_GROWN_SHARE,) if device.type == "cpu" else (_GROWN_SHARE, _GROWN_SHARE_ELSEWHERE)
+    return sorted({min(_MOST_GROWN, max(rank // 4, d // share)) for share in shares})
 
 
 def _least_of(second_moment: Tensor, normals: Tensor, energy: float) -> tuple[Tensor, float]:
