@@ -74,7 +74,8 @@ def _tensors(output) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
         return [output]
     if hasattr(output, "turned"):
         doubts = [part for doubt in output.turned.doubts for part in (*doubt.failed, doubt.first, doubt.second)]
-        return [output.turned.columns, output.missed, *doubts]
+        sizes = [] if output.turned.sizes is None else [output.turned.sizes]
+        return [output.turned.columns, output.missed, *doubts, *sizes]
     return [output.energies, *output.gradients.values(), *output.loss_gradients.values()]
 
 

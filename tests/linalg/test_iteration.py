@@ -113,11 +113,18 @@ def test_of_many_columns_the_small_ones_take_turns() -> None:
     assert 30 < int(small.sum()) < 490
     multiplied = []
     for _ in range(4):
-        chosen = span._chosen(basis)
+        turn = span.next_turn()
+        assert turn is not None
+        assert torch.equal(turn[0], sizes.to(basis.dtype))
+        chosen = turn[1]
+        least = int((~small).sum()) + -(-int(small.sum()) // 4)
+        assert least <= len(chosen) < least + 32
+        assert len(chosen) % 32 == 0
+        assert len(set(chosen.tolist())) == len(chosen)
         assert set((~small).nonzero().flatten().tolist()) <= set(chosen.tolist())
         multiplied.append({i for i in chosen.tolist() if small[i]})
     assert set.union(*multiplied) == set(small.nonzero().flatten().tolist())
-    assert sum(map(len, multiplied)) == int(small.sum())
+    assert len({len(some) for some in multiplied}) == 1
 
 
 def test_taking_turns_loses_little_and_columns_stay_orthonormal() -> None:

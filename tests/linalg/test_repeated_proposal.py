@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from warp_unlearning.linalg import repeated_proposal
-from warp_unlearning.linalg.proposal import Proposal, proposed_by_columns, proposed_by_normals
+from warp_unlearning.linalg import iteration, repeated_proposal
+from warp_unlearning.linalg.proposal import Proposal, proposed_by_columns, proposed_by_normals, proposed_in_turn
 from warp_unlearning.linalg.repeated_proposal import RepeatedProposal, Way
 from warp_unlearning.linalg.side_streams import SideStreams
 from warp_unlearning.linalg.tracked import TrackedSubspace
@@ -44,7 +44,7 @@ def test_a_replay_gives_what_the_way_gives(proposed_again: Any, way: Way, k: int
     repeated.capture(way, moment_of(0), columns_of(1, k), rounds=2)
     for seed in (2, 3):
         moment, columns = moment_of(seed), columns_of(seed + 10, k)
-        found, expected = repeated.proposed(way, moment, columns, rounds=2), way(moment, columns, 2)
+        found, expected = repeated.proposed(way, moment, columns, rounds=2), way(2, moment, columns)
         assert found.moment is moment
         for one, other in zip(parts(found), parts(expected), strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
@@ -86,7 +86,7 @@ def test_something_else_is_done_without_the_graph_which_is_kept(proposed_again: 
     repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
     asked = {**usual, **other}
     found = repeated.proposed(asked["way"], asked["moment"], asked["columns"], rounds=asked["rounds"])
-    expected = asked["way"](asked["moment"], asked["columns"], asked["rounds"])
+    expected = asked["way"](asked["rounds"], asked["moment"], asked["columns"])
     assert torch.equal(found.turned.columns, expected.turned.columns)
     assert [graph.replays for graph in proposed_again.graphs] == [0]
     repeated.proposed(usual["way"], usual["moment"], usual["columns"], rounds=1)
@@ -129,7 +129,7 @@ def test_what_cannot_be_captured_is_proposed_as_before(monkeypatch: pytest.Monke
     repeated.capture(proposed_by_columns, moment, columns, rounds=1)
     for _ in range(3):
         found = repeated.proposed(proposed_by_columns, moment, columns, rounds=1)
-        assert torch.equal(found.turned.columns, proposed_by_columns(moment, columns, 1).turned.columns)
+        assert torch.equal(found.turned.columns, proposed_by_columns(1, moment, columns).turned.columns)
     assert len(tries) == 1
 
 
@@ -149,15 +149,21 @@ def test_a_copy_begins_anew(proposed_again: Any, copied: Any) -> None:
     assert not copied(repeated).captured
 
 
-@pytest.mark.parametrize(("decay", "followed_by"), [(0.3, "span"), (0.9, "normals")])
-def test_a_tracker_comes_to_the_same_with_graphs(proposed_again: Any, decay: float, followed_by: str) -> None:
+@pytest.mark.parametrize(("decay", "followed_by"), [(0.3, "span"), (0.9, "normals"), (0.6, "turns")])
+def test_a_tracker_comes_to_the_same_with_graphs(
+    proposed_again: Any, monkeypatch: pytest.MonkeyPatch, decay: float, followed_by: str
+) -> None:
     """Several refreshes, each from what the last came to, and with a direction more on the way."""
+    if followed_by == "turns":
+        monkeypatch.setattr(iteration, "_MANY", 4)
+        monkeypatch.setattr(iteration, "_TOGETHER", 2)
     trackers = [TrackedSubspace(0.95, slack=0.05) for _ in range(2)]
     spans: list[list[Tensor]] = []
     for number, tracker in enumerate(trackers):
         proposed_again.stream = "one" if number == 0 else None
         tracker.refresh(moment_of(0, decay=decay))
         assert (tracker._normals is not None) == (followed_by == "normals")
+        assert (tracker._span is not None and tracker._span.turn() is not None) == (followed_by == "turns")
         tracker.make_ready(moment_of(0, decay=decay))
         spans.append([])
         for step, steep in enumerate((decay, decay, decay * 1.08, decay * 1.08, decay * 1.08)):
@@ -171,10 +177,34 @@ def test_a_tracker_comes_to_the_same_with_graphs(proposed_again: Any, decay: flo
     assert sum(graph.replays for graph in proposed_again.graphs) >= 2
 
 
+def test_what_is_given_from_the_host_is_brought_along(proposed_again: Any) -> None:
+    """The columns that take turns are chosen on the host, others each time."""
+    moment, basis, sizes = moment_of(0), columns_of(1, 6), torch.linspace(1, 0.1, 6, dtype=torch.float64)
+    repeated, turns = RepeatedProposal(), [torch.tensor(some) for some in ([0, 1, 4], [0, 1, 5], [2, 0, 1])]
+    repeated.capture(proposed_in_turn, moment, basis, sizes, turns[0], rounds=1)
+    for chosen in turns:
+        found = repeated.proposed(proposed_in_turn, moment, basis, sizes, chosen, rounds=1)
+        expected = proposed_in_turn(1, moment, basis, sizes, chosen)
+        assert found.turned.sizes is not None
+        assert expected.turned.sizes is not None
+        assert torch.equal(found.turned.sizes, expected.turned.sizes)
+        assert torch.equal(found.turned.columns, expected.turned.columns)
+        others = [column for column in range(6) if column not in chosen]
+        assert torch.equal(found.turned.sizes[others], sizes[others])
+    assert [graph.replays for graph in proposed_again.graphs] == [3]
+
+
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize(("way", "k"), [(proposed_by_columns, 40), (proposed_by_normals, 30)])
-def test_graphs_on_side_streams_of_a_gpu(way: Way, k: int) -> None:
+@pytest.mark.parametrize(
+    ("way", "k", "more"),
+    [
+        (proposed_by_columns, 40, ()),
+        (proposed_by_normals, 30, ()),
+        (proposed_in_turn, 40, (torch.linspace(1, 0.1, 40), torch.arange(0, 40, 2))),
+    ],
+)
+def test_graphs_on_side_streams_of_a_gpu(way: Way, k: int, more: tuple[Tensor, ...]) -> None:
     device = torch.device("cuda")
     every = [RepeatedProposal() for _ in range(6)]
     basis = columns_of(1, k, 160).float().to(device)
@@ -185,17 +215,18 @@ def test_graphs_on_side_streams_of_a_gpu(way: Way, k: int) -> None:
     # Not on the default stream, so that the sides are those of the stream that works.
     with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
         with SideStreams(device) as sides:
-            ready = [lambda r=each: r.capture(way, moment(0), basis, rounds=1) for each in every]
+            ready = [lambda r=each: r.capture(way, moment(0), basis, *more, rounds=1) for each in every]
             sides.each(ready, apart=False)
         assert all(each.captured for each in every)
         moments = [moment(seed) for seed in range(2, 8)]
         with SideStreams(device) as sides:
             asked = [
-                lambda r=each, m=m: r.proposed(way, m, basis, rounds=1) for each, m in zip(every, moments, strict=True)
+                lambda r=each, m=m: r.proposed(way, m, basis, *more, rounds=1)
+                for each, m in zip(every, moments, strict=True)
             ]
             found = sides.each(asked, apart=False)
         for one, m in zip(found, moments, strict=True):
-            expected = way(m, basis, 1)
+            expected = way(1, m, basis, *(each.to(device) for each in more))
             for mine, its in zip(parts(one), parts(expected), strict=True):
                 torch.testing.assert_close(mine.double(), its.double(), rtol=1e-3, atol=1e-5)
     torch.cuda.synchronize()

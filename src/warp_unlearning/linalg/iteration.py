@@ -17,6 +17,8 @@ from .orthonormal import TOLERANCE, Doubt, Unproven, doubtful_step, fixed_normal
 _MANY = 512
 _SMALL = 4.0
 _TURNS = 4
+# Columns are multiplied in such multiples, so that from round to round as many are, and a graph can repeat it.
+_TOGETHER = 32
 _SHIFTS = 5
 
 
@@ -86,6 +88,17 @@ class Span:
         turned = self._turned_by(unproven, second_moment, rounds)
         return Turned(turned.columns, tuple(unproven.doubts), turned.sizes)
 
+    def turn(self) -> tuple[Tensor, Tensor] | None:
+        """The eigenvalues as shares, (k), and the columns that a round multiplies, on the host; None for all."""
+        if self._sizes is None or not self.takes_turns:
+            return None
+        return self._sizes.to(self.basis.dtype), _in_turn(self._sizes, self._turn)
+
+    def next_turn(self) -> tuple[Tensor, Tensor] | None:
+        """The same for the next round."""
+        self._turn += 1
+        return self.turn()
+
     def accept(self, turned: Turned, sizes: Tensor | None) -> None:
         """Go on from there; `sizes` are those of `turned`, on the host."""
         self.basis = turned.columns
@@ -99,36 +112,55 @@ class Span:
     def _turned_by(
         self, orthonormalised: Callable[[Tensor], Tensor], second_moment: Tensor, rounds: int, *, whole: bool = False
     ) -> Turned:
-        basis, turns = like(self.basis, second_moment), self.takes_turns
-        total = second_moment.diagonal().sum() if turns else None
-        known = self._sizes.to(basis, non_blocking=True) if turns and self._sizes is not None else None
+        basis = like(self.basis, second_moment)
+        known: Tensor | None = None
         for _ in range(rounds):
-            chosen = None if whole else self._chosen(basis)
-            # Rows of B as rows in memory: the product is a quarter faster than with the columns of B as columns.
-            rows = basis.mT.contiguous()
-            before = rows if chosen is None else rows.index_select(0, chosen)
-            image = before @ second_moment
-            size = torch.linalg.vector_norm(image, dim=1, keepdim=True)
-            image = torch.where(size > 0, image, before)
-            shares = None if total is None else size[:, 0] / total
-            if chosen is None:
-                known, rows = shares, image
+            turn = None if whole else self.next_turn()
+            if turn is None:
+                rows, shares = _multiplied(basis.mT.contiguous(), second_moment)
+                known = shares() if self.takes_turns else None
             else:
-                assert known is not None
-                assert shares is not None
-                known, rows = known.index_copy(0, chosen, shares), rows.index_copy(0, chosen, image)
+                sizes, chosen = (part.to(basis.device, non_blocking=True) for part in turn)
+                rows, known = _some_multiplied(basis, second_moment, sizes if known is None else known, chosen)
             basis = orthonormalised(rows.mT)
         return Turned(basis, (), known)
 
-    def _chosen(self, basis: Tensor) -> Tensor | None:
-        """The columns that this round multiplies; None for all of them."""
-        if self._sizes is None or basis.shape[1] < _MANY:
-            return None
-        every = torch.arange(basis.shape[1])
-        small = self._sizes <= _SMALL * self._sizes.min()
-        self._turn += 1
-        chosen = torch.cat([every[~small], every[small][self._turn % _TURNS :: _TURNS]])
-        return chosen.to(basis.device, non_blocking=True)
+
+def turned_in_turn(second_moment: Tensor, basis: Tensor, sizes: Tensor, chosen: Tensor) -> Turned:
+    """One round that multiplies some columns (k'), int64, of a basis whose eigenvalues are known as shares, (k), by a
+    step that is yet to be judged; nothing is read.
+    """
+    rows, known = _some_multiplied(like(basis, second_moment), second_moment, sizes, chosen)
+    unproven = Unproven()
+    return Turned(unproven(rows.mT), tuple(unproven.doubts), known)
+
+
+def _multiplied(rows: Tensor, second_moment: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Rows of B, in whose memory the product is a quarter faster than with columns, multiplied by C, but for those that
+    it maps to zero; and what their eigenvalues are, as shares.
+    """
+    image = rows @ second_moment
+    size = torch.linalg.vector_norm(image, dim=1, keepdim=True)
+    return torch.where(size > 0, image, rows), lambda: size[:, 0] / second_moment.diagonal().sum()
+
+
+def _some_multiplied(basis: Tensor, second_moment: Tensor, known: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """All rows of B, of which those chosen are multiplied, and all eigenvalues as shares, of which theirs are new."""
+    rows = basis.mT.contiguous()
+    image, shares = _multiplied(rows.index_select(0, chosen), second_moment)
+    return rows.index_copy(0, chosen, image), like(known, rows).index_copy(0, chosen, shares())
+
+
+def _in_turn(sizes: Tensor, turn: int) -> Tensor:
+    """The columns that a round multiplies: those of large eigenvalues, and of the others every fourth, by turns, with
+    as many more of those next in turn as make the number even.
+    """
+    every = torch.arange(len(sizes))
+    small = sizes <= _SMALL * sizes.min()
+    large, others = every[~small], every[small]
+    count = -(-(len(large) + -(-len(others) // _TURNS)) // _TOGETHER) * _TOGETHER
+    waiting = torch.cat([others[(turn + later) % _TURNS :: _TURNS] for later in range(_TURNS)])
+    return torch.cat([large, waiting])[:count]
 
 
 def leading_outside(second_moment: Tensor, basis: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .fine_type import like
 from .held_energy import held_energy, missed_energy
-from .iteration import Span, Turned, turned_inverse
+from .iteration import Span, Turned, turned_in_turn, turned_inverse
 from .orthonormal import Doubt
 
 
@@ -46,12 +46,18 @@ def proposed_by(span: Span, moment: Tensor, *, rounds: int) -> Proposal:
     return Proposal(moment, turned, missed_energy(moment, turned.columns))
 
 
-def proposed_by_columns(moment: Tensor, basis: Tensor, rounds: int) -> Proposal:
+def proposed_by_columns(rounds: int, moment: Tensor, basis: Tensor) -> Proposal:
     """The same by the columns alone, which are too few to take turns."""
     return proposed_by(Span(basis), moment, rounds=rounds)
 
 
-def proposed_by_normals(moment: Tensor, normals: Tensor, rounds: int) -> Proposal:
+def proposed_in_turn(rounds: int, moment: Tensor, basis: Tensor, sizes: Tensor, chosen: Tensor) -> Proposal:
+    """The same by one round of the columns whose turn it is."""
+    turned = turned_in_turn(moment, basis, sizes, chosen)
+    return Proposal(moment, turned, missed_energy(moment, turned.columns))
+
+
+def proposed_by_normals(rounds: int, moment: Tensor, normals: Tensor) -> Proposal:
     """The subspace that `normals` are the complement of, after so many rounds by these."""
     turned = turned_inverse(moment, like(normals, moment), rounds=rounds)
     return Proposal(moment, turned, held_energy(moment, turned.columns))

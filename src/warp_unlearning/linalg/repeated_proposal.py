@@ -6,7 +6,7 @@ they keep the host busier than the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,8 +16,8 @@ from torch import Tensor
 from ..cuda_graphs import CudaGraph, graphs_are_there
 from .proposal import Proposal
 
-# From a second moment, columns and a number of rounds.
-Way = Callable[[Tensor, Tensor, int], Proposal]
+# From a number of rounds, a second moment, columns, and what else it takes.
+Way = Callable[..., Proposal]
 
 
 class _Asked(NamedTuple):
@@ -26,11 +26,9 @@ class _Asked(NamedTuple):
     """
 
     way: Way
-    moment: torch.Size
-    columns: torch.Size
-    dtype: torch.dtype
-    stream: object
     rounds: int
+    given: tuple[tuple[torch.Size, torch.dtype], ...]
+    stream: object
     precision: str
 
 
@@ -56,65 +54,68 @@ class RepeatedProposal:
         """Whether there is a graph."""
         return self._captured is not None
 
-    def proposed(self, way: Way, moment: Tensor, columns: Tensor, *, rounds: int) -> Proposal:
-        """The proposal. Its columns are the caller's; what it is judged by holds until the next is asked for."""
-        asked = None if self._refused else _asked(way, moment, columns, rounds)
+    def proposed(self, way: Way, moment: Tensor, *given: Tensor, rounds: int) -> Proposal:
+        """The proposal by a way that is given the second moment and these. Its columns are the caller's; what it is
+        judged by holds until the next is asked for.
+        """
+        asked = None if self._refused else _asked(way, rounds, moment, given)
         again, self._last = asked == self._last, asked
-        if asked is None:
-            return way(moment, columns, rounds)
-        if self._graph_for(asked) is None and again:
-            self._capture(asked, moment, columns)
-        graph = self._graph_for(asked)
-        return way(moment, columns, rounds) if graph is None else graph(moment, columns)
+        if asked is not None and self._graph_for(asked) is None and again:
+            self._capture(asked, moment, given)
+        graph = None if asked is None else self._graph_for(asked)
+        if graph is None:
+            return way(rounds, moment, *(each.to(moment.device, non_blocking=True) for each in given))
+        return graph(moment, given)
 
-    def capture(self, way: Way, moment: Tensor, columns: Tensor, *, rounds: int) -> None:
+    def capture(self, way: Way, moment: Tensor, *given: Tensor, rounds: int) -> None:
         """Have a graph for what will be asked, unless that is not possible."""
-        asked = None if self._refused else _asked(way, moment, columns, rounds)
+        asked = None if self._refused else _asked(way, rounds, moment, given)
         if asked is None or self._graph_for(asked) is not None:
             return
         # What libraries allocate and choose at the first call must not be captured.
-        way(moment, columns, rounds)
-        self._capture(asked, moment, columns)
+        way(rounds, moment, *(each.to(moment.device, non_blocking=True) for each in given))
+        self._capture(asked, moment, given)
 
     def _graph_for(self, asked: _Asked) -> _CapturedProposal | None:
         return self._captured[1] if self._captured is not None and self._captured[0] == asked else None
 
-    def _capture(self, asked: _Asked, moment: Tensor, columns: Tensor) -> None:
+    def _capture(self, asked: _Asked, moment: Tensor, given: Sequence[Tensor]) -> None:
         # The memory of one before is free for this one.
         self._captured = None
         try:
-            self._captured = asked, _CapturedProposal(asked.way, moment, columns, asked.rounds)
+            self._captured = asked, _CapturedProposal(asked, moment, given)
         except RuntimeError:
             # A library that does not let itself be captured, or too little memory: operation by operation then.
             self._refused = True
 
 
 class _CapturedProposal:
-    """A way for one shape of second moment and columns, captured on the current stream and replayed on it."""
+    """A way for tensors of these shapes, captured on the current stream and replayed on it."""
 
     @torch.no_grad()
-    def __init__(self, way: Way, moment: Tensor, columns: Tensor, rounds: int) -> None:
+    def __init__(self, asked: _Asked, moment: Tensor, given: Sequence[Tensor]) -> None:
         self._moment = moment.detach().clone()
-        self._columns = columns.detach().to(moment, copy=True)
-        self._graph: CudaGraph[Proposal] = CudaGraph(lambda: way(self._moment, self._columns, rounds))
+        self._given = [each.detach().to(moment.device, copy=True) for each in given]
+        self._graph: CudaGraph[Proposal] = CudaGraph(lambda: asked.way(asked.rounds, self._moment, *self._given))
 
     @torch.no_grad()
-    def __call__(self, moment: Tensor, columns: Tensor) -> Proposal:
+    def __call__(self, moment: Tensor, given: Sequence[Tensor]) -> Proposal:
         self._moment.copy_(moment)
-        self._columns.copy_(columns)
+        for kept, new in zip(self._given, given, strict=True):
+            kept.copy_(new, non_blocking=True)
         found = self._graph.replay()
         # The next refresh begins with the columns, and others keep them.
         turned = replace(found.turned, columns=found.turned.columns.clone())
         return replace(found, moment=moment, turned=turned)
 
 
-def _asked(way: Way, moment: Tensor, columns: Tensor, rounds: int) -> _Asked | None:
+def _asked(way: Way, rounds: int, moment: Tensor, given: Sequence[Tensor]) -> _Asked | None:
     """What is asked for, where a graph could give it."""
     stream = _capturable_stream(moment.device)
-    if stream is None or columns.numel() == 0:
+    if stream is None or not all(each.numel() for each in given):
         return None
-    precision = torch.backends.cuda.matmul.fp32_precision
-    return _Asked(way, moment.shape, columns.shape, moment.dtype, stream, rounds, precision)
+    shapes = tuple((each.shape, each.dtype) for each in (moment, *given))
+    return _Asked(way, rounds, shapes, stream, torch.backends.cuda.matmul.fp32_precision)
 
 
 def _capturable_stream(device: torch.device) -> object:

@@ -10,7 +10,7 @@ directions outside of it, or its rank is chosen anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from .held_energy import held_by, missed_by
 from .iteration import Span, iterate_inverse, leading_outside
 from .leading_subspaces import leading_subspaces, products_pay
 from .orthonormal import TOLERANCE, orthonormal
-from .proposal import Proposal, proposed_by, proposed_by_columns, proposed_by_normals
+from .proposal import Proposal, proposed_by, proposed_by_columns, proposed_by_normals, proposed_in_turn
 from .repeated_proposal import RepeatedProposal, Way
 from .subspace import Rule, Subspace, rank_for, restricted
 
@@ -84,30 +84,35 @@ class TrackedSubspace:
         if not self._can_propose(second_moment):
             return None
         moment = fine(second_moment)
-        repeated = self._way_and_columns()
+        repeated = self._repeated_way(rounds, Span.next_turn)
         if repeated is None:
             assert self._span is not None
             return proposed_by(self._span, moment, rounds=rounds)
-        way, columns = repeated
-        return self._repeated.proposed(way, moment, columns, rounds=rounds)
+        way, given = repeated
+        return self._repeated.proposed(way, moment, *given, rounds=rounds)
 
     def make_ready(self, second_moment: Tensor) -> None:
         """Have what `propose` would do with a second moment like this one captured, where that is possible."""
-        repeated = self._way_and_columns() if self._can_propose(second_moment) else None
+        repeated = self._repeated_way(self.rounds, Span.turn) if self._can_propose(second_moment) else None
         if repeated is not None:
-            way, columns = repeated
-            self._repeated.capture(way, fine(second_moment), columns, rounds=self.rounds)
+            way, given = repeated
+            self._repeated.capture(way, fine(second_moment), *given, rounds=self.rounds)
 
     def _can_propose(self, second_moment: Tensor) -> bool:
         return self.fraction < 1 and 0 < self._living == len(self._alive) == len(second_moment)
 
-    def _way_and_columns(self) -> tuple[Way, Tensor] | None:
+    def _repeated_way(
+        self, rounds: int, turn_of: Callable[[Span], tuple[Tensor, Tensor] | None]
+    ) -> tuple[Way, tuple[Tensor, ...]] | None:
         """How the subspace is followed, and from what, where every refresh takes the same steps."""
         if self._normals is not None:
-            return proposed_by_normals, self._normals
-        if self._span is None or self._span.takes_turns:
+            return proposed_by_normals, (self._normals,)
+        if self._span is None:
             return None
-        return proposed_by_columns, self._span.basis
+        if not self._span.takes_turns:
+            return proposed_by_columns, (self._span.basis,)
+        turn = turn_of(self._span) if rounds == 1 else None
+        return None if turn is None else (proposed_in_turn, (self._span.basis, *turn))
 
     def settle(self, proposal: Proposal, numbers: Tensor) -> AnySubspace:
         """The subspace that was proposed, or, where its `numbers`, on the host, speak against it, that of `refresh`."""
