@@ -239,10 +239,12 @@ def test_logits_are_found_with_maps_of_one_pixel_as_vectors(monkeypatch: pytest.
     assert within == ["begin", "model", "end"]
 
 
-def test_distances_are_those_of_the_entries_that_inputs_reach() -> None:
+@pytest.mark.parametrize("same", ["", "a", "b", "ac", "abc"])
+def test_distances_are_those_of_the_entries_that_inputs_reach(same: str) -> None:
     names = ["a", "b", "c"]
     draw = torch.Generator().manual_seed(0)
     before, after, far = ({n: torch.randn(4, 3, generator=draw).double() for n in names} for _ in range(3))
+    after |= {name: before[name] for name in same}
     mask = torch.rand(4, 3, generator=draw) > 0.5
     for reached in ({}, {"b": mask}, dict.fromkeys(names, mask)):
         where = torch.cat([reached.get(n, torch.ones(4, 3, dtype=torch.bool)).flatten() for n in names])

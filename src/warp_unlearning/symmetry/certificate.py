@@ -224,16 +224,24 @@ def distance_numbers(
     names: Sequence[str],
     reached: Mapping[str, Tensor],
 ) -> Tensor:
-    """What `read_distances` makes distances of, float64 (5), not read; names not in `reached` are reached in full."""
-    masked = [reached.get(name) for name in names]
-    old, new, far = ([values[name] for name in names] for values in (before, after, reference))
+    """What `read_distances` makes distances of, float64 (5), not read; names not in `reached` are reached in full.
+
+    A tensor that is the same object before and after is looked at once.
+    """
     if not names:
         return torch.zeros(5, dtype=torch.float64)
-    moved, were, are = (list(torch._foreach_sub(*pair)) for pair in ((new, old), (old, far), (new, far)))
-    masks = {place: mask.to(new[place].device) for place, mask in enumerate(masked) if mask is not None}
-    elsewhere = _products([moved[place] for place in masks], [~mask for mask in masks.values()])
+    changed = [name for name in names if after[name] is not before[name]]
+    count, ordered = len(changed), [*changed, *(name for name in names if after[name] is before[name])]
+    old, far = ([values[name] for name in ordered] for values in (before, reference))
+    new = [after[name] for name in changed]
+    moved, were, are = _differences(new, old[:count]), _differences(old, far), _differences(new, far[:count])
+    masks = {place: reached[name].to(old[place].device) for place, name in enumerate(ordered) if name in reached}
+    some = {place: mask for place, mask in masks.items() if place < count}
+    elsewhere = _products([moved[place] for place in some], [~mask for mask in some.values()])
     where, norm, before_far, after_far = _where([moved, old, were, are], masks)
-    return _norms([where, elsewhere, norm, before_far, after_far])
+    squares = _squares_of_each([where, elsewhere, norm, before_far, after_far])
+    squares[-1] = torch.cat([squares[-1], squares[-2][count:]])
+    return torch.stack([part.sum() for part in squares]).sqrt()
 
 
 def read_distances(numbers: Tensor) -> Distances:
@@ -300,8 +308,11 @@ def _squares(pairs: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> Tensor:
 
 def _where(lists: Sequence[list[Tensor]], masks: Mapping[int, Tensor]) -> list[list[Tensor]]:
     """Each list of tensors, those at places that have a mask multiplied by it: all of them by one call."""
-    found = iter(_products([values[place] for values in lists for place in masks], list(masks.values()) * len(lists)))
-    return [_replaced(values, {place: next(found) for place in masks}) for values in lists]
+    places = [[place for place in masks if place < len(values)] for values in lists]
+    each = [(values[place], masks[place]) for values, some in zip(lists, places, strict=True) for place in some]
+    found = iter(_products([value for value, _ in each], [mask for _, mask in each]))
+    pairs = zip(lists, places, strict=True)
+    return [_replaced(values, {place: next(found) for place in some}) for values, some in pairs]
 
 
 def _replaced(values: Sequence[Tensor], others: Mapping[int, Tensor]) -> list[Tensor]:
@@ -312,8 +323,12 @@ def _products(values: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
     return list(torch._foreach_mul(values, masks)) if values else []
 
 
-def _norms(lists: Sequence[list[Tensor]]) -> Tensor:
-    """The length of the vector that the tensors of each list make up, float64."""
+def _differences(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
+    return list(torch._foreach_sub(first, second)) if first else []
+
+
+def _squares_of_each(lists: Sequence[list[Tensor]]) -> list[Tensor]:
+    """The squared lengths of the tensors of each list, float64."""
     every = [value for values in lists for value in values]
     squares = torch.stack(torch._foreach_norm(every, 2, dtype=torch.float64)).square()
-    return torch.stack([part.sum() for part in torch.split(squares, [len(values) for values in lists])]).sqrt()
+    return list(torch.split(squares, [len(values) for values in lists]))
