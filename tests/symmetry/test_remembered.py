@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from warp_unlearning import streams_beside
 from warp_unlearning.errors import InputError
 from warp_unlearning.gradients import captured_energy
 from warp_unlearning.linalg.side_streams import SideStreams
@@ -349,7 +350,9 @@ def test_slopes_are_found_once_a_move(kit: Any, redone: list[Any]) -> None:
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("lane", [False, True])
-def test_slopes_found_meanwhile_are_the_slopes(kit: Any, lane: bool) -> None:
+def test_slopes_found_meanwhile_are_the_slopes(kit: Any, monkeypatch: pytest.MonkeyPatch, lane: bool) -> None:
+    # Other tests may have taken all that there are.
+    monkeypatch.setattr(streams_beside, "_OF", {})
     with torch.cuda.stream(torch.cuda.Stream()) if lane else nullcontext():
         check_slopes_found_meanwhile(kit)
 
