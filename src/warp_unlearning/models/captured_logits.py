@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..cuda_graphs import CudaGraph, capturable_stream
 from ..errors import InputError
-from ..kernels.one_pixel_norm import one_pixel_norms
+from ..kernels.one_pixel_convolution import VectorLayers
 from ..module_tree import modules_by_path
 
 _WARM_UP = 1
@@ -25,7 +25,7 @@ class CapturedLogits:
             raise InputError(f"x is on {x.device}; graphs are captured on CUDA devices, call the model elsewhere")
         self._model, self._x = model, x.clone()
         self._places = _places(model)
-        with capturable_stream(x.device), torch.no_grad(), one_pixel_norms():
+        with capturable_stream(x.device), torch.no_grad(), VectorLayers():
             # What libraries allocate and choose at the first calls must not be captured.
             for _ in range(_WARM_UP):
                 model(self._x)
