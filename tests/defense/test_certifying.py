@@ -296,6 +296,21 @@ def test_how_far_a_longer_part_went_than_the_last_time_is_told_all_the_same(kit:
 
 
 @pytest.mark.parametrize("certify", ["full", "brief"])
+def test_the_energy_of_a_part_is_that_of_the_model_as_it_stands(kit: Any, redone: list[Any], certify: str) -> None:
+    """By a graph, with the trial that is likely to be kept or after one that was not."""
+    model, view, scales = kit.network(), kit.view(), []
+    assert view.forget is not None
+    symmetry = NullSpace(energy=0.5, step_size=0.6, halvings=0)
+    found = teleporter(kit, model, symmetry, certify=certify, tolerance=0.002, halvings=8)
+    for _ in range(4):
+        _, certificate = found.teleport(view)
+        scales.append(certificate.scale)
+        assert certificate.energy_after == pytest.approx(kit.energy(model, view.forget), rel=1e-6)
+    assert any(0 < scale < 1 for scale in scales)
+    assert len(redone) == 2
+
+
+@pytest.mark.parametrize("certify", ["full", "brief"])
 def test_frozen_parameters_that_move_are_named(kit: Any, certify: str) -> None:
     model, view = kit.network(), kit.view()
     _, before = teleporter(kit, model, ChangeOfBasis(), certify=certify).teleport(view)

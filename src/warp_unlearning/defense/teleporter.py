@@ -70,7 +70,7 @@ class Teleporter:
             known = isinstance(proposed, NullMove) and proposed.energies is not None
             energy = None if known else _energy(self.model, view.forget)
             made = self._settle(proposed, before, view, judged)
-            energies = self._energies(proposed, made.scale, energy, view.forget)
+            energies = self._energies(proposed, made, energy, view.forget)
             if self.repeated:
                 self._judging.make_ready(self.model, _judged_inputs(view))
             drifts = made.drifts
@@ -85,8 +85,7 @@ class Teleporter:
         """Make the move, or the longest part of it found that stays within bounds."""
         bound = self.tolerance is not None or self.relearning is not None
         # Without bounds nobody asks, unless it is for the certificate.
-        brief = self.certify == "brief"
-        asked = bound or brief
+        asked = bound or self.certify == "brief"
         shift = _Shift.of(self.model, move, before) if isinstance(move, Translation) else None
 
         def tried(halved: int) -> _Made:
@@ -95,11 +94,12 @@ class Teleporter:
                 apply_move(self.model, move)
             else:
                 shift.make(scale)
-            # A longer part than did no harm the last time will do some, most of the time: how far it goes can wait.
-            held = brief and halved >= self._judging.halved
-            drifts, far = self._looked_at(move, before, view, seen, far=held) if asked else (None, None)
             part = move.scaled(scale) if isinstance(move, Translation) and halved else move
-            return _Made(part, scale, drifts, far, halved)
+            if not asked:
+                return _Made(part, scale, None, halved=halved)
+            # A longer part than did no harm the last time will do some, most of the time: all else of it can wait.
+            likely = halved >= self._judging.halved
+            return _Made(part, scale, *self._looked_at(move, scale, before, view, seen, likely=likely), halved)
 
         halvings = self.halvings if shift is not None else 0
         made = longest_that_does(tried, self._harmless, halvings=halvings, before=self._judging.halved)
@@ -114,16 +114,31 @@ class Teleporter:
         return made
 
     def _looked_at(
-        self, move: Move, before: Mapping[str, Tensor], view: View, seen: _Judged, *, far: bool
-    ) -> tuple[Drifts, Distances | None]:
-        """What the move that was made did, and how `far` it went, where that is wanted and known without looking again:
-        in one read, so that a GPU is given the latter while it does the former.
+        self, move: Move, scale: float, before: Mapping[str, Tensor], view: View, seen: _Judged, *, likely: bool
+    ) -> tuple[Drifts, Distances | None, float | None]:
+        """What the move that was made did; and where it is `likely` to be kept, how far it went, for a brief
+        certificate, and the energy it led to, if these are known without looking again: in one read, so that a GPU is
+        given the one while it does the other.
         """
         after = _Judged.by(self.model, view, self._judging)
-        distances = known_distances(self.model, self.reference, before, move) if far else None
-        numbers = [*seen.numbers(after, view), *([] if distances is None else [distances])]
-        read = on_host(numbers)
-        return seen.read(read, view), None if distances is None else read_distances(read[-1])
+        brief = likely and self.certify == "brief"
+        far = known_distances(self.model, self.reference, before, move) if brief else None
+        energy = self._energy_of_part(move, scale, view.forget) if likely else None
+        *numbers, distances, summed = on_host(
+            [*seen.numbers(after, view), *(torch.zeros(0) if part is None else part for part in (far, energy))]
+        )
+        return (
+            seen.read(numbers, view),
+            None if far is None else read_distances(distances),
+            None if energy is None else float(summed),
+        )
+
+    def _energy_of_part(self, move: Move, scale: float, forget: Labelled | None) -> Tensor | None:
+        """Σᵢ ‖∇ℓᵢ‖² after a part of a move, where that of the whole is known, not read; None where no graph has it."""
+        known = isinstance(move, NullMove) and move.energies is not None
+        if not known or forget is None or scale in (0.0, 1.0) or not isinstance(self.symmetry, NullSpace):
+            return None
+        return self.symmetry.energy_now(self.model, forget)
 
     def _harmless(self, made: _Made) -> bool:
         if made.drifts is None:
@@ -136,28 +151,31 @@ class Teleporter:
         return forget.loss_after >= (1 - self.relearning) * forget.loss_before
 
     def _energies(
-        self, move: Move, scale: float, before: float | None, forget: Labelled | None
+        self, move: Move, made: _Made, before: float | None, forget: Labelled | None
     ) -> tuple[float | None, float | None]:
         if isinstance(move, NullMove) and move.energies is not None and forget is not None:
             before, whole = (energy / len(forget[1]) for energy in move.energies)
-            if scale in (0.0, 1.0):
-                return before, whole if scale else before
-            after = self.symmetry.energy_now(self.model, forget) if isinstance(self.symmetry, NullSpace) else None
-            measured = None if after is None else float(after) / len(forget[1])
-            if measured is not None and isfinite(measured):
-                return before, measured
+            if made.scale in (0.0, 1.0):
+                return before, whole if made.scale else before
+            after = made.energy
+            if after is None:
+                later = self._energy_of_part(move, made.scale, forget)
+                after = None if later is None else float(later)
+            if after is not None and isfinite(after):
+                return before, after / len(forget[1])
         return before, _energy(self.model, forget)
 
 
 class _Made(NamedTuple):
     """The move that was made, or None where it was taken back, the share of the proposed one that it is, what was seen
-    of it, how far it went, where that was read with it, and how often it was halved.
+    of it, how far it went and the summed energy it led to, where these were read with it, and how often it was halved.
     """
 
     move: Move | None
     scale: float
     drifts: Drifts | None
     far: Distances | None = None
+    energy: float | None = None
     halved: int = 0
 
 
