@@ -133,6 +133,20 @@ def test_what_cannot_be_captured_is_proposed_as_before(monkeypatch: pytest.Monke
     assert len(tries) == 1
 
 
+def test_what_has_no_room_to_be_tried_is_not_captured(proposed_again: Any) -> None:
+    tries = []
+
+    def way(rounds: int, moment: Tensor, basis: Tensor) -> Proposal:
+        tries.append(rounds)
+        raise torch.OutOfMemoryError("out of memory")
+
+    repeated = RepeatedProposal()
+    repeated.capture(way, moment_of(0), columns_of(1, 4), rounds=1)
+    repeated.capture(way, moment_of(0), columns_of(1, 4), rounds=1)
+    assert not repeated.captured
+    assert (len(tries), proposed_again.graphs) == (1, [])
+
+
 def test_without_a_gpu_nothing_is_captured() -> None:
     repeated = RepeatedProposal()
     repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)

@@ -61,7 +61,7 @@ class RepeatedProposal:
         asked = None if self._refused else _asked(way, rounds, moment, given)
         again, self._last = asked == self._last, asked
         if asked is not None and self._graph_for(asked) is None and again:
-            self._capture(asked, moment, given)
+            self._capture(asked, moment, given, first=False)
         graph = None if asked is None else self._graph_for(asked)
         if graph is None:
             return way(rounds, moment, *(each.to(moment.device, non_blocking=True) for each in given))
@@ -70,19 +70,20 @@ class RepeatedProposal:
     def capture(self, way: Way, moment: Tensor, *given: Tensor, rounds: int) -> None:
         """Have a graph for what will be asked, unless that is not possible."""
         asked = None if self._refused else _asked(way, rounds, moment, given)
-        if asked is None or self._graph_for(asked) is not None:
-            return
-        # What libraries allocate and choose at the first call must not be captured.
-        way(rounds, moment, *(each.to(moment.device, non_blocking=True) for each in given))
-        self._capture(asked, moment, given)
+        if asked is not None and self._graph_for(asked) is None:
+            self._capture(asked, moment, given, first=True)
 
     def _graph_for(self, asked: _Asked) -> _CapturedProposal | None:
         return self._captured[1] if self._captured is not None and self._captured[0] == asked else None
 
-    def _capture(self, asked: _Asked, moment: Tensor, given: Sequence[Tensor]) -> None:
+    def _capture(self, asked: _Asked, moment: Tensor, given: Sequence[Tensor], *, first: bool) -> None:
+        """Have a graph, unless that is not possible; `first` where the same was never asked for."""
         # The memory of one before is free for this one.
         self._captured = None
         try:
+            if first:
+                # What libraries allocate and choose at the first call must not be captured.
+                asked.way(asked.rounds, moment, *(each.to(moment.device) for each in given))
             self._captured = asked, _CapturedProposal(asked, moment, given)
         except RuntimeError:
             # A library that does not let itself be captured, or too little memory: operation by operation then.
