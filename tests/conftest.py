@@ -121,4 +121,5 @@ def proposed_again(monkeypatch: pytest.MonkeyPatch) -> ProposedAgain:
     held = ProposedAgain()
     monkeypatch.setattr(repeated_proposal, "_capturable_stream", lambda device: held.stream)
     monkeypatch.setattr(repeated_proposal, "CudaGraph", held.graph)
+    monkeypatch.setattr(repeated_proposal, "_LEAST", 1)
     return held

@@ -47,3 +47,5 @@ def test_there_are_none_for_a_seventh() -> None:
     owners: list[Any] = [Stream() for _ in range(7)]
     assert [bool(sides_of(owner)) for owner in owners] == [True] * 6 + [False]
     assert [ahead_of(owner) is not None for owner in owners] == [True] * 6 + [False]
+    elsewhere: Any = Stream("another gpu")
+    assert len(sides_of(elsewhere)) == 4

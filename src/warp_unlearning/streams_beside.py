@@ -15,7 +15,7 @@ _OF: dict[tuple[torch.device, int], list[torch.cuda.Stream]] = {}
 
 
 def sides_of(current: torch.cuda.Stream) -> list[torch.cuda.Stream]:
-    """Four streams for pieces of one piece of work; there are such for six owners, and none for a seventh."""
+    """Four streams for pieces of one piece of work; there are such for six owners on a device, none for a seventh."""
     return _streams_of(current)[: _EACH - 1]
 
 
@@ -28,6 +28,7 @@ def ahead_of(current: torch.cuda.Stream) -> torch.cuda.Stream | None:
 def _streams_of(current: torch.cuda.Stream) -> list[torch.cuda.Stream]:
     key = current.device, current.cuda_stream
     if key not in _OF:
-        count = _EACH if len(_OF) < _MOST_OWNERS else 0
+        owners = sum(device == current.device for device, _ in _OF)
+        count = _EACH if owners < _MOST_OWNERS else 0
         _OF[key] = [torch.cuda.Stream(current.device, priority=_PRIORITY) for _ in range(count)]  # type: ignore[no-untyped-call]
     return _OF[key]

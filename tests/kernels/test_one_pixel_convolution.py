@@ -49,6 +49,7 @@ OTHERS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((5, 4, 1, 1), (6, 4, 2, 2), {"padding": 1, "stride": 2, "dilation": 2}),
     ((5, 4, 1, 1), (6, 2, 3, 3), {"padding": 1, "groups": 2}),
     ((5, 4, 1, 1), (6, 4, 3, 3), {"padding": "same"}),
+    ((4, 4, 1), (6, 4, 3, 3), {"padding": 1}),
 ]
 
 
@@ -62,6 +63,16 @@ def test_others_are_left_to_torch(
     with torch.no_grad(), VectorLayers():
         found = F.conv2d(x, weight, **options)
     torch.testing.assert_close(found, F.conv2d(x, weight, **options))
+
+
+def test_what_is_called_by_names_is_left_to_torch() -> None:
+    x, weight, norm = drawn(5, 4, 1, 1), drawn(6, 4, 3, 3), torch.ones(6)
+    with torch.no_grad(), VectorLayers():
+        found = F.batch_norm(
+            input=F.conv2d(input=x, weight=weight, padding=1), running_mean=norm, running_var=norm, training=False
+        )
+    expected = F.batch_norm(F.conv2d(x, weight, padding=1), norm, norm)
+    torch.testing.assert_close(found, expected)
 
 
 def test_layers_of_a_network_are_replaced_where_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from warp_unlearning import streams_beside
 from warp_unlearning.linalg import iteration, repeated_proposal
+from warp_unlearning.linalg.orthonormal import fixed_normal
 from warp_unlearning.linalg.proposal import Proposal, proposed_by_columns, proposed_by_normals, proposed_in_turn
 from warp_unlearning.linalg.repeated_proposal import RepeatedProposal, Way
 from warp_unlearning.linalg.side_streams import SideStreams
@@ -147,6 +149,33 @@ def test_what_has_no_room_to_be_tried_is_not_captured(proposed_again: Any) -> No
     assert (len(tries), proposed_again.graphs) == (1, [])
 
 
+def test_small_subspaces_are_not_captured(proposed_again: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated_proposal, "_LEAST", 13)
+    repeated = RepeatedProposal()
+    repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+    for _ in range(3):
+        repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+    assert not repeated.captured
+    repeated.capture(proposed_by_columns, moment_of(0, 13), columns_of(1, 4, 13), rounds=1)
+    assert repeated.captured
+
+
+@pytest.mark.parametrize(
+    ("way", "k"), [(proposed_by_columns, 520), (proposed_by_normals, 515), (proposed_by_columns, 4)]
+)
+def test_what_a_graph_reads_beside_what_it_is_given_stays_where_it_is(way: Way, k: int) -> None:
+    """However many other lengths are asked for: a graph holds nothing of it."""
+    moment, columns = torch.eye(530), torch.eye(530)[:, :k]
+    way(1, moment, columns)
+    few = [fixed_normal(530, count, columns.dtype, columns.device) for count in (8, 32)]
+    places = [part.data_ptr() for part in few]
+    for length in range(600, 1200):
+        fixed_normal(length, 8, columns.dtype, columns.device)
+        fixed_normal(length, 40, columns.dtype, columns.device)
+    way(1, moment, columns)
+    assert [fixed_normal(530, c, columns.dtype, columns.device).data_ptr() for c in (8, 32)] == places
+
+
 def test_without_a_gpu_nothing_is_captured() -> None:
     repeated = RepeatedProposal()
     repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
@@ -188,6 +217,7 @@ def test_a_tracker_comes_to_the_same_with_graphs(
             spans[-1].append(found.outside(torch.eye(12, dtype=torch.float64)))
     for one, other in zip(*spans, strict=True):
         torch.testing.assert_close(one, other)
+    assert followed_by == "normals" or trackers[0].growths == trackers[1].growths > 0
     assert sum(graph.replays for graph in proposed_again.graphs) >= 2
 
 
@@ -218,7 +248,11 @@ def test_what_is_given_from_the_host_is_brought_along(proposed_again: Any) -> No
         (proposed_in_turn, 40, (torch.linspace(1, 0.1, 40), torch.arange(0, 40, 2))),
     ],
 )
-def test_graphs_on_side_streams_of_a_gpu(way: Way, k: int, more: tuple[Tensor, ...]) -> None:
+def test_graphs_on_side_streams_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, way: Way, k: int, more: tuple[Tensor, ...]
+) -> None:
+    # Other tests may have taken all that there are.
+    monkeypatch.setattr(streams_beside, "_OF", {})
     device = torch.device("cuda")
     every = [RepeatedProposal() for _ in range(6)]
     basis = columns_of(1, k, 160).float().to(device)
@@ -230,6 +264,7 @@ def test_graphs_on_side_streams_of_a_gpu(way: Way, k: int, more: tuple[Tensor, .
     with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
         with SideStreams(device) as sides:
             ready = [lambda r=each: r.capture(way, moment(0), basis, *more, rounds=1) for each in every]
+            assert len(sides._streams) == 4
             sides.each(ready, apart=False)
         assert all(each.captured for each in every)
         moments = [moment(seed) for seed in range(2, 8)]

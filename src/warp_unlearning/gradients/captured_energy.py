@@ -104,7 +104,8 @@ class CapturedEnergy:
         once, with the batch of the last call: what libraries allocate and choose at first must not be captured.
         """
         with self._as_in_a_graph():
-            self._captured_on = torch.cuda.current_stream(self._x.device) if self._x.is_cuda else None
+            if self._slopes.graph is None and self._x.is_cuda:
+                self._captured_on = torch.cuda.current_stream(self._x.device)
             slopes = self._slopes.captured(self._slopes_once)
             # In the memory of the first: what that frees on the way is free by the time this runs.
             self._alone.captured(self._energies_once, pool=slopes.pool)
@@ -113,8 +114,8 @@ class CapturedEnergy:
         """The stream of their own on which graphs may be replayed while the current one is at work, where they have one
         that belongs to it: libraries go on using their memory for the stream where they were captured.
         """
-        own = ahead_of(current)
-        return own if self.captured and own is not None and own == self._captured_on else None
+        own = ahead_of(current) if self.captured else None
+        return own if own is not None and own == self._captured_on else None
 
     def suits(self, x: Tensor, y: Tensor) -> bool:
         """Whether the batch is like the first."""

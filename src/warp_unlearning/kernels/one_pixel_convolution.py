@@ -31,7 +31,7 @@ class VectorLayers(AsVectors):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """`func` of what it was called with, or of vectors."""
-        if func in _CONVOLUTIONS and not torch.is_grad_enabled() and self.suits(args[0]):
+        if func in _CONVOLUTIONS and args and not torch.is_grad_enabled() and self.suits(args[0]):
             found = convolved_vectors(*args, **(kwargs or {}))
             if found is not None:
                 return found
@@ -50,7 +50,7 @@ def convolved_vectors(
     """`conv2d` of maps of one pixel (n, c, 1, 1) to maps of one pixel, by the tap that sees it; None where there is no
     such tap, or where outputs are more.
     """
-    if isinstance(padding, str) or groups != 1 or not of_one_pixel(x) or weight.dtype != x.dtype:
+    if isinstance(padding, str) or groups != 1 or weight.dtype != x.dtype or x.dim() != 4 or not of_one_pixel(x):
         return None
     taps = [
         _only_tap(size, step, around, apart)

@@ -36,7 +36,7 @@ class AsVectors(TorchFunctionMode):
     ) -> Any:
         """`func` of what it was called with, or of vectors."""
         kwargs = kwargs or {}
-        if func is F.batch_norm and not kwargs.get("training", True) and self.suits(args[0]):
+        if func is F.batch_norm and args and not kwargs.get("training", True) and self.suits(args[0]):
             x, *statistics = args
             return norm_as_vectors(x, *statistics, **kwargs)
         return func(*args, **kwargs)

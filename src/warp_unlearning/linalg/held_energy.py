@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .orthonormal import fixed_normal
+from .orthonormal import KEPT_COLUMNS, fixed_normal
 
 # From this many columns on, a product with all of them costs more than it tells.
 _MANY = 512
-_PROBES = 32
+# Graphs read them where they lie.
+_PROBES = KEPT_COLUMNS
 
 
 def captured_energy(second_moment: Tensor, basis: Tensor) -> float:
@@ -36,7 +37,7 @@ def missed_energy(second_moment: Tensor, basis: Tensor) -> Tensor:
     """
     if basis.shape[1] < _MANY:
         return second_moment.diagonal().sum() - (basis * (second_moment @ basis)).sum()
-    z = _probes(len(basis), basis)
+    z = _probes(basis)
     return _mean_form(second_moment, z - basis @ (basis.mT @ z))
 
 
@@ -44,11 +45,12 @@ def held_energy(second_moment: Tensor, normals: Tensor) -> Tensor:
     """tr(Zᵀ C Z), the energy in the span of orthonormal `normals` (d, m); for many columns, estimated as above."""
     if normals.shape[1] < _MANY:
         return (normals * (second_moment @ normals)).sum()
-    return _mean_form(second_moment, normals @ _probes(normals.shape[1], normals))
+    return _mean_form(second_moment, normals @ _probes(normals)[: normals.shape[1]])
 
 
-def _probes(length: int, like: Tensor) -> Tensor:
-    return fixed_normal(length, _PROBES, like.dtype, like.device)
+def _probes(columns: Tensor) -> Tensor:
+    """By the length of the columns: how many there are is decided by data."""
+    return fixed_normal(len(columns), _PROBES, columns.dtype, columns.device)
 
 
 def _mean_form(second_moment: Tensor, vectors: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ def _some_multiplied(basis: Tensor, second_moment: Tensor, known: Tensor, chosen
 
 def _in_turn(sizes: Tensor, turn: int) -> Tensor:
     """The columns that a round multiplies: those of large eigenvalues, and of the others every fourth, by turns, with
-    as many more of those next in turn as make the number even.
+    as many more of those next in turn as make them a multiple of `_TOGETHER`.
     """
     every = torch.arange(len(sizes))
     small = sizes <= _SMALL * sizes.min()

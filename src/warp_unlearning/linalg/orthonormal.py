@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import inf
 
 import torch
@@ -24,6 +24,7 @@ from .gram import gram
 
 TOLERANCE = 1e-4
 _STARTS = 8
+KEPT_COLUMNS = 32
 _FURTHER = 3
 
 
@@ -147,9 +148,24 @@ def _starts(length: int, count: int, dtype: torch.dtype, device: torch.device) -
     return fixed_normal(length, _STARTS, dtype, device)[:count]
 
 
-@lru_cache(maxsize=128)
 def fixed_normal(length: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The same normal numbers at every call, (length, count); not to be written to."""
+    """The same normal numbers at every call, (length, count); not to be written to. Few columns stay where they are for
+    as long as the process lives: graphs that were captured read them there, and hold nothing.
+    """
+    return (_kept if count <= KEPT_COLUMNS else _recent)(length, count, dtype, device)
+
+
+@cache
+def _kept(length: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return _drawn(length, count, dtype, device)
+
+
+@lru_cache(maxsize=128)
+def _recent(length: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return _drawn(length, count, dtype, device)
+
+
+def _drawn(length: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     draw = torch.Generator(device).manual_seed(0)
     return _complete(torch.randn(length, count, generator=draw, dtype=dtype, device=device))
 

@@ -16,6 +16,8 @@ from torch import Tensor
 from ..cuda_graphs import CudaGraph, graphs_are_there
 from .proposal import Proposal
 
+# Coordinates. A convolution of many groups has a small subspace for each, and every graph takes some megabytes.
+_LEAST = 64
 # From a number of rounds, a second moment, columns, and what else it takes.
 Way = Callable[..., Proposal]
 
@@ -113,7 +115,7 @@ class _CapturedProposal:
 def _asked(way: Way, rounds: int, moment: Tensor, given: Sequence[Tensor]) -> _Asked | None:
     """What is asked for, where a graph could give it."""
     stream = _capturable_stream(moment.device)
-    if stream is None or not all(each.numel() for each in given):
+    if stream is None or len(moment) < _LEAST or not all(each.numel() for each in given):
         return None
     shapes = tuple((each.shape, each.dtype) for each in (moment, *given))
     return _Asked(way, rounds, shapes, stream, torch.backends.cuda.matmul.fp32_precision)

@@ -6,7 +6,7 @@ Patches are read straight from the padded image, so that those left out are neve
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +93,8 @@ def _places(examples: int, places: int, count: int, generator: Draw, device: tor
     return drawn.to(device).topk(count, dim=1, sorted=False).indices
 
 
-@lru_cache(maxsize=128)
+# Kept for as long as the process lives, here and below: graphs that were captured read them where they lie.
+@cache
 def _pixels_read(
     grid: tuple[int, int],
     stride: tuple[int, int],
@@ -112,7 +113,7 @@ def _pixels_read(
     return (first.unsqueeze(1) + (down.unsqueeze(1) + right).flatten()).to(device)
 
 
-@lru_cache(maxsize=128)
+@cache
 def _first_pixels(images: int, pixels: int, device: torch.device) -> Tensor:
     """The first pixel of each image among those of all, (images, 1, 1); not to be written to."""
     return (torch.arange(images) * pixels).reshape(-1, 1, 1).to(device)
