@@ -279,3 +279,15 @@ def test_graphs_on_side_streams_of_a_gpu(
             for mine, its in zip(parts(one), parts(expected), strict=True):
                 torch.testing.assert_close(mine.double(), its.double(), rtol=1e-3, atol=1e-5)
     torch.cuda.synchronize()
+
+
+def test_making_ready_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iteration, "_MANY", 4)
+    tracker = TrackedSubspace(0.95)
+    tracker.refresh(moment_of(0, decay=0.6))
+    assert tracker._span is not None
+    before = tracker._span._turn
+    tracker.make_ready(moment_of(0, decay=0.6))
+    assert tracker._span._turn == before
+    tracker.propose(moment_of(0, decay=0.6))
+    assert tracker._span._turn == before + 1

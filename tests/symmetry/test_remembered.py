@@ -347,6 +347,18 @@ def test_slopes_are_found_once_a_move(kit: Any, redone: list[Any]) -> None:
     assert ahead == [0, 1, 2, 3]
 
 
+def test_refreshes_are_made_ready_once_bases_were_decomposed(kit: Any, proposed_again: Any) -> None:
+    model, x = kit.built(lambda: SmallResNet(classes=3, width=4)).eval(), kit.normal(40, 1, 8, 8)
+    forget = (kit.normal(6, 1, 8, 8, seed=1), torch.arange(6) % 3)
+    symmetry = TrackedNullSpace(energy=0.9)
+    symmetry.move(model, generator=kit.generator(), probe=kit.probe(x, forget=forget))
+    made = len(proposed_again.graphs)
+    assert made > 0
+    symmetry.move(model, generator=kit.generator(1), probe=kit.probe(x, forget=forget))
+    assert len(proposed_again.graphs) == made
+    assert sum(graph.replays for graph in proposed_again.graphs) > 0
+
+
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("lane", [False, True])
