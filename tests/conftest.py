@@ -72,6 +72,8 @@ class Redone:
 def _tensors(output) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
     if isinstance(output, torch.Tensor):
         return [output]
+    if isinstance(output, tuple):
+        return list(output)
     if hasattr(output, "turned"):
         doubts = [part for doubt in output.turned.doubts for part in (*doubt.failed, doubt.first, doubt.second)]
         sizes = [] if output.turned.sizes is None else [output.turned.sizes]
@@ -95,6 +97,25 @@ def redone(monkeypatch: pytest.MonkeyPatch) -> list[Redone]:
     monkeypatch.setattr(captured_energy, "stream_ahead", lambda device: nullcontext())
     for module in (captured_energy, remembered):
         monkeypatch.setattr(module, "graphs_are_there", lambda device: True)
+    return made
+
+
+@pytest.fixture
+def stepped(monkeypatch: pytest.MonkeyPatch, redone: list[Redone]) -> list[Redone]:
+    """Steps of walks are captured on any device, and so are the energies they descend; the stand-ins for the graphs of
+    the steps, one after the other.
+    """
+    from warp_unlearning.symmetry import captured_steps
+
+    made: list[Redone] = []
+
+    def graph(make, *, pool=None) -> Redone:  # type: ignore[no-untyped-def]
+        made.append(Redone(make, pool=pool))
+        return made[-1]
+
+    monkeypatch.setattr(captured_steps, "CudaGraph", graph)
+    monkeypatch.setattr(captured_steps, "capturable_stream", lambda device, *, purpose: nullcontext())
+    monkeypatch.setattr(captured_steps, "graphs_are_there", lambda device: True)
     return made
 
 

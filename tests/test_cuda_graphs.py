@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 from torch import Tensor
 
-from warp_unlearning.cuda_graphs import CudaGraph, _no_collection, capturable_stream
+from warp_unlearning.cuda_graphs import CudaGraph, capturable_stream
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are captured on a GPU, and there is none")
 GPU = torch.device("cuda")
@@ -32,22 +30,6 @@ def test_after_a_capture_that_failed_random_numbers_are_drawn_and_work_is_captur
         first = graph.replay().clone()
         second = graph.replay().clone()
     assert not torch.equal(first, second)
-
-
-def test_garbage_is_collected_after_a_capture_alone() -> None:
-    with _no_collection():
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with _no_collection():
-            assert not gc.isenabled()
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-    with pytest.raises(KeyError), _no_collection():
-        raise KeyError
-    assert gc.isenabled()
 
 
 @pytest.mark.gpu

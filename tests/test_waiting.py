@@ -13,7 +13,16 @@ from warp_unlearning.gradients.math_attention import math_attention
 from warp_unlearning.linalg.eigh_of_each import eigh_of_each, host_is_better
 from warp_unlearning.models.full_precision import full_precision
 from warp_unlearning.randomness import LayerDraws
-from warp_unlearning.waiting import await_device, idly, keeping_turn, may_leave, take_turns, takes_turns
+from warp_unlearning.waiting import (
+    await_device,
+    idly,
+    keeping_turn,
+    may_leave,
+    take_turns,
+    takes_turns,
+    with_work,
+    work_meanwhile,
+)
 
 
 def test_a_thread_that_takes_no_turns_just_waits() -> None:
@@ -161,3 +170,45 @@ def test_without_a_gpu_nobody_is_told_to_sleep() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_driver_lets_threads_sleep() -> None:
     assert sleep_while_waiting(0)
+
+
+def test_work_is_done_once_at_the_first_long_wait_or_at_the_end() -> None:
+    done: list[str] = []
+    with with_work(lambda: done.append("at a wait")):
+        assert not done
+        work_meanwhile()
+        assert done == ["at a wait"]
+        work_meanwhile()
+    with with_work(lambda: done.append("at the end")):
+        pass
+    work_meanwhile()
+    assert done == ["at a wait", "at the end"]
+
+
+def test_work_of_an_outer_block_waits_for_a_wait_of_its_own() -> None:
+    done: list[str] = []
+    with with_work(lambda: done.append("outer")):
+        with with_work(lambda: done.append("inner")):
+            work_meanwhile()
+            work_meanwhile()
+        assert done == ["inner"]
+        work_meanwhile()
+    assert done == ["inner", "outer"]
+
+
+def test_an_error_leaves_work_undone() -> None:
+    done: list[int] = []
+    with pytest.raises(KeyError), with_work(lambda: done.append(1)):
+        raise KeyError
+    work_meanwhile()
+    assert not done
+
+
+def test_work_of_one_thread_is_not_done_by_another() -> None:
+    done: list[int] = []
+    with with_work(lambda: done.append(1)):
+        thread = Thread(target=work_meanwhile)
+        thread.start()
+        thread.join()
+        assert not done
+    assert done == [1]

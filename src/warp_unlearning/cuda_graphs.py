@@ -6,13 +6,13 @@ of it happens on one stream, and nothing waits for the whole device: other strea
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
 
+from .collection import no_collection
 from .streams_beside import ahead_of
 
 Output = TypeVar("Output")
@@ -35,7 +35,7 @@ class CudaGraph(Generic[Output]):
     def __init__(self, make: Callable[[], Output], *, pool: Any = None) -> None:
         self._graph = torch.cuda.CUDAGraph()
         _make_room()
-        with _no_collection():
+        with no_collection():
             self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 self.output = make()
@@ -57,18 +57,6 @@ class CudaGraph(Generic[Output]):
         """Do the operations on the current stream; what they fill, each time the same tensors."""
         self._graph.replay()
         return self.output
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Let no garbage be collected within the block: graphs among it that are destroyed end the capture of another."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _free_generator() -> None:

@@ -43,6 +43,28 @@ def keeping_turn() -> Iterator[None]:
         _THIS.kept -= 1
 
 
+@contextmanager
+def with_work(work: Callable[[], None]) -> Iterator[None]:
+    """A block before whose end this thread has something to do, at any time: where it would only wait for long
+    (`work_meanwhile`), or else at the end. An error of the block leaves it undone.
+    """
+    outer = getattr(_THIS, "work", None)
+    _THIS.work = work
+    try:
+        yield
+        work_meanwhile()
+    finally:
+        _THIS.work = outer
+
+
+def work_meanwhile() -> None:
+    """Do what this thread has to do, if there is something: a long wait is coming."""
+    work: Callable[[], None] | None = getattr(_THIS, "work", None)
+    if work is not None:
+        _THIS.work = None
+        work()
+
+
 def takes_turns() -> bool:
     """Whether this thread shares what it works with, such as a GPU, with others of its process."""
     return getattr(_THIS, "leave", None) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..collection import no_collection
 from ..errors import InputError
 from ..gradients.energy import gradient_energy
 from ..linalg.on_host import on_host
@@ -60,8 +62,10 @@ class Teleporter:
 
     def teleport(self, view: View) -> tuple[Move | None, Certificate]:
         """The move that was made, or None where it was taken back, and its certificate; batch norm is in eval mode."""
-        watch = Stopwatch(view.judges[0].device)
-        with norm_mode(self.model, "eval"):
+        device = view.judges[0].device
+        watch = Stopwatch(device)
+        # On a GPU a collection of garbage may take longer than all of it.
+        with nullcontext() if device.type == "cpu" else no_collection(), norm_mode(self.model, "eval"):
             judged = _Judged.by(self.model, view, self._judging)
             others = Others.by(self.model, view) if self.certify == "full" else None
             probe = Probe(view.batches, view.forget, self.reference)

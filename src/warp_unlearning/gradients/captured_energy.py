@@ -95,6 +95,16 @@ class CapturedEnergy:
         return self._model
 
     @property
+    def device(self) -> torch.device:
+        """Where batches are."""
+        return self._x.device
+
+    @property
+    def held(self) -> Replayed | None:
+        """What every replay of the graph fills, each time the same tensors; None before there is one."""
+        return None if self._slopes.graph is None else self._slopes.graph.output
+
+    @property
     def captured(self) -> bool:
         """Whether there are graphs."""
         return self._slopes.graph is not None and self._alone.graph is not None

@@ -11,7 +11,7 @@ core of the host can do in a fraction of a second is done there, if the host has
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from threading import local
@@ -31,8 +31,10 @@ _OWN = local()
 Decomposed = tuple[Tensor, Tensor]
 
 
-def eigh_of_each(stacks: Sequence[Tensor]) -> list[Decomposed]:
-    """Eigenvalues, ascending, and eigenvectors of each stack of symmetric matrices (b, d, d)."""
+def eigh_of_each(stacks: Sequence[Tensor], *, meanwhile: Callable[[], None] | None = None) -> list[Decomposed]:
+    """Eigenvalues, ascending, and eigenvectors of each stack of symmetric matrices (b, d, d). `meanwhile` is called
+    where others do the work and this thread would only wait.
+    """
     alone = sum(map(len, stacks)) < 2 and not takes_turns()
     if not stacks or not all(stack.is_cuda for stack in stacks) or alone:
         return [eigh(stack) for stack in stacks]
@@ -45,6 +47,13 @@ def eigh_of_each(stacks: Sequence[Tensor]) -> list[Decomposed]:
         on_host = host_is_better(stacks[i].shape[1])
         pool, way = (_host_threads(), _on_host) if on_host else (_threads(), _beside)
         found[i] = [pool.submit(way, part, current) for part in parts[i]]
+    if meanwhile is not None:
+        try:
+            meanwhile()
+        except BaseException:
+            # What they were given must not be used meanwhile.
+            wait([future for own in found.values() for future in own])
+            raise
     with idly():
         wait([future for own in found.values() for future in own])
     return [_joined([future.result() for future in found[i]]) for i in range(len(stacks))]

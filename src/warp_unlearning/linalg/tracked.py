@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..waiting import work_meanwhile
 from .co_subspace import AnySubspace, CoSubspace
 from .eigh_of_each import eigh, eigh_of_each
 from .fine_type import fine
@@ -289,7 +290,8 @@ def start_all(trackers: Sequence[TrackedSubspace], second_moments: Sequence[Tens
     matrices = [restricted(moment, some) for moment, some in zip(moments, alive, strict=True)]
     leading = _leading_of(trackers, matrices)
     others = [i for i in range(len(matrices)) if i not in leading]
-    decomposed = dict(zip(others, eigh_of_each([matrices[i].unsqueeze(0) for i in others]), strict=True))
+    each = eigh_of_each([matrices[i].unsqueeze(0) for i in others], meanwhile=work_meanwhile)
+    decomposed = dict(zip(others, each, strict=True))
     found = []
     for i, (tracker, some) in enumerate(zip(trackers, alive, strict=True)):
         tracker.decompositions += 1

@@ -114,8 +114,17 @@ class ReplayedEnergy:
         """As the protocol says."""
         found = self.graph.replayed(*self.eager.forget) if self._ahead is None else self._ahead
         self._ahead = None
+        return self._slopes_in(found, parameters, loss=loss)
+
+    @staticmethod
+    def _slopes_in(found: Replayed, parameters: Mapping[str, nn.Parameter], *, loss: bool) -> Slopes:
         of_loss = {name: found.loss_gradients[name] for name in parameters} if loss else None
         return Slopes(found.energies.double().sum(), {name: found.gradients[name] for name in parameters}, of_loss)
+
+    def held_slopes(self, parameters: Mapping[str, nn.Parameter], *, loss: bool) -> Slopes | None:
+        """The tensors that `slopes` fills each time, the energy apart; None before there is a graph."""
+        held = self.graph.held
+        return None if held is None else self._slopes_in(held, parameters, loss=loss)
 
     def value(self) -> Tensor:
         """As the protocol says."""

@@ -16,7 +16,7 @@ norms are over movable weights that inputs reach.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal, get_args
@@ -126,9 +126,8 @@ class NullSpace:
                     _require_finite(finite)
                     finite = None
                 energy = self._remembered.energy(energy)
-            descends = self.aim == "descent"
             try:
-                with energy.slopes_meanwhile() if isinstance(energy, ReplayedEnergy) and descends else nullcontext():
+                with self._meanwhile(energy):
                     bases = self.input_bases(working, batches, generator=generator)
             except WarpError:
                 _require_finite(finite)
@@ -142,11 +141,18 @@ class NullSpace:
                 working, bases, batches[0], features, misread=self._remembered.misread(working, batches[0])
             )
             halved = self._remembered.halved
-            walked = walk(model, scope, probe, self, energy, generator=generator, halved=halved)
+            steps = self._remembered.steps
+            walked = walk(model, scope, probe, self, energy, generator=generator, halved=halved, repeated=steps)
             self._remembered.halved = walked.halved
             self._make_ready(batches)
         notes = _notes(scope, moved=walked.moved)
         return NullMove(walked.shifts, bases=bases, left=scope.left, energies=walked.energies, notes=notes)
+
+    def _meanwhile(self, energy: ForgetEnergy) -> AbstractContextManager[None]:
+        """The block in which bases are found: what is to be done beside that."""
+        if isinstance(energy, ReplayedEnergy) and self.aim == "descent":
+            return energy.slopes_meanwhile()
+        return nullcontext()
 
     def _make_ready(self, batches: Sequence[Tensor]) -> None:
         """For the next move, of which nobody knows whether it comes: nothing."""

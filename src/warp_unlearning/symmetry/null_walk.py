@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
 from typing import Literal, NamedTuple, Protocol
@@ -14,11 +14,14 @@ from ..errors import InputError
 from ..linalg.on_host import on_host
 from ..module_tree import parameters_by_name
 from .directions import Direction, inner, norm_of
-from .forget_energy import ForgetEnergy, Slopes
+from .eager_steps import EagerSteps
+from .forget_energy import ForgetEnergy
 from .halving import longest_that_does
 from .null_projection import NullProjection
 from .null_scope import Scope
+from .steps import Descent, RepeatedSteps, Steps
 from .symmetry import Probe
+from .walk_parts import Ground, length_within, longest_way, put, term_names, unit_of
 
 Aim = Literal["descent", "random"]
 Protected = Literal["retain", "both"]
@@ -38,41 +41,6 @@ class Lengths(Protocol):
     kick: float
     radius: float
     halvings: int
-
-
-@dataclass(eq=False)
-class _Ground:
-    """The movable parameters, which `put` alone changes meanwhile, and where distances are taken from; vectors are laid
-    out by the projection, and none is written to.
-    """
-
-    parameters: Mapping[str, nn.Parameter]
-    projection: NullProjection
-    energy: ForgetEnergy
-    reference: Tensor
-    unit: Tensor
-    # θ, (n).
-    weights: Tensor
-    # How often the length of the last step was halved.
-    halved: int = 0
-
-    def put(self, weights: Tensor) -> Tensor:
-        """θ ← weights; θ as it is then, which differs where a parameter is coarser."""
-        layout = self.projection.layout
-        values = layout.scattered(weights)
-        with torch.no_grad():
-            torch._foreach_copy_(list(self.parameters.values()), [values[name] for name in self.parameters])
-        self.weights = weights if layout.exact else layout.gathered(self.parameters)
-        return self.weights
-
-    def displacement(self, weights: Tensor) -> Tensor:
-        """θ − θ_org where inputs reach."""
-        return self.projection.reached(weights - self.reference)
-
-    def noise(self, generator: torch.Generator) -> Tensor:
-        """Normal numbers, (n)."""
-        like = self.reference
-        return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
 
 
 class Walked(NamedTuple):
@@ -95,9 +63,10 @@ def walk(
     *,
     generator: torch.Generator,
     halved: int = 0,
+    repeated: RepeatedSteps | None = None,
 ) -> Walked:
     """Take all steps from where the model stands; a step before was `halved` so often, and the search for a length
-    begins there.
+    begins there. `repeated` may have graphs for them.
 
     They are taken in the memory of the model's own parameters, which hold what they held before once it returns.
     """
@@ -105,33 +74,53 @@ def walk(
     parameters = {name: every[name] for name in scope.names}
     if not parameters:
         return Walked({}, None, moved=False, halved=halved)
-    projection = NullProjection(scope, parameters)
-    layout = projection.layout
-    start = layout.gathered(parameters)
-    given = probe.reference
-    reference = start if given is None else layout.gathered({n: given[n].to(p) for n, p in parameters.items()})
-    unit = _norm(projection.reached(reference))
-    ground = _Ground(parameters, projection, energy, reference, unit, start, halved)
-    nearby = _on_device(generator, start.device)
-    try:
-        seen = _steps(ground, settings, nearby, forgets=probe.forget is not None)
-        shifts = layout.scattered(ground.weights - start)
-    finally:
-        ground.put(start)
-    measured = bool(seen) and probe.forget is not None and isfinite(seen[0]) and isfinite(seen[-1])
-    return Walked(shifts, (seen[0], seen[-1]) if measured else None, moved=len(seen) > 1, halved=ground.halved)
-
-
-def _steps(ground: _Ground, settings: Lengths, generator: torch.Generator, *, forgets: bool) -> list[float]:
-    """Take all steps; the energies on the way."""
+    forgets = probe.forget is not None
     if settings.aim == "descent" and settings.dispersion == 0 and not forgets:
         raise InputError("with dispersion 0 and no examples to forget there is nothing to descend; give forget=...")
+    projection = NullProjection(scope, parameters)
+    start = projection.layout.gathered(parameters)
+    descent = Descent(energy, forgets and settings.protect == "both", probe.reference)
+    way = _Way(descent, parameters, projection, _on_device(generator, start.device), start, halved)
+    one = _way_of_stepping(way, settings, repeated)
+    try:
+        seen = _taken(settings, one)
+        shifts = projection.layout.scattered(way.there - start)
+    finally:
+        put(parameters, projection.layout, start)
+    measured = bool(seen) and forgets and isfinite(seen[0]) and isfinite(seen[-1])
+    return Walked(shifts, (seen[0], seen[-1]) if measured else None, moved=len(seen) > 1, halved=way.halved)
+
+
+@dataclass(eq=False)
+class _Way:
+    """A walk: θ as it stands, (n), and how often the length of the last step was halved."""
+
+    descent: Descent
+    parameters: Mapping[str, nn.Parameter]
+    projection: NullProjection
+    generator: torch.Generator
+    there: Tensor
+    halved: int
+
+
+def _way_of_stepping(way: _Way, settings: Lengths, repeated: RepeatedSteps | None) -> Callable[[], _Step]:
+    if settings.aim == "random":
+        ground = Ground.of(way.parameters, way.projection, way.descent.reference, way.there)
+        return lambda: _at_random(way, ground, settings)
+    steps = None
+    if repeated is not None:
+        steps = repeated.steps(way.parameters, way.projection, settings, way.descent)
+    if steps is None:
+        steps = EagerSteps(Ground.of(way.parameters, way.projection, way.descent.reference, way.there), settings)
+    found = steps
+    return lambda: _downhill(way, found, settings)
+
+
+def _taken(settings: Lengths, one: Callable[[], _Step]) -> list[float]:
+    """Take all steps; the energies on the way."""
     seen: list[float] = []
     for _ in range(settings.steps):
-        if settings.aim == "random":
-            taken = _at_random(ground, settings, generator)
-        else:
-            taken = _downhill(ground, settings, generator, forgets=forgets)
+        taken = one()
         if taken.unit == 0:
             break
         seen += [taken.before] if taken.after is None else [taken.before, taken.after]
@@ -148,71 +137,70 @@ class _Step(NamedTuple):
     after: float | None
 
 
-def _at_random(ground: _Ground, settings: Lengths, generator: torch.Generator) -> _Step:
+def _at_random(way: _Way, ground: Ground, settings: Lengths) -> _Step:
     """Take a random step, however the energy changes."""
-    before = ground.energy.value()
-    start = ground.weights
-    direction = _unit(ground.projection(ground.noise(generator).unsqueeze(0))[0])
-    length = _length(ground, settings, ground.displacement(start), direction).clamp(min=0)
-    ground.put(start + (length * direction).to(start))
-    unit, measured, taken, after = _read(ground.unit, before, length, ground.energy.value())
+    energy = way.descent.energy
+    before = energy.value()
+    start = way.there
+    direction = unit_of(ground.projection(ground.noise(way.generator).unsqueeze(0))[0])
+    measure = ground.unit()
+    length = longest_way(measure, settings, ground.displacement(start), direction)
+    way.there = ground.put(start + (length * direction).to(start))
+    unit, measured, taken, after = _read(measure, before, length, energy.value())
     return _Step(unit, measured, after if taken > 0 else None)
 
 
-def _downhill(ground: _Ground, settings: Lengths, generator: torch.Generator, *, forgets: bool) -> _Step:
+def _downhill(way: _Way, steps: Steps, settings: Lengths) -> _Step:
     """Take a step that lowers L and does not raise the energy."""
-    start = ground.weights
-    displacement = ground.displacement(start)
-    found = ground.energy.slopes(ground.parameters, loss=forgets and settings.protect == "both")
-    terms = _Terms.of(ground, settings, found, displacement, generator)
-    products = (found.energy, ground.unit, _norm(displacement), *terms.products)
-    before, unit, distance, *inner = _read(*products)
+    energy = way.descent.energy
+    found = energy.slopes(way.parameters, loss=way.descent.loss)
+    terms = _Terms(term_names(found, disperses=settings.dispersion != 0))
+    before, unit, distance, *products = _read(found.energy, steps.survey(found, way.generator))
     if not isfinite(before):
-        ground.energy.refuse()
-    weights, pull = terms.steepest(inner, settings, unit)
-    # Where most of a gradient lies in the span, rounding errors of its projection are not small beside what is left.
-    direction = _unit(ground.projection(terms.combined(weights).unsqueeze(0))[0])
-    longest = _length(ground, settings, displacement, direction).clamp(min=0)
+        energy.refuse()
+    least = _least_length(way.there.dtype)
+    weights, pull = terms.steepest(products, settings, unit, least=least)
+    steps.head([weights.get(name, 0.0) for name in terms.names])
     height = 0.5 * before - 0.5 * pull * distance**2
+    last = -1
 
     def tried(halved: int) -> _Try:
-        length = longest / 2**halved
-        there = ground.put(start + (length * direction).to(start))
-        after, taken, away = _read(ground.energy.value(), length, _norm(ground.displacement(there)))
+        nonlocal last
+        last = halved
+        way.there, numbers = steps.go(0.5**halved)
+        after, taken, away = _read(energy.value(), numbers)
         lower = 0.5 * after - 0.5 * pull * away**2 < height and after <= before * (1 + _SAME)
-        return _Try(halved, there, after, lower=taken > 0 and lower, hopeless=not taken > 0)
+        return _Try(halved, after, lower=taken > 0 and lower, hopeless=not taken > 0)
 
-    step = longest_that_does(
+    kept = longest_that_does(
         tried,
         lambda one: one.lower,
         halvings=settings.halvings,
-        before=ground.halved,
+        before=way.halved,
         hopeless=lambda one: one.hopeless,
     )
-    if step is None:
-        ground.put(start)
+    if kept is None:
+        way.there = steps.begun
         return _Step(unit, before, None)
-    ground.halved = step.halved
-    if ground.weights is not step.there:
-        ground.put(step.there)
-    return _Step(unit, before, step.after)
+    way.halved = kept.halved
+    if last != kept.halved:
+        way.there, _ = steps.go(0.5**kept.halved)
+    return _Step(unit, before, kept.after)
 
 
 class _Try(NamedTuple):
-    """A step whose length was halved so often: where it leads, the energy there, whether it lowers what it should, and
-    whether no other length could.
+    """A step whose length was halved so often: the energy where it leads, whether it lowers what it should, and whether
+    no other length could.
     """
 
     halved: int
-    there: Tensor
     after: float
     lower: bool
     hopeless: bool
 
 
-@dataclass(frozen=True, eq=False)
-class _Terms:
-    """Projected vectors that a step is a sum of, and their inner products row by row of the upper triangle.
+class _Terms(NamedTuple):
+    """The projected vectors that a step is a sum of, by name.
 
     `slope` is half the gradient of the energy; `displacement` and `noise` make the way away from θ_org; along
     `loss_slope`, the gradient of the forget batch's mean loss, forgotten examples would be learned again, which is the
@@ -220,37 +208,15 @@ class _Terms:
     """
 
     names: tuple[str, ...]
-    vectors: Tensor
-    products: tuple[Tensor, ...]
 
-    @classmethod
-    def of(
-        cls,
-        ground: _Ground,
-        settings: Lengths,
-        found: Slopes,
-        displacement: Tensor,
-        generator: torch.Generator,
-    ) -> _Terms:
-        layout = ground.projection.layout
-        given: dict[str, Tensor] = {}
-        if found.of_energy:
-            given["slope"] = 0.5 * layout.gathered(found.of_energy)
-        if settings.dispersion != 0:
-            given["displacement"], given["noise"] = displacement, ground.noise(generator)
-        if found.of_loss is not None:
-            given["loss_slope"] = layout.gathered(found.of_loss)
-        vectors = ground.projection(torch.stack(list(given.values())))
-        exact = vectors.double()
-        products = exact @ exact.mT
-        return cls(tuple(given), vectors, tuple(row[i:] for i, row in enumerate(products)))
-
-    def steepest(self, products: list[float], settings: Lengths, unit: float) -> tuple[dict[str, float], float]:
+    def steepest(
+        self, products: Sequence[float], settings: Lengths, unit: float, *, least: float
+    ) -> tuple[dict[str, float], float]:
         """How much of each vector is in the direction of steepest descent of L, less its part along the loss's slope;
-        and β. Nothing where neither term has a direction.
+        and β. Nothing where neither term has a direction. `products` are their inner products row by row; lengths below
+        `least` are none.
         """
         inner = self._inner(products)
-        least = _least_length(self.vectors.dtype)
         steepness = _root(inner.get(("slope", "slope"), 0.0), least)
         kicked = _root(inner.get(("noise", "noise"), 0.0), least)
         away: dict[str, float] = {}
@@ -266,17 +232,8 @@ class _Terms:
             weights["loss_slope"] = -_form(inner, weights, {"loss_slope": 1.0}) / along**2
         return weights, pull
 
-    def combined(self, weights: Mapping[str, float]) -> Tensor:
-        """Σ weight · vector."""
-        total = torch.zeros_like(self.vectors[0])
-        for name, weight in weights.items():
-            total.add_(self.vectors[self.names.index(name)], alpha=weight)
-        return total
-
-    def _inner(self, products: list[float]) -> dict[tuple[str, str], float]:
-        pairs = [(a, b) for i, a in enumerate(self.names) for b in self.names[i:]]
-        found = dict(zip(pairs, products, strict=True))
-        return found | {(b, a): value for (a, b), value in found.items()}
+    def _inner(self, products: Sequence[float]) -> dict[tuple[str, str], float]:
+        return dict(zip(((a, b) for a in self.names for b in self.names), products, strict=True))
 
 
 def _form(inner: Mapping[tuple[str, str], float], left: Mapping[str, float], right: Mapping[str, float]) -> float:
@@ -300,25 +257,6 @@ def _read(*numbers: Tensor) -> list[float]:
     return [value for part in on_host(numbers) for value in part.reshape(-1).tolist()]
 
 
-def _norm(vector: Tensor) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(vector, dtype=torch.float64)
-    return length
-
-
-def _unit(vector: Tensor) -> Tensor:
-    """The vector at length one; zero where it has none."""
-    length = _norm(vector)
-    return vector * torch.where(length > 0, 1 / length, 0.0).to(vector)
-
-
-def _length(ground: _Ground, settings: Lengths, displacement: Tensor, direction: Tensor) -> Tensor:
-    """How far to go; 0 where there is no direction."""
-    longest, radius = settings.step_size * ground.unit, settings.radius * ground.unit
-    along = (displacement.double() * direction.double()).sum()
-    found = _within_radius(along, _norm(displacement), longest, radius)
-    return torch.where(_norm(direction) > 0, found, 0.0)
-
-
 def _on_device(generator: torch.Generator, device: torch.device) -> torch.Generator:
     """A generator beside the parameters, seeded by the one given: noise for millions of weights is drawn where they
     are.
@@ -339,10 +277,4 @@ def within_radius(
         torch.tensor(v, dtype=torch.float64) for v in (inner(displacement, direction), norm_of(displacement))
     )
     longest, bound = (torch.tensor(v, dtype=torch.float64) for v in (length, radius))
-    return float(_within_radius(along, distance, longest, bound))
-
-
-def _within_radius(along: Tensor, distance: Tensor, length: Tensor, radius: Tensor) -> Tensor:
-    bound = torch.maximum(radius, distance)
-    # Factored, so that from outside the radius a direction further out has the length 0 and not a rounding error.
-    return torch.minimum(length, -along + torch.sqrt(along**2 + (bound - distance) * (bound + distance)))
+    return float(length_within(along, distance, longest, bound))

@@ -21,6 +21,7 @@ from ..cuda_graphs import graphs_are_there
 from ..errors import InputError
 from ..gradients.captured_energy import CapturedEnergy
 from ..module_tree import modules_by_path
+from .captured_steps import RepeatedSteps
 from .forget_energy import EagerEnergy, ForgetEnergy, ReplayedEnergy
 from .null_scope import read_by_others
 from .repeated_sample import RepeatedSample
@@ -46,6 +47,8 @@ class Remembered:
         self._graph: CapturedEnergy | None = None
         self._refused = False
         self._sample = RepeatedSample()
+        # The steps of its walks.
+        self.steps = RepeatedSteps()
         # Whether every weight that acts on inputs was found to be of real numbers.
         self.real = False
         # How many directions the inputs of each weight needed, group by group, at the last move.

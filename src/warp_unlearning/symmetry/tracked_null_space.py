@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from ..waiting import with_work
+from .forget_energy import ForgetEnergy, ReplayedEnergy
 from .input_bases import InputBasis
 from .null_space import NullSpace
 from .tracked_bases import TrackedBases
@@ -35,6 +38,12 @@ class TrackedNullSpace(NullSpace):
         replay = self._remembered.sample_of(model)
         return self._tracked.refresh(model, batches, generator=generator, replay=replay)
 
+    def _meanwhile(self, energy: ForgetEnergy) -> AbstractContextManager[None]:
+        """Beside the first bases, which are decomposed, energies are captured: the host has little else to do."""
+        if isinstance(energy, ReplayedEnergy) and not energy.graph.captured:
+            return with_work(self._remembered.capture_energy)
+        return super()._meanwhile(energy)
+
     def _make_ready(self, batches: Sequence[Tensor]) -> None:
         """After bases that were decomposed: whoever tracks them has moves to come, and what these repeat is captured
         now, so that none of them takes longer than the others.
@@ -47,3 +56,4 @@ class TrackedNullSpace(NullSpace):
         if asking is not None:
             self._remembered.capture_sample(asking)
         self._tracked.make_ready()
+        self._remembered.steps.capture()
