@@ -217,10 +217,12 @@ class Comparison:
         moments = {name: observed.rows.second_moment()[0] for name, observed in seen.items()}
         with recorded_eigh() as decomposed:
             self.bases.start(seen)
-        for (name, moment), found in zip(moments.items(), decomposed, strict=True):
+        # On a GPU others are decomposed beside them, where products are tried first.
+        recorded = decomposed if len(decomposed) == len(moments) else [None] * len(moments)
+        for (name, moment), found in zip(moments.items(), recorded, strict=True):
             alive = moment.diagonal() > 0
             # Of fewer inputs than dimensions another matrix was decomposed.
-            whole = len(found[0]) == int(alive.sum())
+            whole = found is not None and len(found[0]) == int(alive.sum())
             values, vectors = found if whole else torch.linalg.eigh(moment[alive][:, alive])
             self.layers[name] = Layer(int(alive.sum()))
             for energy in ENERGIES:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from warp_unlearning.linalg.iteration import (
     Span,
+    Turned,
     _unproven_outside,
     iterate_inverse,
     leading_outside,
@@ -118,13 +119,30 @@ def test_of_many_columns_the_small_ones_take_turns() -> None:
         assert torch.equal(turn[0], sizes.to(basis.dtype))
         chosen = turn[1]
         least = int((~small).sum()) + -(-int(small.sum()) // 4)
-        assert least <= len(chosen) < least + 32
+        assert least + 32 <= len(chosen) < least + 64
         assert len(chosen) % 32 == 0
         assert len(set(chosen.tolist())) == len(chosen)
         assert set((~small).nonzero().flatten().tolist()) <= set(chosen.tolist())
         multiplied.append({i for i in chosen.tolist() if small[i]})
     assert set.union(*multiplied) == set(small.nonzero().flatten().tolist())
     assert len({len(some) for some in multiplied}) == 1
+
+
+def test_as_many_columns_are_multiplied_until_it_takes_more_or_far_fewer() -> None:
+    _, basis, _ = wide_problem()
+    k = basis.shape[1]
+
+    def sized(large: int) -> Tensor:
+        return torch.where(torch.arange(k) < large, 10.0, 1.0) / (10 * k)
+
+    span, counts = Span(basis, sized(200)), []
+    for large in (200, 220, 180, 240, 330, 300, 30, 40):
+        span.accept(Turned(basis, ()), sized(large))
+        turn = span.next_turn()
+        assert turn is not None
+        assert len(set(turn[1].tolist())) == len(turn[1]) >= large + (k - large) / 4
+        counts.append(len(turn[1]))
+    assert counts[0] == counts[1] == counts[2] == counts[3] < counts[4] == counts[5] > counts[6] == counts[7]
 
 
 def test_taking_turns_loses_little_and_columns_stay_orthonormal() -> None:

@@ -17,8 +17,10 @@ from .orthonormal import TOLERANCE, Doubt, Unproven, doubtful_step, fixed_normal
 _MANY = 512
 _SMALL = 4.0
 _TURNS = 4
-# Columns are multiplied in such multiples, so that from round to round as many are, and a graph can repeat it.
+# Columns are multiplied in such multiples, one more than it takes, and as many as the last time where that is so many
+# multiples too many at most: so that from round to round as many are, and a graph can repeat it.
 _TOGETHER = 32
+_MULTIPLES_TOO_MANY = 4
 _SHIFTS = 5
 
 
@@ -52,6 +54,8 @@ class Span:
         self.basis = basis
         self._sizes = None if shares is None else shares.cpu()
         self._turn = 0
+        # How many columns the last round multiplied.
+        self._multiplied = 0
 
     @property
     def takes_turns(self) -> bool:
@@ -92,7 +96,9 @@ class Span:
         """The eigenvalues as shares, (k), and the columns that a round multiplies, on the host; None for all."""
         if self._sizes is None or not self.takes_turns:
             return None
-        return self._sizes.to(self.basis.dtype), _in_turn(self._sizes, self._turn)
+        chosen = _in_turn(self._sizes, self._turn, before=self._multiplied)
+        self._multiplied = len(chosen)
+        return self._sizes.to(self.basis.dtype), chosen
 
     def next_turn(self) -> tuple[Tensor, Tensor] | None:
         """The same for the next round."""
@@ -107,7 +113,9 @@ class Span:
     def grown(self, columns: Tensor, shares: Tensor) -> Span:
         """The same with further columns, orthonormal to all, whose eigenvalues as shares are on the host."""
         sizes = None if self._sizes is None else torch.cat([self._sizes, shares.to(self._sizes)])
-        return Span(torch.cat([self.basis, columns.to(self.basis)], dim=1), sizes)
+        found = Span(torch.cat([self.basis, columns.to(self.basis)], dim=1), sizes)
+        found._multiplied = self._multiplied
+        return found
 
     def _turned_by(
         self, orthonormalised: Callable[[Tensor], Tensor], second_moment: Tensor, rounds: int, *, whole: bool = False
@@ -151,14 +159,17 @@ def _some_multiplied(basis: Tensor, second_moment: Tensor, known: Tensor, chosen
     return rows.index_copy(0, chosen, image), like(known, rows).index_copy(0, chosen, shares())
 
 
-def _in_turn(sizes: Tensor, turn: int) -> Tensor:
+def _in_turn(sizes: Tensor, turn: int, *, before: int = 0) -> Tensor:
     """The columns that a round multiplies: those of large eigenvalues, and of the others every fourth, by turns, with
-    as many more of those next in turn as make them a multiple of `_TOGETHER`.
+    as many more of those next in turn as make them a multiple of `_TOGETHER`, or as many as `before`.
     """
     every = torch.arange(len(sizes))
     small = sizes <= _SMALL * sizes.min()
     large, others = every[~small], every[small]
-    count = -(-(len(large) + -(-len(others) // _TURNS)) // _TOGETHER) * _TOGETHER
+    needed = len(large) + -(-len(others) // _TURNS)
+    count = _TOGETHER * (-(-needed // _TOGETHER) + 1)
+    if needed <= before <= count + _MULTIPLES_TOO_MANY * _TOGETHER:
+        count = before
     waiting = torch.cat([others[(turn + later) % _TURNS :: _TURNS] for later in range(_TURNS)])
     return torch.cat([large, waiting])[:count]
 
