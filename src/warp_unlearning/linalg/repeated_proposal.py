@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,42 @@ class _Asked(NamedTuple):
     precision: str
 
 
+class Prepared(NamedTuple):
+    """A proposal that is yet to be made: the copies that come first, to where and of what, the work itself, and whether
+    the columns it comes to are `lent` by a graph, which writes over them the next time.
+    """
+
+    copies: Sequence[tuple[Tensor, Tensor]]
+    make: Callable[[], Proposal]
+    lent: bool
+
+
+def copy_ahead(prepared: Sequence[Prepared]) -> None:
+    """Make the copies of all of them, those within a device by one call."""
+    pairs = [pair for each in prepared for pair in each.copies]
+    near = [(there, new) for there, new in pairs if there.device == new.device]
+    for there, new in pairs:
+        if there.device != new.device:
+            there.copy_(new, non_blocking=True)
+    if near:
+        torch._foreach_copy_([there for there, _ in near], [new for _, new in near])
+
+
+def handed_over(prepared: Sequence[Prepared], proposals: Sequence[Proposal]) -> list[Proposal]:
+    """What was made of each, with columns that are the caller's: the next refresh begins with them, and others keep
+    them.
+    """
+    lent = [made.turned.columns for each, made in zip(prepared, proposals, strict=True) if each.lent]
+    own = [torch.empty_like(columns) for columns in lent]
+    if lent:
+        torch._foreach_copy_(own, lent)
+    copies = iter(own)
+    return [
+        replace(made, turned=replace(made.turned, columns=next(copies))) if each.lent else made
+        for each, made in zip(prepared, proposals, strict=True)
+    ]
+
+
 class RepeatedProposal:
     """What a way gives, by a graph that is captured on demand, or once the same was asked for twice in a row.
 
@@ -56,9 +93,9 @@ class RepeatedProposal:
         """Whether there is a graph."""
         return self._captured is not None
 
-    def proposed(self, way: Way, moment: Tensor, *given: Tensor, rounds: int) -> Proposal:
-        """The proposal by a way that is given the second moment and these. Its columns are the caller's; what it is
-        judged by holds until the next is asked for.
+    def prepared(self, way: Way, moment: Tensor, *given: Tensor, rounds: int) -> Prepared:
+        """The proposal by a way that is given the second moment and these, to be made on the current stream before the
+        next is prepared. What it is judged by holds until the next is made.
         """
         asked = None if self._refused else _asked(way, rounds, moment, given)
         again, self._last = asked == self._last, asked
@@ -66,8 +103,14 @@ class RepeatedProposal:
             self._capture(asked, moment, given, first=False)
         graph = None if asked is None else self._graph_for(asked)
         if graph is None:
-            return way(rounds, moment, *(each.to(moment.device, non_blocking=True) for each in given))
-        return graph(moment, given)
+            return Prepared((), partial(_by_steps, way, rounds, moment, given), lent=False)
+        return Prepared(graph.copies(moment, given), partial(graph.replayed, moment), lent=True)
+
+    def proposed(self, way: Way, moment: Tensor, *given: Tensor, rounds: int) -> Proposal:
+        """The same, made."""
+        prepared = [self.prepared(way, moment, *given, rounds=rounds)]
+        copy_ahead(prepared)
+        return handed_over(prepared, [each.make() for each in prepared])[0]
 
     def capture(self, way: Way, moment: Tensor, *given: Tensor, rounds: int) -> None:
         """Have a graph for what will be asked, unless that is not possible."""
@@ -101,15 +144,17 @@ class _CapturedProposal:
         self._given = [each.detach().to(moment.device, copy=True) for each in given]
         self._graph: CudaGraph[Proposal] = CudaGraph(lambda: asked.way(asked.rounds, self._moment, *self._given))
 
-    @torch.no_grad()
-    def __call__(self, moment: Tensor, given: Sequence[Tensor]) -> Proposal:
-        self._moment.copy_(moment)
-        for kept, new in zip(self._given, given, strict=True):
-            kept.copy_(new, non_blocking=True)
-        found = self._graph.replay()
-        # The next refresh begins with the columns, and others keep them.
-        turned = replace(found.turned, columns=found.turned.columns.clone())
-        return replace(found, moment=moment, turned=turned)
+    def copies(self, moment: Tensor, given: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """What a replay for these needs before."""
+        return [(self._moment, moment), *zip(self._given, given, strict=True)]
+
+    def replayed(self, moment: Tensor) -> Proposal:
+        """The proposal for a second moment that was copied."""
+        return replace(self._graph.replay(), moment=moment)
+
+
+def _by_steps(way: Way, rounds: int, moment: Tensor, given: Sequence[Tensor]) -> Proposal:
+    return way(rounds, moment, *(each.to(moment.device, non_blocking=True) for each in given))
 
 
 def _asked(way: Way, rounds: int, moment: Tensor, given: Sequence[Tensor]) -> _Asked | None:

@@ -11,6 +11,7 @@ directions outside of it, or its rank is chosen anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from .iteration import Span, iterate_inverse, leading_outside
 from .leading_subspaces import leading_subspaces, products_pay
 from .orthonormal import TOLERANCE, orthonormal
 from .proposal import Proposal, proposed_by, proposed_by_columns, proposed_by_normals, proposed_in_turn
-from .repeated_proposal import RepeatedProposal, Way
+from .repeated_proposal import Prepared, RepeatedProposal, Way, copy_ahead, handed_over
 from .subspace import Rule, Subspace, rank_for, restricted
 
 # Above this share of the dimensions the complement is faster: d³/3 + 2 d² m + 2 d m² operations for its m = d − k
@@ -76,10 +77,10 @@ class TrackedSubspace:
             followed = self._follow(restricted(moment, self._alive))
         return self._decompose(moment, alive) if followed is None else followed
 
-    def propose(self, second_moment: Tensor, *, rounds: int | None = None) -> Proposal | None:
-        """The next refresh without a read, to be given to `settle` with its numbers before the next is proposed; None
-        where there is nothing to go on from, or coordinates that were not alive, so that it takes `refresh`. `rounds`
-        are the tracker's unless given.
+    def prepare(self, second_moment: Tensor, *, rounds: int | None = None) -> Prepared | None:
+        """The next refresh, to be made without a read, and given to `settle` with its numbers before the next is
+        prepared; None where there is nothing to go on from, or coordinates that were not alive, so that it takes
+        `refresh`. `rounds` are the tracker's unless given.
         """
         rounds = self.rounds if rounds is None else rounds
         if not self._can_propose(second_moment):
@@ -88,12 +89,20 @@ class TrackedSubspace:
         repeated = self._repeated_way(rounds, Span.next_turn)
         if repeated is None:
             assert self._span is not None
-            return proposed_by(self._span, moment, rounds=rounds)
+            return Prepared((), partial(proposed_by, self._span, moment, rounds=rounds), lent=False)
         way, given = repeated
-        return self._repeated.proposed(way, moment, *given, rounds=rounds)
+        return self._repeated.prepared(way, moment, *given, rounds=rounds)
+
+    def propose(self, second_moment: Tensor, *, rounds: int | None = None) -> Proposal | None:
+        """The same, made."""
+        prepared = self.prepare(second_moment, rounds=rounds)
+        if prepared is None:
+            return None
+        copy_ahead([prepared])
+        return handed_over([prepared], [prepared.make()])[0]
 
     def make_ready(self, second_moment: Tensor) -> None:
-        """Have what `propose` would do with a second moment like this one captured, where that is possible."""
+        """Have what `prepare` would do with a second moment like this one captured, where that is possible."""
         repeated = self._repeated_way(self.rounds, Span.turn) if self._can_propose(second_moment) else None
         if repeated is not None:
             way, given = repeated

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..linalg.blending import all_blended, blend_weights, missed_shares
 from ..linalg.gram import mirrored
 from ..linalg.proposal import Proposal
+from ..linalg.repeated_proposal import Prepared, copy_ahead, handed_over
 from ..linalg.side_streams import SideStreams
 from .sampled_moment import SampledMoment
 from .tracked_layer import TrackedLayer
@@ -60,12 +61,7 @@ def drafted(
     followed = [(draft, draft.layer) for draft in drafts if draft.layer is not None]
     if followed and blend is not None:
         _blend(followed, blend)
-    pieces = {
-        draft.sample.weight.name: partial(_proposals, layer, _moments(draft), rounds) for draft, layer in followed
-    }
-    proposed = _on_side_streams(pieces, layers)
-    for draft, _ in followed:
-        draft.proposals = proposed[draft.sample.weight.name]
+    _propose(followed, layers, rounds)
     return drafts
 
 
@@ -103,9 +99,30 @@ def _make_ready(layer: TrackedLayer) -> None:
         tracker.make_ready(moment)
 
 
-def _proposals(layer: TrackedLayer, moments: Sequence[Tensor], rounds: int) -> list[Proposal | None]:
+def _propose(followed: Sequence[tuple[Draft, TrackedLayer]], layers: Mapping[str, TrackedLayer], rounds: int) -> None:
+    """Have every draft propose its subspaces. What is copied for all of them, before and after, is copied at once; and
+    what a layer has to launch by itself is a graph, where there is one.
+    """
+    ready = _on_side_streams(
+        {draft.sample.weight.name: partial(_prepared, layer, _moments(draft), rounds) for draft, layer in followed},
+        layers,
+    )
+    prepared = [each for own in ready.values() for each in own if each is not None]
+    copy_ahead(prepared)
+    made = _on_side_streams({name: partial(_made, own) for name, own in ready.items()}, layers)
+    found = iter(handed_over(prepared, [proposal for name in ready for proposal in made[name]]))
+    proposals = {name: [None if each is None else next(found) for each in own] for name, own in ready.items()}
+    for draft, _ in followed:
+        draft.proposals = proposals[draft.sample.weight.name]
+
+
+def _prepared(layer: TrackedLayer, moments: Sequence[Tensor], rounds: int) -> list[Prepared | None]:
     pairs = zip(layer.trackers, moments, strict=True)
-    return [tracker.propose(moment, rounds=rounds) for tracker, moment in pairs]
+    return [tracker.prepare(moment, rounds=rounds) for tracker, moment in pairs]
+
+
+def _made(prepared: Sequence[Prepared | None]) -> list[Proposal]:
+    return [each.make() for each in prepared if each is not None]
 
 
 def _blend(followed: Sequence[tuple[Draft, TrackedLayer]], blend: float) -> None:
