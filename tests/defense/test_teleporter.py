@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from warp_unlearning.defense import teleporter as module
+from warp_unlearning.defense.judging import Judging
 from warp_unlearning.defense.probing import View
 from warp_unlearning.defense.teleporter import Teleporter
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
@@ -83,14 +85,19 @@ def test_it_is_halved_as_often_as_it_says(kit: Any, halvings: int) -> None:
         assert certificate.scale == scale
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("halvings", [0, 1, 2, 5])
 def test_trials_begin_near_where_they_ended_the_last_time(
-    kit: Any, halvings: int, monkeypatch: pytest.MonkeyPatch
+    kit: Any, halvings: int, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
 ) -> None:
-    """Two of them find the same part again, and the model stands where that leads, whichever was tried last."""
-    view, asked = kit.view(), []
+    """Two of them find the same part again, and the model stands where that leads, whichever was tried last; where
+    judges are asked at once, both are read together.
+    """
+    view, asked, read = kit.view(), [], []
     given: dict[str, Move] = {}
-    monkeypatch.setattr(Teleporter, "_looked_at", counted(Teleporter._looked_at, asked))
+    monkeypatch.setattr(Teleporter, "_look", counted(Teleporter._look, asked))
+    monkeypatch.setattr(module, "_read_all", counted(module._read_all, read))
+    monkeypatch.setattr(Judging, "at_once", at_once)
     model = kit.network()
     start = kit.state(model)
     given["move"] = kit.climb(model, view.judges, 2.0)
@@ -102,10 +109,12 @@ def test_trials_begin_near_where_they_ended_the_last_time(
     for _ in range(2):
         model.load_state_dict(start)
         asked.clear()
+        read.clear()
         assert moving.teleport(view)[1].scale == 0.5**halvings
-        counts.append(len(asked))
+        counts.append((len(asked), len(read)))
         states.append(kit.state(model))
-    assert counts == [halvings + 1, min(halvings, 1) + 1]
+    looks = min(halvings, 1) + 1
+    assert counts == [(halvings + 1, halvings + 1), (looks, 1 if at_once else looks)]
     assert kit.same(*states)
     # Shorter moves that need fewer halvings, or none, lead to the same place.
     for fewer in range(halvings - 1, -1, -2):

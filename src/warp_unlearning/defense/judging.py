@@ -28,6 +28,11 @@ class Judging:
     _graph: CapturedLogits | None = field(default=None, init=False)
     _refused: bool = field(default=False, init=False)
 
+    @property
+    def at_once(self) -> bool:
+        """Whether to ask is one launch for a GPU."""
+        return self._graph is not None
+
     def logits(self, model: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The logits of each set of inputs, with the model as it stands."""
         self._asked += 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
 from typing import NamedTuple
 
@@ -92,18 +93,27 @@ class Teleporter:
         asked = bound or self.certify == "brief"
         shift = _Shift.of(self.model, move, before) if isinstance(move, Translation) else None
 
-        def tried(halved: int) -> _Made:
+        known: dict[int, _Made] = {}
+
+        def launched(halved: int) -> tuple[_Made, _Look | None]:
             scale = 0.5**halved
             if shift is None:
                 apply_move(self.model, move)
             else:
                 shift.make(scale)
             part = move.scaled(scale) if isinstance(move, Translation) and halved else move
-            if not asked:
-                return _Made(part, scale, None, halved=halved)
             # A longer part than did no harm the last time will do some, most of the time: all else of it can wait.
             likely = halved >= self._judging.halved
-            return _Made(part, scale, *self._looked_at(move, scale, before, view, seen, likely=likely), halved)
+            look = self._look(move, scale, before, view, seen, likely=likely) if asked else None
+            return _Made(part, scale, None, halved=halved), look
+
+        def tried(halved: int) -> _Made:
+            if halved not in known:
+                # Where the next is likely to do, a GPU looks at it meanwhile: to read twice takes longer than to look.
+                both = asked and halved + 1 == self._judging.halved and self._judging.at_once
+                each = [launched(number) for number in ((halved, halved + 1) if both else (halved,))]
+                known.update((made.halved, made) for made in _read_all(each))
+            return known[halved]
 
         halvings = self.halvings if shift is not None else 0
         made = longest_that_does(tried, self._harmless, halvings=halvings, before=self._judging.halved)
@@ -117,25 +127,18 @@ class Teleporter:
             shift.make(made.scale)
         return made
 
-    def _looked_at(
+    def _look(
         self, move: Move, scale: float, before: Mapping[str, Tensor], view: View, seen: _Judged, *, likely: bool
-    ) -> tuple[Drifts, Distances | None, float | None]:
-        """What the move that was made did; and where it is `likely` to be kept, how far it went, for a brief
-        certificate, and the energy it led to, if these are known without looking again: in one read, so that a GPU is
-        given the one while it does the other.
+    ) -> _Look:
+        """What the move that was made did, not read; and where it is `likely` to be kept, how far it went, for a brief
+        certificate, and the energy it led to, if these are known without looking again: so that a GPU is given the one
+        while it does the other.
         """
         after = _Judged.by(self.model, view, self._judging)
         brief = likely and self.certify == "brief"
         far = known_distances(self.model, self.reference, before, move) if brief else None
         energy = self._energy_of_part(move, scale, view.forget) if likely else None
-        *numbers, distances, summed = on_host(
-            [*seen.numbers(after, view), *(torch.zeros(0) if part is None else part for part in (far, energy))]
-        )
-        return (
-            seen.read(numbers, view),
-            None if far is None else read_distances(distances),
-            None if energy is None else float(summed),
-        )
+        return _Look(seen.numbers(after, view), far, energy, partial(seen.read, view=view))
 
     def _energy_of_part(self, move: Move, scale: float, forget: Labelled | None) -> Tensor | None:
         """Σᵢ ‖∇ℓᵢ‖² after a part of a move, where that of the whole is known, not read; None where no graph has it."""
@@ -181,6 +184,37 @@ class _Made(NamedTuple):
     far: Distances | None = None
     energy: float | None = None
     halved: int = 0
+
+
+class _Look(NamedTuple):
+    """Numbers of the drifts, how far the move went and the summed energy, the latter two where they were asked for, all
+    of them not read; and what makes drifts of the numbers.
+    """
+
+    numbers: list[Tensor]
+    far: Tensor | None
+    energy: Tensor | None
+    drifts: Callable[[Sequence[Tensor]], Drifts]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of it."""
+        return [*self.numbers, *(part for part in (self.far, self.energy) if part is not None)]
+
+    def told(self, made: _Made, read: Sequence[Tensor]) -> _Made:
+        """What was made, with what was read of `tensors`."""
+        rest = iter(read[len(self.numbers) :])
+        return made._replace(
+            drifts=self.drifts(read[: len(self.numbers)]),
+            far=None if self.far is None else read_distances(next(rest)),
+            energy=None if self.energy is None else float(next(rest)),
+        )
+
+
+def _read_all(each: Sequence[tuple[_Made, _Look | None]]) -> list[_Made]:
+    """What was made, each with what was seen of it, by one read."""
+    read = iter(on_host([tensor for _, look in each if look is not None for tensor in look.tensors]))
+    return [made if look is None else look.told(made, [next(read) for _ in look.tensors]) for made, look in each]
 
 
 @dataclass(frozen=True, eq=False)
