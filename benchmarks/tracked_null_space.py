@@ -195,6 +195,7 @@ class Comparison:
         self.trackers: dict[tuple[str, float], TrackedSubspace] = {}
         self.stale: dict[tuple[str, float], AnySubspace] = {}
         self.bases = TrackedBases(options.energy, **settings(options))
+        self.slack = self.bases.slack if options.slack is None else options.slack
         self.rebuild: list[float] = []
         self.refresh: list[float] = []
         self.double: list[float] = []
@@ -226,7 +227,7 @@ class Comparison:
             values, vectors = found if whole else torch.linalg.eigh(moment[alive][:, alive])
             self.layers[name] = Layer(int(alive.sum()))
             for energy in ENERGIES:
-                tracker = self.trackers[name, energy] = TrackedSubspace(energy)
+                tracker = self.trackers[name, energy] = TrackedSubspace(energy, slack=self.slack)
                 self.stale[name, energy] = tracker.begin(values, vectors, alive)
 
     def after(self, state: str) -> None:
@@ -375,6 +376,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--examples", type=int, help="of a tracked refresh")
     parser.add_argument("--patches", type=int, help="of an example")
     parser.add_argument("--blend", type=float, help="least weight of what a refresh sees")
+    parser.add_argument("--slack", type=float, help="growth of missed energy, given the covariance, before a new rank")
     for name, begin, end in (("tune", 2500, 10000), ("report", 10000, 20000), ("fresh", 20000, 25000)):
         parser.add_argument(f"--{name}", type=int, nargs=2, default=(begin, end), metavar=("FROM", "TO"))
     return parser.parse_args()

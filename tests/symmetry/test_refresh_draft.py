@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from warp_unlearning.linalg import tracked
 from warp_unlearning.linalg.co_subspace import CoSubspace
 from warp_unlearning.linalg.subspace import Subspace
 from warp_unlearning.linalg.tracked import TrackedSubspace
@@ -87,15 +88,19 @@ def test_proposals_are_for_the_drafted_moment_and_change_nothing_that_is_kept(bl
         assert all(torch.equal(s.basis, b) for s, b in zip(layer.spans, before[name][1], strict=True))
 
 
+@pytest.mark.parametrize("few", [3, 256])
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_rounds_are_those_asked_for(rounds: int) -> None:
+def test_rounds_are_those_asked_for_and_one_more_of_few_coordinates(
+    monkeypatch: pytest.MonkeyPatch, rounds: int, few: int
+) -> None:
+    monkeypatch.setattr(tracked, "_FEW", few)
     every, rows, layers = case()
     start = layers[every[1].name].spans[0].basis
     (draft,) = drafted([sample_of(every[1], rows[1])], layers, blend=None, rounds=rounds)
     (proposal,) = draft.proposals
     assert proposal is not None
     found = proposal.turned.columns
-    expected = torch.linalg.qr(torch.linalg.matrix_power(draft.latest[0], rounds) @ start).Q
+    expected = torch.linalg.qr(torch.linalg.matrix_power(draft.latest[0], rounds + (few > 7)) @ start).Q
     torch.testing.assert_close(found @ found.mT, expected @ expected.mT, rtol=1e-9, atol=1e-9)
 
 

@@ -33,11 +33,11 @@ class Proposal:
     @staticmethod
     def judged(proposals: Sequence[Proposal]) -> tuple[Tensor, Tensor]:
         """The doubts and the missed energies of many, (n) each, not read, by a few operations."""
-        every = Doubt.measured([doubt for proposal in proposals for doubt in proposal.turned.doubts])
-        rounds = [len(proposal.turned.doubts) for proposal in proposals]
-        if set(rounds) != {1}:
-            every = torch.stack([part.max() for part in torch.split(every, rounds)])
-        return every, torch.stack([proposal.missed for proposal in proposals])
+        doubts = [proposal.turned.doubts for proposal in proposals]
+        rounds = max(map(len, doubts))
+        # Those of fewer rounds count more than once, so that all have as many.
+        every = Doubt.measured([own[number % len(own)] for own in doubts for number in range(rounds)])
+        return every.view(-1, rounds).amax(1), torch.stack([proposal.missed for proposal in proposals])
 
 
 def proposed_by(span: Span, moment: Tensor, *, rounds: int) -> Proposal:

@@ -39,8 +39,13 @@ _MOST_GROWN = 128
 _GROWN_SHARE, _GROWN_SHARE_ELSEWHERE = 8, 4
 
 
+# Of so few coordinates another round costs next to nothing.
+_FEW = 256
+
+
 class TrackedSubspace:
-    """The subspace that holds `fraction` of a second moment, refreshed by `rounds` of subspace iteration.
+    """The subspace that holds `fraction` of a second moment, refreshed by `rounds` of subspace iteration, and one
+    more of few coordinates.
 
     `slack` is by what share the missed energy may exceed that of the last choice of the rank before the rank is chosen
     again. A fraction of 1 leaves nothing to miss, and is decomposed exactly every time.
@@ -82,9 +87,9 @@ class TrackedSubspace:
         prepared; None where there is nothing to go on from, or coordinates that were not alive, so that it takes
         `refresh`. `rounds` are the tracker's unless given.
         """
-        rounds = self.rounds if rounds is None else rounds
         if not self._can_propose(second_moment):
             return None
+        rounds = self._rounds_of(second_moment, self.rounds if rounds is None else rounds)
         moment = fine(second_moment)
         repeated = self._repeated_way(rounds, Span.next_turn)
         if repeated is None:
@@ -103,13 +108,19 @@ class TrackedSubspace:
 
     def make_ready(self, second_moment: Tensor) -> None:
         """Have what `prepare` would do with a second moment like this one captured, where that is possible."""
-        repeated = self._repeated_way(self.rounds, Span.turn) if self._can_propose(second_moment) else None
+        rounds = self._rounds_of(second_moment, self.rounds)
+        repeated = self._repeated_way(rounds, Span.turn) if self._can_propose(second_moment) else None
         if repeated is not None:
             way, given = repeated
-            self._repeated.capture(way, fine(second_moment), *given, rounds=self.rounds)
+            self._repeated.capture(way, fine(second_moment), *given, rounds=rounds)
 
     def _can_propose(self, second_moment: Tensor) -> bool:
         return self.fraction < 1 and 0 < self._living == len(self._alive) == len(second_moment)
+
+    def _rounds_of(self, second_moment: Tensor, rounds: int) -> int:
+        """So many, or one more of few coordinates."""
+        turns = self._span is not None and self._span.takes_turns
+        return rounds + (len(second_moment) <= _FEW and not turns)
 
     def _repeated_way(
         self, rounds: int, turn_of: Callable[[Span], tuple[Tensor, Tensor] | None]
@@ -205,7 +216,7 @@ class TrackedSubspace:
         if self._normals is not None:
             return self._follow_normals(moment, self._normals.to(moment), total)
         assert self._span is not None
-        self._span.iterate(moment, rounds=self.rounds)
+        self._span.iterate(moment, rounds=self._rounds_of(moment, self.rounds))
         return self._followed(moment, self._span, missed_by(moment, self._span.basis), total)
 
     def _followed(self, moment: Tensor, span: Span, missed: float, total: float) -> AnySubspace | None:
@@ -233,7 +244,7 @@ class TrackedSubspace:
         return None
 
     def _follow_normals(self, moment: Tensor, normals: Tensor, total: float) -> AnySubspace | None:
-        turned = iterate_inverse(moment, normals, rounds=self.rounds)
+        turned = iterate_inverse(moment, normals, rounds=self._rounds_of(moment, self.rounds))
         if turned is None:
             return None
         return self._found_normals(moment, turned, held_by(moment, turned), total)
