@@ -22,6 +22,7 @@ from warp_unlearning.symmetry.null_scope import read_by_others
 from warp_unlearning.symmetry.null_space import NullSpace
 from warp_unlearning.symmetry.remembered import Remembered
 from warp_unlearning.symmetry.tracked_null_space import TrackedNullSpace
+from warp_unlearning.waiting import work_meanwhile
 
 
 class Net(nn.Module):
@@ -391,6 +392,8 @@ def check_slopes_found_meanwhile(kit: Any) -> None:
             for p in parameters.values():
                 p.mul_(factor)
         with energy.slopes_meanwhile(), SideStreams(x.device) as sides:
+            assert energy._ahead is None
+            work_meanwhile()
             assert energy._ahead is not None
             sides.each([busy] * 4, apart=False)
         found, expected = (each.slopes(parameters, loss=True) for each in (energy, eager))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..gradients.captured_energy import CapturedEnergy, Replayed
 from ..gradients.energy import gradient_energy
+from ..waiting import with_work
 from .symmetry import Probe
 
 Examples = tuple[Tensor, Tensor]
@@ -95,20 +97,25 @@ class ReplayedEnergy:
 
     @contextmanager
     def slopes_meanwhile(self) -> Iterator[None]:
-        """Let the GPU find the slopes while the block launches other work, which must not change the weights."""
+        """Let the GPU find the slopes beside other work of the block, which must not change the weights: from where the
+        block calls `work_meanwhile` on, or from its end.
+        """
         x = self.eager.forget[0]
         current = torch.cuda.current_stream(x.device) if x.is_cuda else None
         side = None if current is None else self.graph.may_run_beside(current)
         if current is None or side is None:
             yield
             return
-        side.wait_stream(current)
         try:
-            with torch.cuda.stream(side):
-                self._ahead = self.graph.replayed(*self.eager.forget)
-            yield
+            with with_work(partial(self._find_on, side, current.record_event())):
+                yield
         finally:
             current.wait_stream(side)
+
+    def _find_on(self, side: torch.cuda.Stream, begun: torch.cuda.Event) -> None:
+        side.wait_event(begun)
+        with torch.cuda.stream(side):
+            self._ahead = self.graph.replayed(*self.eager.forget)
 
     def slopes(self, parameters: Mapping[str, nn.Parameter], *, loss: bool) -> Slopes:
         """As the protocol says."""

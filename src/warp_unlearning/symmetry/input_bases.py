@@ -18,6 +18,7 @@ from ..linalg.principal_subspaces import principal_subspaces
 from ..linalg.rounded_products import ERROR
 from ..linalg.streamed import StreamedRows
 from ..linalg.subspace import Rule, Subspace, rank_for
+from ..waiting import work_meanwhile
 from .kernel_window import Taps, Window, kernel_of
 from .layer_inputs import layer_rows, observe_inputs
 from .linear_weights import LinearWeight
@@ -115,6 +116,7 @@ def exact_bases(
     rank_for(torch.ones(1), energy, rule=rule)
     rounded = may_round(energy, rule)
     seen = observed_rows(model, batches, whole=energy == 1, rounded=rounded, dtype=dtype, met=True)
+    work_meanwhile()
     if energy == 1:
         return {name: seen.pop(name).basis(energy, rule=rule) for name in list(seen)}
     energies = energies_of(seen)

@@ -23,6 +23,7 @@ from ..errors import InputError
 from ..linalg.gram import gram
 from ..linalg.subspace import Rule
 from ..linalg.tracked import TrackedSubspace, start_all
+from ..waiting import work_meanwhile
 from .exact_start import beginning, decompose
 from .input_bases import InputBasis, ObservedRows, energies_of, exact_bases, may_round, observed_rows
 from .kept_columns import KeptColumns
@@ -145,6 +146,8 @@ class TrackedBases:
         """One read for all layers; until it is done, nothing that is kept has changed. Second moments of `anew` are
         those of the sample alone.
         """
+        # A GPU has the samples to find, so that the host may launch something else before what needs them.
+        work_meanwhile()
         devices: dict[torch.device, list[SampledMoment]] = {}
         for sample in samples.values():
             devices.setdefault(sample.total.device, []).append(sample)
