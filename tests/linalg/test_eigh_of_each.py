@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from time import sleep
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from warp_unlearning.cuda_graphs import CudaGraph, capturable_stream
 from warp_unlearning.linalg import eigh_of_each as eigh_module
 from warp_unlearning.linalg.eigh_of_each import eigh, eigh_of_each
 
@@ -80,3 +84,50 @@ def test_an_error_is_told() -> None:
     bad = torch.full((1, 3, 3), torch.nan, device=DEVICE, dtype=torch.float64)
     with pytest.raises(RuntimeError):
         eigh_of_each([bad, *stacks()])
+
+
+@pytest.mark.gpu
+@CUDA
+def test_meanwhile_is_called_once_and_may_capture_a_graph() -> None:
+    found: list[CudaGraph[Tensor]] = []
+    x = torch.ones(1 << 16, device=DEVICE)
+
+    def capture() -> None:
+        with capturable_stream(DEVICE):
+            found.append(CudaGraph(lambda: x * 2))
+
+    given = stacks()
+    for stack, (values, vectors) in zip(given, eigh_of_each(given, meanwhile=capture), strict=True):
+        check(stack, values, vectors, 1e-9)
+    assert len(found) == 1
+    x.fill_(3)
+    assert bool((found[0].replay() == 6).all())
+
+
+@pytest.mark.gpu
+@CUDA
+def test_an_error_meanwhile_is_told_once_all_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    one = eigh_module._beside
+
+    def slowly(*given: Any) -> Any:
+        sleep(0.05)
+        result = one(*given)
+        ended.append(1)
+        return result
+
+    def fails() -> None:
+        raise KeyError
+
+    monkeypatch.setattr(eigh_module, "_beside", slowly)
+    with pytest.raises(KeyError):
+        eigh_of_each(stacks(), meanwhile=fails)
+    assert len(ended) == sum(1 if size <= 32 else count for count, size in SIZES)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="threads of their own decompose on a GPU")
+def test_on_a_cpu_nobody_waits() -> None:
+    """What there is to do is left to the end of its block."""
+    called: list[int] = []
+    eigh_of_each(stacks(), meanwhile=lambda: called.append(1))
+    assert not called
