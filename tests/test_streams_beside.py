@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from itertools import count
 from typing import Any
 
@@ -25,12 +26,20 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
 
 
-def test_nobody_shares_a_stream_and_all_fit_into_those_of_high_priority() -> None:
-    owners: list[Any] = [Stream() for _ in range(6)]
+def test_nobody_shares_a_stream_and_all_fit_into_those_of_their_priority() -> None:
+    owners: list[Any] = [Stream() for _ in range(8)]
     found: list[Any] = [stream for owner in owners for stream in (*sides_of(owner), ahead_of(owner))]
-    assert len({stream.cuda_stream for stream in (*found, *owners)}) == len(found) + len(owners) == 36
-    assert all(stream.priority < 0 for stream in found)
-    assert len(found) <= 32
+    assert len({stream.cuda_stream for stream in (*found, *owners)}) == len(found) + len(owners) == 48
+    counts = Counter(stream.priority for stream in found)
+    assert max(counts) < 0
+    assert max(counts.values()) <= 32
+
+
+def test_what_is_begun_ahead_gives_way() -> None:
+    owner: Any = Stream()
+    ahead: Any = ahead_of(owner)
+    sides: list[Any] = list(sides_of(owner))
+    assert all(side.priority < ahead.priority < owner.priority for side in sides)
 
 
 def test_an_owner_has_the_same_each_time() -> None:
@@ -43,9 +52,9 @@ def test_an_owner_has_the_same_each_time() -> None:
     assert ahead_of(one) not in sides_of(one)
 
 
-def test_there_are_none_for_a_seventh() -> None:
-    owners: list[Any] = [Stream() for _ in range(7)]
-    assert [bool(sides_of(owner)) for owner in owners] == [True] * 6 + [False]
-    assert [ahead_of(owner) is not None for owner in owners] == [True] * 6 + [False]
+def test_there_are_none_for_a_ninth() -> None:
+    owners: list[Any] = [Stream() for _ in range(9)]
+    assert [bool(sides_of(owner)) for owner in owners] == [True] * 8 + [False]
+    assert [ahead_of(owner) is not None for owner in owners] == [True] * 8 + [False]
     elsewhere: Any = Stream("another gpu")
     assert len(sides_of(elsewhere)) == 4
