@@ -223,8 +223,12 @@ class Comparison:
         for (name, moment), found in zip(moments.items(), recorded, strict=True):
             alive = moment.diagonal() > 0
             # Of fewer inputs than dimensions another matrix was decomposed.
-            whole = found is not None and len(found[0]) == int(alive.sum())
-            values, vectors = found if whole else torch.linalg.eigh(moment[alive][:, alive])
+            whole = found is not None and found[0].shape[-1] == int(alive.sum())
+            values, vectors = (
+                (part.reshape(part.shape[-d:]) for part, d in zip(found, (1, 2), strict=True))
+                if whole
+                else torch.linalg.eigh(moment[alive][:, alive])
+            )
             self.layers[name] = Layer(int(alive.sum()))
             for energy in ENERGIES:
                 tracker = self.trackers[name, energy] = TrackedSubspace(energy, slack=self.slack)

@@ -15,6 +15,12 @@ class Stream:
     """Stands in for a stream."""
 
     _numbers = count()
+    levels = 0, -5
+
+    @classmethod
+    def priority_range(cls) -> tuple[int, int]:
+        """The least and the greatest."""
+        return cls.levels
 
     def __init__(self, device: object = None, *, priority: int = 0) -> None:
         self.device, self.priority, self.cuda_stream = device, priority, next(self._numbers)
@@ -33,6 +39,13 @@ def test_nobody_shares_a_stream_and_all_fit_into_those_of_their_priority() -> No
     counts = Counter(stream.priority for stream in found)
     assert max(counts) < 0
     assert max(counts.values()) <= 32
+
+
+def test_where_there_are_two_priorities_all_fit_into_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stream, "levels", (0, -1))
+    owners: list[Any] = [Stream() for _ in range(8)]
+    found = [stream for owner in owners for stream in (*sides_of(owner), ahead_of(owner)) if stream is not None]
+    assert 24 < len(found) <= 32
 
 
 def test_what_is_begun_ahead_gives_way() -> None:

@@ -11,6 +11,8 @@ import torch
 
 _PIECES, _AHEAD = -2, -1
 _EACH, _MOST_OWNERS = 4, 8
+# Where a device has no two priorities above the usual one, both kinds are among the same 32.
+_MOST_OWNERS_OF_FEW = 6
 _OF: dict[tuple[torch.device, int], list[torch.cuda.Stream]] = {}
 
 
@@ -29,6 +31,8 @@ def _streams_of(current: torch.cuda.Stream) -> list[torch.cuda.Stream]:
     key = current.device, current.cuda_stream
     if key not in _OF:
         owners = sum(device == current.device for device, _ in _OF)
-        priorities = [*[_PIECES] * _EACH, _AHEAD] if owners < _MOST_OWNERS else []
+        least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]
+        most = _MOST_OWNERS if least - greatest >= -_PIECES else _MOST_OWNERS_OF_FEW
+        priorities = [*[_PIECES] * _EACH, _AHEAD] if owners < most else []
         _OF[key] = [torch.cuda.Stream(current.device, priority=each) for each in priorities]  # type: ignore[no-untyped-call]
     return _OF[key]

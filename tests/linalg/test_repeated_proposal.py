@@ -14,11 +14,26 @@ from warp_unlearning import streams_beside
 from warp_unlearning.linalg import iteration, repeated_proposal
 from warp_unlearning.linalg.orthonormal import fixed_normal
 from warp_unlearning.linalg.proposal import Proposal, proposed_by_columns, proposed_by_normals, proposed_in_turn
-from warp_unlearning.linalg.repeated_proposal import RepeatedProposal, Way
+from warp_unlearning.linalg.repeated_proposal import Prepared, RepeatedProposal, Way, copy_ahead, handed_over
 from warp_unlearning.linalg.side_streams import SideStreams
 from warp_unlearning.linalg.tracked import TrackedSubspace
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def made(prepared: Prepared) -> Proposal:
+    copy_ahead([prepared])
+    return handed_over([prepared], [prepared.make()])[0]
+
+
+def proposed(repeated: RepeatedProposal, way: Way, moment: Tensor, *given: Tensor, rounds: int) -> Proposal:
+    return made(repeated.prepared(way, moment, *given, rounds=rounds))
+
+
+def propose(tracker: TrackedSubspace, moment: Tensor) -> Proposal:
+    prepared = tracker.prepare(moment)
+    assert prepared is not None
+    return made(prepared)
 
 
 def parts(proposal: Proposal) -> list[Tensor]:
@@ -46,7 +61,7 @@ def test_a_replay_gives_what_the_way_gives(proposed_again: Any, way: Way, k: int
     repeated.capture(way, moment_of(0), columns_of(1, k), rounds=2)
     for seed in (2, 3):
         moment, columns = moment_of(seed), columns_of(seed + 10, k)
-        found, expected = repeated.proposed(way, moment, columns, rounds=2), way(2, moment, columns)
+        found, expected = proposed(repeated, way, moment, columns, rounds=2), way(2, moment, columns)
         assert found.moment is moment
         for one, other in zip(parts(found), parts(expected), strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
@@ -56,9 +71,9 @@ def test_a_replay_gives_what_the_way_gives(proposed_again: Any, way: Way, k: int
 def test_columns_are_not_written_over_by_the_next_proposal(proposed_again: Any) -> None:
     repeated, basis = RepeatedProposal(), columns_of(1, 4)
     repeated.capture(proposed_by_columns, moment_of(0), basis, rounds=1)
-    first = repeated.proposed(proposed_by_columns, moment_of(2), basis, rounds=1).turned.columns
+    first = proposed(repeated, proposed_by_columns, moment_of(2), basis, rounds=1).turned.columns
     kept = first.clone()
-    repeated.proposed(proposed_by_columns, moment_of(3), first, rounds=1)
+    proposed(repeated, proposed_by_columns, moment_of(3), first, rounds=1)
     assert torch.equal(first, kept)
     assert proposed_again.graphs[0].replays == 2
 
@@ -66,9 +81,9 @@ def test_columns_are_not_written_over_by_the_next_proposal(proposed_again: Any) 
 def test_what_is_asked_for_twice_in_a_row_is_captured(proposed_again: Any) -> None:
     repeated = RepeatedProposal()
     for k in (4, 5, 4):
-        repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, k), rounds=1)
+        proposed(repeated, proposed_by_columns, moment_of(0), columns_of(1, k), rounds=1)
     assert not repeated.captured
-    repeated.proposed(proposed_by_columns, moment_of(0), columns_of(2, 4), rounds=1)
+    proposed(repeated, proposed_by_columns, moment_of(0), columns_of(2, 4), rounds=1)
     assert repeated.captured
     assert [graph.replays for graph in proposed_again.graphs] == [1]
 
@@ -87,11 +102,11 @@ def test_something_else_is_done_without_the_graph_which_is_kept(proposed_again: 
     repeated = RepeatedProposal()
     repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
     asked = {**usual, **other}
-    found = repeated.proposed(asked["way"], asked["moment"], asked["columns"], rounds=asked["rounds"])
+    found = proposed(repeated, asked["way"], asked["moment"], asked["columns"], rounds=asked["rounds"])
     expected = asked["way"](asked["rounds"], asked["moment"], asked["columns"])
     assert torch.equal(found.turned.columns, expected.turned.columns)
     assert [graph.replays for graph in proposed_again.graphs] == [0]
-    repeated.proposed(usual["way"], usual["moment"], usual["columns"], rounds=1)
+    proposed(repeated, usual["way"], usual["moment"], usual["columns"], rounds=1)
     assert [graph.replays for graph in proposed_again.graphs] == [1]
 
 
@@ -99,11 +114,11 @@ def test_a_graph_belongs_to_its_stream(proposed_again: Any) -> None:
     repeated = RepeatedProposal()
     repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
     proposed_again.stream = "another"
-    repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+    proposed(repeated, proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
     assert [graph.replays for graph in proposed_again.graphs] == [0]
     proposed_again.stream = None
     for _ in range(3):
-        repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+        proposed(repeated, proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
     assert [graph.replays for graph in proposed_again.graphs] == [0]
 
 
@@ -113,7 +128,7 @@ def test_another_precision_is_done_without_the_graph(proposed_again: Any) -> Non
     before = switch.fp32_precision
     try:
         switch.fp32_precision = "ieee" if before == "tf32" else "tf32"
-        repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+        proposed(repeated, proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
     finally:
         switch.fp32_precision = before
     assert [graph.replays for graph in proposed_again.graphs] == [0]
@@ -130,7 +145,7 @@ def test_what_cannot_be_captured_is_proposed_as_before(monkeypatch: pytest.Monke
     repeated, moment, columns = RepeatedProposal(), moment_of(0), columns_of(1, 4)
     repeated.capture(proposed_by_columns, moment, columns, rounds=1)
     for _ in range(3):
-        found = repeated.proposed(proposed_by_columns, moment, columns, rounds=1)
+        found = proposed(repeated, proposed_by_columns, moment, columns, rounds=1)
         assert torch.equal(found.turned.columns, proposed_by_columns(1, moment, columns).turned.columns)
     assert len(tries) == 1
 
@@ -154,7 +169,7 @@ def test_small_subspaces_are_not_captured(proposed_again: Any, monkeypatch: pyte
     repeated = RepeatedProposal()
     repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
     for _ in range(3):
-        repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+        proposed(repeated, proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
     assert not repeated.captured
     repeated.capture(proposed_by_columns, moment_of(0, 13), columns_of(1, 4, 13), rounds=1)
     assert repeated.captured
@@ -180,7 +195,7 @@ def test_without_a_gpu_nothing_is_captured() -> None:
     repeated = RepeatedProposal()
     repeated.capture(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
     for _ in range(3):
-        repeated.proposed(proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
+        proposed(repeated, proposed_by_columns, moment_of(0), columns_of(1, 4), rounds=1)
     assert not repeated.captured
 
 
@@ -211,8 +226,7 @@ def test_a_tracker_comes_to_the_same_with_graphs(
         spans.append([])
         for step, steep in enumerate((decay, decay, decay * 1.08, decay * 1.08, decay * 1.08)):
             moment = torch.lerp(moment_of(0, decay=steep), moment_of(1, decay=steep), 0.02 * step)
-            proposal = tracker.propose(moment)
-            assert proposal is not None
+            proposal = propose(tracker, moment)
             found = tracker.settle(proposal, proposal.numbers)
             spans[-1].append(found.outside(torch.eye(12, dtype=torch.float64)))
     for one, other in zip(*spans, strict=True):
@@ -227,7 +241,7 @@ def test_what_is_given_from_the_host_is_brought_along(proposed_again: Any) -> No
     repeated, turns = RepeatedProposal(), [torch.tensor(some) for some in ([0, 1, 4], [0, 1, 5], [2, 0, 1])]
     repeated.capture(proposed_in_turn, moment, basis, sizes, turns[0], rounds=1)
     for chosen in turns:
-        found = repeated.proposed(proposed_in_turn, moment, basis, sizes, chosen, rounds=1)
+        found = proposed(repeated, proposed_in_turn, moment, basis, sizes, chosen, rounds=1)
         expected = proposed_in_turn(1, moment, basis, sizes, chosen)
         assert found.turned.sizes is not None
         assert expected.turned.sizes is not None
@@ -270,7 +284,7 @@ def test_graphs_on_side_streams_of_a_gpu(
         moments = [moment(seed) for seed in range(2, 8)]
         with SideStreams(device) as sides:
             asked = [
-                lambda r=each, m=m: r.proposed(way, m, basis, *more, rounds=1)
+                lambda r=each, m=m: proposed(r, way, m, basis, *more, rounds=1)
                 for each, m in zip(every, moments, strict=True)
             ]
             found = sides.each(asked, apart=False)
@@ -289,5 +303,5 @@ def test_making_ready_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     before = tracker._span._turn
     tracker.make_ready(moment_of(0, decay=0.6))
     assert tracker._span._turn == before
-    tracker.propose(moment_of(0, decay=0.6))
+    propose(tracker, moment_of(0, decay=0.6))
     assert tracker._span._turn == before + 1

@@ -16,8 +16,17 @@ from warp_unlearning.linalg.iteration import Turned
 from warp_unlearning.linalg.leading_subspaces import leading_subspaces
 from warp_unlearning.linalg.orthonormal import departure
 from warp_unlearning.linalg.proposal import Proposal
+from warp_unlearning.linalg.repeated_proposal import copy_ahead, handed_over
 from warp_unlearning.linalg.subspace import Rule, Subspace, principal_subspace, principal_subspace_of
 from warp_unlearning.linalg.tracked import TrackedSubspace, _growths, start_all
+
+
+def proposal_of(tracked: TrackedSubspace, moment: Tensor) -> Proposal | None:
+    prepared = tracked.prepare(moment)
+    if prepared is None:
+        return None
+    copy_ahead([prepared])
+    return handed_over([prepared], [prepared.make()])[0]
 
 
 def rows(count: int, width: int, seed: int, decay: float = 0.8) -> Tensor:
@@ -280,10 +289,10 @@ def test_a_proposal_that_is_settled_is_a_refresh(decay: float, rounds: int) -> N
     found: list[list[AnySubspace]] = []
     for propose in (False, True):
         tracked = TrackedSubspace(0.95, rounds=rounds)
-        assert tracked.propose(moments[0]) is None
+        assert proposal_of(tracked, moments[0]) is None
         steps = [tracked.refresh(moments[0])]
         for moment in moments[1:]:
-            proposal = tracked.propose(moment) if propose else None
+            proposal = proposal_of(tracked, moment) if propose else None
             assert (proposal is not None) == propose
             steps.append(tracked.refresh(moment) if proposal is None else tracked.settle(proposal, proposal.numbers))
         assert tracked.decompositions == 1
@@ -302,7 +311,7 @@ def proposed(decay: float) -> tuple[TrackedSubspace, TrackedSubspace, Proposal]:
     for each in (tracked, other):
         each.refresh(second_moment(x))
     moment = second_moment(turned(x, 0.01, 1))
-    proposal = tracked.propose(moment)
+    proposal = proposal_of(tracked, moment)
     assert proposal is not None
     return tracked, other, proposal
 
@@ -339,7 +348,7 @@ def test_proposed_columns_that_are_not_orthonormal_are_made_so() -> None:
 def test_a_proposal_that_misses_too_much_is_decomposed() -> None:
     tracked = TrackedSubspace(0.9)
     first = tracked.refresh(second_moment(rows(200, 30, 0, decay=0.3)))
-    proposal = tracked.propose(second_moment(rows(200, 30, 1, decay=0.85)))
+    proposal = proposal_of(tracked, second_moment(rows(200, 30, 1, decay=0.85)))
     assert proposal is not None
     found = tracked.settle(proposal, proposal.numbers)
     assert tracked.decompositions == 2
@@ -354,7 +363,7 @@ def test_many_columns_are_proposed_with_their_eigenvalues_and_take_turns() -> No
         each.refresh(second_moment(x).float())
     for seed in (1, 2):
         moment = second_moment(x + 0.02 * rows(1500, 1100, seed, decay=0.999)).float()
-        proposal = tracked.propose(moment)
+        proposal = proposal_of(tracked, moment)
         assert proposal is not None
         found, expected = tracked.settle(proposal, proposal.numbers), other.refresh(moment)
         assert len(proposal.numbers) == 3 + expected.rank
@@ -370,9 +379,9 @@ def test_coordinates_without_energy_do_not_hinder_a_proposal_once_awakened(decay
     tracked, plain = TrackedSubspace(0.97, rounds=3, slack=1.0), TrackedSubspace(0.97, rounds=3, slack=1.0)
     first = tracked.refresh(second_moment(x))
     plain.refresh(second_moment(x))
-    assert tracked.propose(second_moment(later)) is None
+    assert proposal_of(tracked, second_moment(later)) is None
     tracked.awaken()
-    proposal = tracked.propose(second_moment(later))
+    proposal = proposal_of(tracked, second_moment(later))
     assert proposal is not None
     found, expected = tracked.settle(proposal, proposal.numbers), plain.refresh(second_moment(later))
     assert tracked.decompositions == 1
@@ -403,7 +412,7 @@ def refreshed(tracked: TrackedSubspace, moment: Tensor, *, proposed: bool) -> An
     """By a refresh, or where it is proposed, by what is proposed and then settled."""
     if not proposed:
         return tracked.refresh(moment)
-    proposal = tracked.propose(moment)
+    proposal = proposal_of(tracked, moment)
     assert proposal is not None
     return tracked.settle(proposal, proposal.numbers)
 
@@ -458,7 +467,7 @@ def test_proposals_are_judged_together_as_each_by_itself() -> None:
         x = rows(300, width, seed, decay)
         tracked = TrackedSubspace(0.95, rounds=rounds)
         tracked.refresh(second_moment(x))
-        proposal = tracked.propose(second_moment(turned(x, 0.01, 1)))
+        proposal = proposal_of(tracked, second_moment(turned(x, 0.01, 1)))
         assert proposal is not None
         proposals.append(proposal)
     doubts, missed = Proposal.judged(proposals)
@@ -589,7 +598,7 @@ def test_columns_that_waited_for_their_turn_are_no_reason_to_grow() -> None:
     assert rank >= 512
     turned = torch.linalg.qr(turn + 0.3 * torch.randn(d, d, generator=draw) / d**0.5).Q
     moment = turned * values @ turned.mT
-    proposal = kept.propose(moment)
+    proposal = proposal_of(kept, moment)
     assert proposal is not None
     assert not kept._enough(1 - float(proposal.missed / moment.trace()), moment)
     found = kept.settle(proposal, proposal.numbers)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..collection import no_collection
+from ..collection import collection_put_off
 from ..errors import InputError
 from ..gradients.energy import gradient_energy
 from ..linalg.on_host import on_host
@@ -66,7 +66,7 @@ class Teleporter:
         device = view.judges[0].device
         watch = Stopwatch(device)
         # On a GPU a collection of garbage may take longer than all of it.
-        with nullcontext() if device.type == "cpu" else no_collection(), norm_mode(self.model, "eval"):
+        with nullcontext() if device.type == "cpu" else collection_put_off(), norm_mode(self.model, "eval"):
             judged = _Judged.by(self.model, view, self._judging)
             others = Others.by(self.model, view) if self.certify == "full" else None
             probe = Probe(view.batches, view.forget, self.reference)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from threading import local
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,19 +45,22 @@ def eigh_of_each(stacks: Sequence[Tensor], *, meanwhile: Callable[[], None] | No
     # The largest first, so that none is left over for the end.
     for i in sorted(range(len(stacks)), key=lambda i: -stacks[i].shape[1]):
         current = torch.cuda.current_stream(stacks[i].device)
+        # Now, and not when its turn comes: `meanwhile` may capture what the stream is given then.
+        given = _Given(current, current.record_event())
         on_host = host_is_better(stacks[i].shape[1])
         pool, way = (_host_threads(), _on_host) if on_host else (_threads(), _beside)
-        found[i] = [pool.submit(way, part, current) for part in parts[i]]
-    if meanwhile is not None:
-        try:
+        found[i] = [pool.submit(way, part, given) for part in parts[i]]
+    try:
+        if meanwhile is not None:
             meanwhile()
-        except BaseException:
-            # What they were given must not be used meanwhile.
+    finally:
+        # All of them end before an error is raised: what they were given must not be used meanwhile.
+        with idly():
             wait([future for own in found.values() for future in own])
-            raise
-    with idly():
-        wait([future for own in found.values() for future in own])
-    return [_joined([future.result() for future in found[i]]) for i in range(len(stacks))]
+    return [
+        _joined([_result(future, part) for future, part in zip(found[i], parts[i], strict=True)])
+        for i in range(len(stacks))
+    ]
 
 
 def host_is_better(rows: int) -> bool:
@@ -96,25 +100,42 @@ def _in_float64(matrices: Tensor) -> Decomposed:
     return values.to(matrices.dtype), vectors.to(matrices.dtype)
 
 
-def _beside(stack: Tensor, current: torch.cuda.Stream) -> Decomposed:
-    """On this thread's own stream, after what `current` has been given and before what it will be."""
+class _Given(NamedTuple):
+    """A stream, and when it has done what it had been given by the time of the call."""
+
+    stream: torch.cuda.Stream
+    done: torch.cuda.Event
+
+
+def _result(future: Future[Decomposed], stack: Tensor) -> Decomposed:
+    """What a thread found, or, where it found no memory, the same once more: while something is captured, none that is
+    cached is let go of.
+    """
+    try:
+        return future.result()
+    except torch.OutOfMemoryError:
+        return eigh(stack)
+
+
+def _beside(stack: Tensor, given: _Given) -> Decomposed:
+    """On this thread's own stream, after what the one given had been given and before what it will be."""
     own = _own_stream(stack.device)
-    own.wait_stream(current)
+    own.wait_event(given.done)
     with torch.cuda.stream(own), torch.no_grad():
         # The allocator must not hand memory on while the other stream uses it.
         stack.record_stream(own)
         found = eigh(stack)
         for result in found:
-            result.record_stream(current)
+            result.record_stream(given.stream)
         # Complete before anybody else is told of it.
         own.synchronize()
     return found
 
 
-def _on_host(stack: Tensor, current: torch.cuda.Stream) -> Decomposed:
+def _on_host(stack: Tensor, given: _Given) -> Decomposed:
     """The same by a core of the host."""
     own = _own_stream(stack.device)
-    own.wait_stream(current)
+    own.wait_event(given.done)
     with torch.cuda.stream(own), torch.no_grad():
         stack.record_stream(own)
         there = torch.empty(stack.shape, dtype=torch.float64, pin_memory=True)
@@ -123,7 +144,7 @@ def _on_host(stack: Tensor, current: torch.cuda.Stream) -> Decomposed:
         values, vectors = (part.pin_memory() for part in torch.linalg.eigh(there))
         found = values.to(stack, non_blocking=True), vectors.to(stack, non_blocking=True)
         for result in found:
-            result.record_stream(current)
+            result.record_stream(given.stream)
         own.synchronize()
     return found
 

@@ -161,7 +161,7 @@ def _some_multiplied(basis: Tensor, second_moment: Tensor, known: Tensor, chosen
 
 def _in_turn(sizes: Tensor, turn: int, *, before: int = 0) -> Tensor:
     """The columns that a round multiplies: those of large eigenvalues, and of the others every fourth, by turns, with
-    as many more of those next in turn as make them a multiple of `_TOGETHER`, or as many as `before`.
+    as many more of those next in turn as make them the next multiple but one of `_TOGETHER`, or as many as `before`.
     """
     every = torch.arange(len(sizes))
     small = sizes <= _SMALL * sizes.min()

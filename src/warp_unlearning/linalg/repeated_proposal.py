@@ -106,12 +106,6 @@ class RepeatedProposal:
             return Prepared((), partial(_by_steps, way, rounds, moment, given), lent=False)
         return Prepared(graph.copies(moment, given), partial(graph.replayed, moment), lent=True)
 
-    def proposed(self, way: Way, moment: Tensor, *given: Tensor, rounds: int) -> Proposal:
-        """The same, made."""
-        prepared = [self.prepared(way, moment, *given, rounds=rounds)]
-        copy_ahead(prepared)
-        return handed_over(prepared, [each.make() for each in prepared])[0]
-
     def capture(self, way: Way, moment: Tensor, *given: Tensor, rounds: int) -> None:
         """Have a graph for what will be asked, unless that is not possible."""
         asked = None if self._refused else _asked(way, rounds, moment, given)

@@ -26,7 +26,7 @@ from .iteration import Span, iterate_inverse, leading_outside
 from .leading_subspaces import leading_subspaces, products_pay
 from .orthonormal import TOLERANCE, orthonormal
 from .proposal import Proposal, proposed_by, proposed_by_columns, proposed_by_normals, proposed_in_turn
-from .repeated_proposal import Prepared, RepeatedProposal, Way, copy_ahead, handed_over
+from .repeated_proposal import Prepared, RepeatedProposal, Way
 from .subspace import Rule, Subspace, rank_for, restricted
 
 # Above this share of the dimensions the complement is faster: d³/3 + 2 d² m + 2 d m² operations for its m = d − k
@@ -98,14 +98,6 @@ class TrackedSubspace:
         way, given = repeated
         return self._repeated.prepared(way, moment, *given, rounds=rounds)
 
-    def propose(self, second_moment: Tensor, *, rounds: int | None = None) -> Proposal | None:
-        """The same, made."""
-        prepared = self.prepare(second_moment, rounds=rounds)
-        if prepared is None:
-            return None
-        copy_ahead([prepared])
-        return handed_over([prepared], [prepared.make()])[0]
-
     def make_ready(self, second_moment: Tensor) -> None:
         """Have what `prepare` would do with a second moment like this one captured, where that is possible."""
         rounds = self._rounds_of(second_moment, self.rounds)
@@ -118,7 +110,7 @@ class TrackedSubspace:
         return self.fraction < 1 and 0 < self._living == len(self._alive) == len(second_moment)
 
     def _rounds_of(self, second_moment: Tensor, rounds: int) -> int:
-        """So many, or one more of few coordinates."""
+        """So many, or one more of few coordinates, unless columns take turns by rounds."""
         turns = self._span is not None and self._span.takes_turns
         return rounds + (len(second_moment) <= _FEW and not turns)
 

@@ -49,7 +49,9 @@ class CapturedSteps:
         return survey(self._ground, self._found, self._noise)
 
     def _heading(self, settings: Reach, seen: Survey) -> Heading:
-        return heading(self._ground, settings, seen, (seen.terms * self._weights).sum(0))
+        # A term that has no share is not to be looked at: it may hold numbers that are not finite.
+        shares = torch.where(self._weights != 0, seen.terms * self._weights, 0.0)
+        return heading(self._ground, settings, seen, shares.sum(0))
 
     @property
     def begun(self) -> Tensor:
@@ -74,12 +76,13 @@ class CapturedSteps:
 
 
 class _Asked(NamedTuple):
-    """All that decides which operations steps take, beside the network and its projection; slopes lie where the graph
-    of the energies leaves them, and weights that distances are taken from are those of one mapping.
+    """All that decides which operations steps take, beside the network and its projection: slopes lie where the graph
+    of the energies leaves them, and the weights that distances are taken from are told by their places and how often
+    they were written to.
     """
 
     energy: object
-    reference: int
+    reference: tuple[tuple[int, int], ...]
     loss: bool
     disperses: bool
     step_size: float
@@ -94,16 +97,17 @@ class _Wanted(NamedTuple):
     descent: Descent
 
 
-class RepeatedSteps:
+class WalksAgain:
     """Graphs for the steps of one network, captured on demand. They do for other bases than those of the walk before as
-    long as these find room; once they do not, steps are taken operation by operation until the next capture. Another
-    network, or one that is built otherwise, takes another of these.
+    long as these find room. Another network, or one that is built otherwise, takes another of these.
     """
 
     def __init__(self) -> None:
         self._wanted: _Wanted | None = None
+        # How many walks in a row wanted graphs and had none.
+        self._missed = 0
         self._captured: tuple[_Asked, RoomyProjection, CapturedSteps] | None = None
-        # Whose identity is part of what was asked, so that no other gets it.
+        # Whose places are part of what was asked, so that nothing else comes to lie there.
         self._reference: Mapping[str, Tensor] | None = None
         self._refused = False
 
@@ -116,41 +120,51 @@ class RepeatedSteps:
         self, parameters: Mapping[str, nn.Parameter], projection: NullProjection, settings: Reach, descent: Descent
     ) -> Steps | None:
         """As the protocol of `steps` says. Where there are none, `capture` makes some for the next walk."""
-        self._wanted = None
-        asked = None if self._refused else _asked(projection, settings, descent)
+        asked = None if self._refused else _asked(parameters, projection, settings, descent)
         if asked is None:
             return None
         if self._captured is not None and self._captured[0] == asked and self._captured[1].take(projection):
+            self._missed = 0
             return self._captured[2]
         self._wanted = _Wanted(asked, parameters, projection, settings, descent)
+        self._missed += 1
         return None
 
-    def capture(self) -> None:
-        """Have graphs for walks like the last, where it had none and they are possible."""
+    def capture(self, *, after: int = 1) -> None:
+        """Have graphs for walks like the last, where so many in a row had none and they are possible. What the last
+        one left for this is let go of.
+        """
         wanted, self._wanted = self._wanted, None
-        if wanted is None or not isinstance(wanted.descent.energy, ReplayedEnergy):
+        if wanted is None or self._missed < after or not isinstance(wanted.descent.energy, ReplayedEnergy):
             return
         found = wanted.descent.energy.held_slopes(wanted.parameters, loss=wanted.asked.loss)
-        if found is None:
+        reference = wanted.descent.reference
+        if found is None or reference is None:
             return
         # The memory of those before is free for these.
-        self._captured, self._reference = None, wanted.descent.reference
+        self._captured, self._reference = None, reference
         try:
             projection = wanted.projection.with_room()
-            start = projection.layout.gathered(wanted.parameters)
-            ground = Ground.of(wanted.parameters, projection, wanted.descent.reference, start)
+            ground = Ground.of(wanted.parameters, projection, reference)
             self._captured = wanted.asked, projection, CapturedSteps(ground, wanted.settings, found)
         except RuntimeError:
             # A library that does not let itself be captured, or too little memory: operation by operation then.
             self._refused = True
 
 
-def _asked(projection: NullProjection, settings: Reach, descent: Descent) -> _Asked | None:
+def _asked(
+    parameters: Mapping[str, nn.Parameter], projection: NullProjection, settings: Reach, descent: Descent
+) -> _Asked | None:
     """What is asked for, where graphs could do it."""
     energy, reference = descent.energy, descent.reference
     if not isinstance(energy, ReplayedEnergy) or reference is None or not projection.layout.exact:
         return None
     if not graphs_are_there(energy.graph.device) or torch.is_inference_mode_enabled():
         return None
+    values = [reference[name] for name in parameters]
+    if any(value.is_inference() for value in values):
+        # Nobody counts how often these are written to.
+        return None
+    places = tuple((value.data_ptr(), value._version) for value in values)
     disperses = settings.dispersion != 0
-    return _Asked(energy.graph, id(reference), descent.loss, disperses, settings.step_size, settings.radius)
+    return _Asked(energy.graph, places, descent.loss, disperses, settings.step_size, settings.radius)

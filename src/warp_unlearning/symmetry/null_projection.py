@@ -187,7 +187,8 @@ class _Columns:
         """A copy with columns of zeros after them, which project nothing out, in the place of more."""
         d, count = self.columns.shape
         room = min(d, _TOGETHER * -(-(count + max(count // _SPARE, _TOGETHER)) // _TOGETHER))
-        wide = self.columns.new_zeros(d, max(room, count))
+        # Columns lie one after the other, as those of tracked subspaces do: copied all by one call.
+        wide = self.columns.new_zeros(max(room, count), d).mT
         wide[:, :count] = self.columns
         return _Columns(wide, spanned=self.spanned)
 

@@ -36,6 +36,7 @@ from .null_move import NullMove
 from .null_scope import Scope, scope_of
 from .null_walk import Aim, Protected, walk
 from .remembered import Remembered
+from .steps import RepeatedSteps
 from .symmetry import Probe, Sizes
 
 BatchNormRule = Literal["freeze", "project"]
@@ -141,8 +142,8 @@ class NullSpace:
                 working, bases, batches[0], features, misread=self._remembered.misread(working, batches[0])
             )
             halved = self._remembered.halved
-            steps = self._remembered.steps
-            walked = walk(model, scope, probe, self, energy, generator=generator, halved=halved, repeated=steps)
+            repeated = self._walks_again()
+            walked = walk(model, scope, probe, self, energy, generator=generator, halved=halved, repeated=repeated)
             self._remembered.halved = walked.halved
             self._make_ready(batches)
         notes = _notes(scope, moved=walked.moved)
@@ -153,6 +154,10 @@ class NullSpace:
         if isinstance(energy, ReplayedEnergy) and self.aim == "descent":
             return energy.slopes_meanwhile()
         return nullcontext()
+
+    def _walks_again(self) -> RepeatedSteps | None:
+        """Who may have steps as captured graphs. Ranks of exact bases differ too much from move to move: nobody."""
+        return None
 
     def _make_ready(self, batches: Sequence[Tensor]) -> None:
         """For the next move, of which nobody knows whether it comes: nothing."""

@@ -105,13 +105,13 @@ class _Way:
 
 def _way_of_stepping(way: _Way, settings: Lengths, repeated: RepeatedSteps | None) -> Callable[[], _Step]:
     if settings.aim == "random":
-        ground = Ground.of(way.parameters, way.projection, way.descent.reference, way.there)
+        ground = Ground.of(way.parameters, way.projection, way.descent.reference)
         return lambda: _at_random(way, ground, settings)
     steps = None
     if repeated is not None:
         steps = repeated.steps(way.parameters, way.projection, settings, way.descent)
     if steps is None:
-        steps = EagerSteps(Ground.of(way.parameters, way.projection, way.descent.reference, way.there), settings)
+        steps = EagerSteps(Ground.of(way.parameters, way.projection, way.descent.reference), settings)
     found = steps
     return lambda: _downhill(way, found, settings)
 
@@ -200,11 +200,8 @@ class _Try(NamedTuple):
 
 
 class _Terms(NamedTuple):
-    """The projected vectors that a step is a sum of, by name.
-
-    `slope` is half the gradient of the energy; `displacement` and `noise` make the way away from θ_org; along
-    `loss_slope`, the gradient of the forget batch's mean loss, forgotten examples would be learned again, which is the
-    cheapest way to small gradients.
+    """The projected vectors that a step is a sum of, by name (`walk_parts.TERMS`). Along `loss_slope` forgotten
+    examples would be learned again, which is the cheapest way to small gradients.
     """
 
     names: tuple[str, ...]

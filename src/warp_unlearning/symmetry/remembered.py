@@ -21,7 +21,7 @@ from ..cuda_graphs import graphs_are_there
 from ..errors import InputError
 from ..gradients.captured_energy import CapturedEnergy
 from ..module_tree import modules_by_path
-from .captured_steps import RepeatedSteps
+from .captured_steps import WalksAgain
 from .forget_energy import EagerEnergy, ForgetEnergy, ReplayedEnergy
 from .null_scope import read_by_others
 from .repeated_sample import RepeatedSample
@@ -47,8 +47,8 @@ class Remembered:
         self._graph: CapturedEnergy | None = None
         self._refused = False
         self._sample = RepeatedSample()
-        # The steps of its walks.
-        self.steps = RepeatedSteps()
+        # The steps of its walks, for a symmetry that has them captured.
+        self.walks = WalksAgain()
         # Whether every weight that acts on inputs was found to be of real numbers.
         self.real = False
         # How many directions the inputs of each weight needed, group by group, at the last move.
@@ -114,7 +114,10 @@ class Remembered:
             return
         try:
             self._graph.capture()
-        except (InputError, RuntimeError):
+        except InputError:
+            # Of this batch, or of weights that are not finite: whoever asks for the energies is told.
+            return
+        except RuntimeError:
             # Values that the host looks at, or too little memory: operation by operation then.
             self._graph, self._refused = None, True
 

@@ -13,6 +13,7 @@ from ..waiting import with_work
 from .forget_energy import ForgetEnergy, ReplayedEnergy
 from .input_bases import InputBasis
 from .null_space import NullSpace
+from .steps import RepeatedSteps
 from .tracked_bases import TrackedBases
 
 
@@ -44,11 +45,18 @@ class TrackedNullSpace(NullSpace):
             return with_work(self._remembered.capture_energy)
         return super()._meanwhile(energy)
 
+    def _walks_again(self) -> RepeatedSteps:
+        """Bases that are followed keep their ranks, more or less, and so steps can be captured graphs."""
+        return self._remembered.walks
+
     def _make_ready(self, batches: Sequence[Tensor]) -> None:
         """After bases that were decomposed: whoever tracks them has moves to come, and what these repeat is captured
         now, so that none of them takes longer than the others.
         """
+        walks = self._remembered.walks
         if self._ready_for == self._tracked.exact_builds:
+            # Once may be an exception.
+            walks.capture(after=2)
             return
         self._ready_for = self._tracked.exact_builds
         self._remembered.capture_energy()
@@ -56,4 +64,4 @@ class TrackedNullSpace(NullSpace):
         if asking is not None:
             self._remembered.capture_sample(asking)
         self._tracked.make_ready()
-        self._remembered.steps.capture()
+        walks.capture()

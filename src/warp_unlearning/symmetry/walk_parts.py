@@ -43,13 +43,10 @@ class Ground:
         parameters: Mapping[str, nn.Parameter],
         projection: NullProjection,
         given: Mapping[str, Tensor] | None,
-        start: Tensor,
     ) -> Ground:
-        """With distances from the `given` weights, or, without them, from where the parameters stand at the `start`."""
-        reference = start
-        if given is not None:
-            reference = projection.layout.gathered({n: given[n].to(p) for n, p in parameters.items()})
-        return cls(parameters, projection, reference)
+        """With distances from the `given` weights, or, without them, from where the parameters stand."""
+        values = parameters if given is None else {n: given[n].to(p) for n, p in parameters.items()}
+        return cls(parameters, projection, projection.layout.gathered(values))
 
     def unit(self) -> Tensor:
         """‖θ_org‖ where inputs reach, float64."""
