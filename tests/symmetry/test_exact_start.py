@@ -100,4 +100,4 @@ def test_every_group_has_a_tracker_of_its_own_that_can_go_on() -> None:
     assert len({id(tracker) for tracker in trackers}) == len(trackers) == 4
     for each in found:
         for tracker, moment in zip(each.layer.trackers, each.layer.within, strict=True):
-            assert tracker.propose(moment) is not None
+            assert tracker.prepare(moment) is not None

@@ -106,7 +106,7 @@ def test_a_channel_that_was_never_active_is_no_obstacle_to_a_proposal() -> None:
     layer = TrackedLayer(moment, [TrackedSubspace(0.8)])
     assert layer.refreshed(convolution(), 40).reached.tolist() == [[False, True, False, False, False, True]]
     assert layer.within.shape == (1, 3, 3)
-    assert layer.trackers[0].propose(layer.within[0]) is not None
+    assert layer.trackers[0].prepare(layer.within[0]) is not None
 
 
 def test_the_best_is_the_least_that_the_worst_group_missed() -> None:
