@@ -7,7 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warp_unlearning.linalg.orthonormal import TOLERANCE, Doubt, by_one_step, departure, fixed_normal, orthonormal
+from warp_unlearning.linalg.orthonormal import (
+    TOLERANCE,
+    Doubt,
+    Unproven,
+    by_one_step,
+    departure,
+    fixed_normal,
+    orthonormal,
+    step_after_leading,
+)
 
 
 def matrix(rows: int, columns: int, condition: float, seed: int, dtype: torch.dtype) -> torch.Tensor:
@@ -125,3 +134,41 @@ def test_a_departure_is_infinite_where_either_factor_failed() -> None:
     given = [(fine,), (failed,), (fine, fine), (fine, failed), (failed, fine)]
     found = Doubt.measured([Doubt(factors, first, second) for factors in given])
     assert found.tolist() == [0.5, inf, 0.5, inf, inf]
+
+
+def multiplied(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """What a product with a second moment makes of columns that have turned a little: all lean to the first ones."""
+    draw = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(300, 120, generator=draw, dtype=torch.float64)).Q
+    # A few are much larger than the others, as those of layers' inputs are.
+    values = torch.cat([torch.logspace(0, -3, 30), torch.logspace(-3, -4, 90)]).double()
+    turned = basis + 0.001 * basis @ torch.randn(120, 120, generator=draw, dtype=torch.float64)
+    return (basis @ (values.unsqueeze(1) * (basis.mT @ turned))).to(dtype)
+
+
+@pytest.mark.parametrize("leading", [1, 30, 119])
+def test_after_the_leading_columns_the_span_is_that_of_all(leading: int) -> None:
+    columns = multiplied(torch.float64)
+    q, doubt = step_after_leading(columns, leading)
+    assert float(Doubt.measured([doubt])[0]) <= 1e-8
+    expected = torch.linalg.qr(columns).Q
+    torch.testing.assert_close(q @ q.mT, expected @ expected.mT, rtol=0, atol=1e-7)
+    first = torch.linalg.qr(columns[:, :leading]).Q
+    torch.testing.assert_close(q[:, :leading] @ q[:, :leading].mT, first @ first.mT, rtol=0, atol=1e-7)
+
+
+def test_one_step_is_enough_once_the_leading_part_is_gone() -> None:
+    columns = multiplied()
+    assert not float(by_one_step(columns)[1]) <= TOLERANCE
+    q, doubt = step_after_leading(columns, 30)
+    assert float(Doubt.measured([doubt])[0]) <= TOLERANCE
+    assert spectral(q) <= TOLERANCE
+
+
+@pytest.mark.parametrize("place", [0, 40])
+def test_columns_without_full_rank_are_in_doubt(place: int) -> None:
+    columns = multiplied()
+    columns[:, place + 1] = columns[:, place]
+    unproven = Unproven(30)
+    unproven(columns)
+    assert not float(Doubt.measured(unproven.doubts)[0]) <= TOLERANCE

@@ -68,15 +68,15 @@ def test_every_stream_has_streams_of_its_own() -> None:
 
 @pytest.mark.gpu
 @CUDA
-def test_a_seventh_stream_has_none_beside_it_and_works_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ninth_stream_has_none_beside_it_and_works_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams_beside, "_OF", {})
     device = torch.device("cuda")
-    owners = [torch.cuda.Stream() for _ in range(7)]  # type: ignore[no-untyped-call]
+    owners = [torch.cuda.Stream() for _ in range(9)]  # type: ignore[no-untyped-call]
     found = []
     for owner in owners:
         with torch.cuda.stream(owner), SideStreams(device) as sides, sides.piece(1):
             found.append(torch.cuda.current_stream().cuda_stream != owner.cuda_stream)
-    assert found == [True] * 6 + [False]
+    assert found == [True] * 8 + [False]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 11])

@@ -85,15 +85,30 @@ def doubtful_step(columns: Tensor) -> tuple[Tensor, Doubt]:
     return q, Doubt((failed,), *_lengths(q))
 
 
-class Unproven:
-    """`doubtful_step` for one matrix after another, with the doubts for later."""
+def step_after_leading(columns: Tensor, leading: int) -> tuple[Tensor, Doubt]:
+    """`doubtful_step` for so many `leading` columns, and then for the others less their part along those.
 
-    def __init__(self) -> None:
+    A product with a second moment brings what little a column has of its leading eigenvectors up by the ratio of the
+    eigenvalues, so that all columns come close to those. Without that part one step is enough for most.
+    """
+    factor, first_failed = torch.linalg.cholesky_ex(gram(columns[:, :leading]))
+    first = torch.linalg.solve_triangular(factor.mT, columns[:, :leading], upper=True, left=False)
+    rest = columns[:, leading:] - first @ (first.mT @ columns[:, leading:])
+    factor, failed = torch.linalg.cholesky_ex(gram(rest))
+    q = torch.cat([first, torch.linalg.solve_triangular(factor.mT, rest, upper=True, left=False)], dim=1)
+    return q, Doubt((first_failed, failed), *_lengths(q))
+
+
+class Unproven:
+    """`doubtful_step` for one matrix after another, or `step_after_leading`, with the doubts for later."""
+
+    def __init__(self, leading: int = 0) -> None:
         self.doubts: list[Doubt] = []
+        self._leading = leading
 
     def __call__(self, columns: Tensor) -> Tensor:
         """Q alone."""
-        q, doubt = doubtful_step(columns)
+        q, doubt = step_after_leading(columns, self._leading) if self._leading else doubtful_step(columns)
         self.doubts.append(doubt)
         return q
 
