@@ -44,6 +44,21 @@ class Kit:
         return model.eval()
 
     @staticmethod
+    def convolutional() -> nn.Sequential:
+        """Groups, stride, dilation and batch norm, for images (4, 5, 5); the rectifier leaves some coordinates of some
+        inputs dead.
+        """
+        return nn.Sequential(
+            nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.Conv2d(6, 5, 2, dilation=2, padding=1, bias=False),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(45, 3),
+        )
+
+    @staticmethod
     def generator(seed: int = 0) -> torch.Generator:
         return torch.Generator().manual_seed(seed)
 

@@ -22,19 +22,6 @@ from warp_unlearning.symmetry.tracked_null_space import TrackedNullSpace
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def network() -> nn.Module:
-    """Groups, a bias, batch norm, and coordinates that no input reaches."""
-    return nn.Sequential(
-        nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.Conv2d(6, 5, 2, dilation=2, padding=1, bias=False),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(45, 3),
-    )
-
-
 def walked(
     kit: Any,
     symmetry: NullSpace,
@@ -45,7 +32,7 @@ def walked(
     referred: Callable[[int, dict[str, Tensor]], dict[str, Tensor]] = lambda number, start: start,
 ) -> tuple[list[NullMove], nn.Module]:
     """Moves of one network, each made before the next; its weights change between."""
-    model = kit.built(network).eval()
+    model = kit.built(kit.convolutional).eval()
     start = {name: value.detach().clone() for name, value in model.state_dict().items()}
     generator, found = torch.Generator().manual_seed(3), []
     for number in range(moves):
