@@ -135,7 +135,7 @@ def teleports(
     model = deepcopy(original)
     task = Task(**sets, original=deepcopy(original).requires_grad_(False).eval(), classes=10, streams=Streams(0))
     defense = Warp(symmetry, every=1, certify=options.certify)
-    session = defense.start(model, task, generator=torch.Generator().manual_seed(0))
+    session = defense.start(model, task, streams=Streams.secret(0))
     for _ in range(BEFORE):
         session._teleport()
     seconds, parts, entered = [], [], []

@@ -85,7 +85,7 @@ class Load:
             task,
             make_method(arm.method, **arm.method_settings),
             defense=None if arm.defense is None else make_defense(arm.defense, **arm.defense_settings),
-            entropy=torch.Generator().manual_seed(number),
+            secret=Streams.secret(number),
             interval=100,
         )
         every = arm.defense_settings.get("every")

@@ -228,7 +228,7 @@ def later_teleport(
 ) -> Operations:
     """The counts of the last of `teleports`."""
     model, task = problem(small=small)
-    session = warp.Warp(symmetry, **options).start(model, task, generator=torch.Generator().manual_seed(20))
+    session = warp.Warp(symmetry, **options).start(model, task, streams=Streams.secret(20))
     for _ in range(teleports - 1):
         session._teleport()
     operations = Operations()

@@ -57,7 +57,7 @@ def forget(original: nn.Module, examples: TensorExamples, seed: int, folder: Pat
         classes=10,
         streams=Streams(seed, "unlearning"),
     )
-    steps = drive(model, task, make_method("ngp"), entropy=torch.Generator())
+    steps = drive(model, task, make_method("ngp"), secret=Streams.secret(0))
     for count, _ in enumerate(steps, 1):
         if count in STATES:
             save_weights(folder / f"after{count}.safetensors", model)

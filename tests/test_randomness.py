@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import pickle
+from itertools import combinations
+
+import pytest
 import torch
+from numpy.random import MT19937
 
 from warp_unlearning.randomness import LayerDraws, Streams
 
@@ -46,3 +51,48 @@ def test_layers_draw_from_the_seed_and_the_global_generator_is_put_back() -> Non
     assert drawn(5) == first
     assert drawn(6) != first
     assert first[0] != first[1]
+
+
+def correlation(a: Streams, b: Streams) -> float:
+    drawn = [torch.randn(4096, generator=streams.generator("move")) for streams in (a, b)]
+    return float(torch.corrcoef(torch.stack(drawn))[0, 1])
+
+
+def test_secrets_whose_seeds_agree_in_32_or_48_bits_give_unrelated_draws() -> None:
+    seed = 0x0123456789ABCDEF0123
+    alike = [seed, seed ^ 1 << 32, seed ^ 1 << 48, seed ^ 1 << 64, seed ^ 1, seed >> 32 << 32, seed & (1 << 48) - 1]
+    for one, other in combinations(alike, 2):
+        assert abs(correlation(Streams.secret(one), Streams.secret(other))) < 0.1
+        low = [s.generator("move").initial_seed() & 0xFFFFFFFF for s in (Streams.secret(one), Streams.secret(other))]
+        # What torch reports as the seed is the same for all, and says nothing.
+        assert low[0] == low[1]
+
+
+def test_a_secret_is_drawn_anew_and_an_experiment_repeats() -> None:
+    assert draw(Streams.secret(), "a") != draw(Streams.secret(), "a")
+    assert draw(Streams.secret(7), "a", 1) == draw(Streams.secret(7), "a", 1)
+    streams = Streams.secret(7)
+    paths = [(streams, "a"), (streams.of("a"), "a"), (streams.of("a", "a"),), (streams.of("a").of("a"),), (streams,)]
+    assert len({tuple(draw(*path)) for path in paths}) == len(paths)
+    assert 2**200 < streams.number("x") < 2**256
+
+
+def test_the_whole_state_of_a_secret_generator_is_its_own() -> None:
+    states = [Streams.secret(seed).generator("x").get_state()[24 : 24 + 8 * 624].view(torch.int64) for seed in (1, 2)]
+    assert all(len(state.unique()) > 620 for state in states)
+    assert int((states[0] == states[1]).sum()) == 0
+    # The layout is torch's: the words give back what a Mersenne Twister of another make draws from them.
+    words = states[0].numpy().astype("uint32")
+    twister = MT19937()
+    twister.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
+    drawn = torch.rand(8, generator=Streams.secret(1).generator("x"))
+    assert drawn.tolist() == (twister.random_raw(8) % 2**24 / 2**24).tolist()
+
+
+def test_a_secret_is_not_printed_not_pickled_and_drawn_on_the_host() -> None:
+    streams = Streams.secret(12345)
+    assert "12345" not in repr(streams)
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(streams)
+    with pytest.raises(ValueError, match="draw on the CPU"):
+        streams.generator("x", device="cuda")

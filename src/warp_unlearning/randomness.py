@@ -1,15 +1,26 @@
-"""Named random streams drawn from one seed, so that nothing depends on the order in which others draw."""
+"""Named random streams: reproducible ones drawn from a seed, and secret ones that a defence draws from.
+
+Nothing depends on the order in which others draw. torch's generators take a seed of 32 bits in effect, few enough to
+try them all; the generators of a secret stream have their whole state, 624 words, filled by SHAKE-256.
+"""
 
 from __future__ import annotations
 
+import secrets
 from contextlib import AbstractContextManager, nullcontext
-from hashlib import sha256
+from hashlib import sha256, shake_256
 from types import TracebackType
+from typing import NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .waiting import keeping_turn
+
+# The state of torch's CPU generator: a header, then the words of the Mersenne Twister in 8 bytes each.
+_HEADER, _WORDS = 24, 624
+_MARK = 0x5EED1234
 
 
 class Streams:
@@ -28,14 +39,57 @@ class Streams:
         self.seed = seed
         self._prefix = prefix
 
+    @classmethod
+    def secret(cls, seed: int | None = None) -> Streams:
+        """Streams for a defence, from 256 bits of the operating system's entropy; `seed` repeats an experiment."""
+        return _SecretStreams(secrets.token_bytes(32) if seed is None else repr(int(seed)).encode())
+
+    def of(self, *path: str | int) -> Streams:
+        """The streams below `path`."""
+        return Streams(self.seed, *self._prefix, *path)
+
     def number(self, *path: str | int) -> int:
-        """A 63-bit seed for whatever takes one."""
+        """A seed for whatever takes one: 63 bits, or 256 bits of a secret stream."""
         text = repr((self.seed, *self._prefix, *path)).encode()
         return int.from_bytes(sha256(text).digest()[:8], "big") >> 1
 
     def generator(self, *path: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-        """A fresh generator on `device` at the start of the stream `path`."""
+        """A fresh generator on `device` at the start of the stream `path`; those of secret streams are on the CPU."""
         return torch.Generator(device=device).manual_seed(self.number(*path))
+
+
+class _SecretStreams(Streams):
+    """Streams from a key. Whoever learns a child, or all its draws, learns nothing of its parent or its sisters."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def of(self, *path: str | int) -> Streams:
+        return _SecretStreams(self._bits(32, "of", *path))
+
+    def number(self, *path: str | int) -> int:
+        return int.from_bytes(self._bits(32, "number", *path), "big")
+
+    def generator(self, *path: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+        if torch.device(device).type != "cpu":
+            raise ValueError(f"a secret stream was asked to draw on {device}; draw on the CPU and copy")
+        generator = torch.Generator().manual_seed(_MARK)
+        state = generator.get_state()
+        words = state.numpy()[_HEADER : _HEADER + 8 * _WORDS].view("<u8")
+        if words[0] != _MARK:
+            raise RuntimeError("this torch keeps the state of its CPU generator in a form that is not known here")
+        words[:] = np.frombuffer(self._bits(4 * _WORDS, "generator", *path), dtype="<u4")
+        return generator.set_state(state)
+
+    def _bits(self, count: int, *path: str | int) -> bytes:
+        text = len(self._key).to_bytes(8, "big") + self._key + repr(path).encode()
+        return shake_256(text).digest(count)
+
+    def __repr__(self) -> str:
+        return "Streams(<secret>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret stream is not pickled; draw the secret in the process that uses it")
 
 
 class LayerDraws:

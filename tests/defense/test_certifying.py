@@ -24,7 +24,7 @@ Named = dict[str, Tensor]
 
 
 def teleporter(kit: Any, model: nn.Module, symmetry: Any, **bounds: Any) -> Teleporter:
-    return Teleporter(model, symmetry, kit.state(model), kit.generator(), **bounds)
+    return Teleporter(model, symmetry, kit.state(model), **bounds)
 
 
 def hand_drift(kit: Any, before: nn.Module, after: nn.Module, pair: tuple[Tensor, Tensor]) -> dict[str, float]:
@@ -52,7 +52,9 @@ def test_a_certificate_says_what_happened(kit: Any, validation: bool, scale: flo
     assert whole[1.0] > whole[0.5] > whole[0.25]
     tolerance = 1e6 if scale == 1.0 else 0.5 * (whole[0.5] + whole[0.25]) - start
     symmetry = kit.Given(lambda model, probe: shift)
-    _, found = Teleporter(model, symmetry, kit.state(reference), kit.generator(), tolerance=tolerance).teleport(view)
+    _, found = Teleporter(model, symmetry, kit.state(reference), tolerance=tolerance).teleport(
+        view, generator=kit.generator()
+    )
     assert found.scale == scale
     assert found.symmetry == "Given"
     for part, pair in (
@@ -98,7 +100,9 @@ def test_a_null_space_certificate_knows_its_bases(kit: Any) -> None:
     model, view = kit.network(norm=False), kit.view()
     few = replace(view, retain=(view.retain[0][:3], view.retain[1][:3]))
     was = deepcopy(model)
-    _, found = teleporter(kit, model, NullSpace(energy=1.0, protect="retain", step_size=0.3)).teleport(few)
+    _, found = teleporter(kit, model, NullSpace(energy=1.0, protect="retain", step_size=0.3)).teleport(
+        few, generator=kit.generator()
+    )
     rows = {row.name: row for row in found.layers}
     assert set(rows) == {"0.weight", "2.weight"}
     assert (rows["0.weight"].d, rows["0.weight"].rank, rows["0.weight"].positions) == (6, 3, 3)
@@ -132,7 +136,7 @@ class WritesOver(nn.Module):
 
 def test_energies_that_cannot_be_measured_are_none_and_noted(kit: Any) -> None:
     for symmetry in (NullSpace(aim="random"), kit.Given(lambda model, probe: Translation({}))):
-        _, found = teleporter(kit, WritesOver().double(), symmetry).teleport(kit.view())
+        _, found = teleporter(kit, WritesOver().double(), symmetry).teleport(kit.view(), generator=kit.generator())
         assert found.energy_before is None
         assert found.energy_after is None
         assert "gradient energies could not be measured on this network" in found.notes
@@ -142,7 +146,7 @@ def test_energies_that_cannot_be_measured_are_none_and_noted(kit: Any) -> None:
 def test_without_a_forget_batch_nothing_is_said_of_it(kit: Any) -> None:
     view = replace(kit.view(), forget=None)
     for symmetry in (NullSpace(), ChangeOfBasis()):
-        _, found = teleporter(kit, kit.network(), symmetry, relearning=0.0).teleport(view)
+        _, found = teleporter(kit, kit.network(), symmetry, relearning=0.0).teleport(view, generator=kit.generator())
         assert found.forget is found.energy_before is found.energy_after is None
         assert not any("energies" in note for note in found.notes)
 
@@ -153,7 +157,7 @@ def test_a_tied_weight_has_one_row(kit: Any) -> None:
     model[4].weight = model[2].weight
     view = replace(kit.view(), forget=None)
     few = replace(view, retain=(view.retain[0][:2], view.retain[1][:2]))
-    _, found = teleporter(kit, model, NullSpace(energy=1.0)).teleport(few)
+    _, found = teleporter(kit, model, NullSpace(energy=1.0)).teleport(few, generator=kit.generator())
     names = [row.name for row in found.layers]
     assert len(names) == len(set(names))
     assert "4.weight" not in names
@@ -168,11 +172,11 @@ def test_dead_taps_are_counted_apart(kit: Any) -> None:
     view = kit.view()
     image = lambda pair: (pair[0][:, :, None, None], pair[1])  # noqa: E731
     view = View(image(view.retain), image(view.judges), image(view.forget), None)
-    _, null = teleporter(kit, deepcopy(model), NullSpace(energy=0.9)).teleport(view)
+    _, null = teleporter(kit, deepcopy(model), NullSpace(energy=0.9)).teleport(view, generator=kit.generator())
     assert null.moved_unreached == 0.0
     assert null.moved > 0
     moved = deepcopy(model)
-    _, basis = teleporter(kit, moved, ChangeOfBasis()).teleport(view)
+    _, basis = teleporter(kit, moved, ChangeOfBasis()).teleport(view, generator=kit.generator())
     change = moved[0].weight - model[0].weight
     centre = torch.zeros(3, 3, dtype=torch.bool)
     centre[1, 1] = True
@@ -186,7 +190,7 @@ def test_dead_taps_are_counted_apart(kit: Any) -> None:
 def test_what_pins_channels_is_told_also_from_inside_a_composition(kit: Any) -> None:
     model = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 3)).double()
     for symmetry in (ChangeOfBasis(), Compose(NullSpace(), Compose(ChangeOfBasis(), Permutation()))):
-        _, found = teleporter(kit, deepcopy(model), symmetry).teleport(kit.view())
+        _, found = teleporter(kit, deepcopy(model), symmetry).teleport(kit.view(), generator=kit.generator())
         assert ("0.weight", 8) in {(p.tensor, p.count) for p in found.pinned}
         assert any("GELU" in reason for p in found.pinned for reason in p.reasons)
 
@@ -204,7 +208,7 @@ def test_what_pins_channels_is_told_also_from_inside_a_composition(kit: Any) -> 
 )
 def test_every_certificate_is_plain_data(kit: Any, symmetry: Any) -> None:
     model = kit.network()
-    _, found = teleporter(kit, model, symmetry).teleport(kit.view(validation=True))
+    _, found = teleporter(kit, model, symmetry).teleport(kit.view(validation=True), generator=kit.generator())
     told = found.as_json()
     assert json.loads(json.dumps(told, allow_nan=False))["symmetry"] == type(symmetry).__name__
 
@@ -244,7 +248,7 @@ def test_a_brief_certificate_agrees_with_the_full_one(
         model[1].bias.requires_grad_(False)
         reference = kit.state(kit.at(model, kit.shift(model, 0.3, seed=5).shifts))
         bounds: dict[str, Any] = {"tolerance": tolerance, "halvings": 2, "certify": certify}
-        move, found[certify] = Teleporter(model, make(), reference, kit.generator(3), **bounds).teleport(view)
+        move, found[certify] = Teleporter(model, make(), reference, **bounds).teleport(view, generator=kit.generator())
         states[certify] = kit.state(model)
         assert (move is None) == (found[certify].scale == 0.0)
     full, brief = found["full"], found["brief"]
@@ -273,7 +277,9 @@ def test_brief_distances_leave_out_what_no_input_reaches(kit: Any) -> None:
         model = kit.network(norm=False)
         reference = {n: v + 1.0 for n, v in kit.state(model).items()}
         symmetry = NullSpace(energy=0.8)
-        found.append(Teleporter(model, symmetry, reference, kit.generator(), certify=certify).teleport(view)[1])
+        found.append(
+            Teleporter(model, symmetry, reference, certify=certify).teleport(view, generator=kit.generator())[1]
+        )
     assert found[0].distance_before < sum(p.numel() for p in model.parameters()) ** 0.5
     for name in DISTANCES:
         assert getattr(found[1], name) == pytest.approx(getattr(found[0], name), rel=1e-9)
@@ -285,7 +291,7 @@ def test_how_far_a_longer_part_went_than_the_last_time_is_told_all_the_same(kit:
     found = teleporter(kit, model, NullSpace(energy=0.9), certify="brief", tolerance=10.0)
     found._judging.halved = halved
     before = kit.state(model)
-    move, certificate = found.teleport(view)
+    move, certificate = found.teleport(view, generator=kit.generator())
     assert move is not None
     assert certificate.scale == 1.0
     after = kit.state(model)
@@ -303,7 +309,7 @@ def test_the_energy_of_a_part_is_that_of_the_model_as_it_stands(kit: Any, redone
     symmetry = NullSpace(energy=0.5, step_size=0.6, halvings=0)
     found = teleporter(kit, model, symmetry, certify=certify, tolerance=0.002, halvings=8)
     for _ in range(4):
-        _, certificate = found.teleport(view)
+        _, certificate = found.teleport(view, generator=kit.generator())
         scales.append(certificate.scale)
         assert certificate.energy_after == pytest.approx(kit.energy(model, view.forget), rel=1e-6)
     assert any(0 < scale < 1 for scale in scales)
@@ -313,13 +319,13 @@ def test_the_energy_of_a_part_is_that_of_the_model_as_it_stands(kit: Any, redone
 @pytest.mark.parametrize("certify", ["full", "brief"])
 def test_frozen_parameters_that_move_are_named(kit: Any, certify: str) -> None:
     model, view = kit.network(), kit.view()
-    _, before = teleporter(kit, model, ChangeOfBasis(), certify=certify).teleport(view)
+    _, before = teleporter(kit, model, ChangeOfBasis(), certify=certify).teleport(view, generator=kit.generator())
     assert not any("frozen" in note for note in before.notes)
     frozen = [name for name, p in model.named_parameters() if p.requires_grad][:2]
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
-    _, found = teleporter(kit, model, ChangeOfBasis(), certify=certify).teleport(view)
+    _, found = teleporter(kit, model, ChangeOfBasis(), certify=certify).teleport(view, generator=kit.generator())
     (note,) = (note for note in found.notes if "frozen" in note)
     assert note.endswith(f": {frozen[0]} and 1 more")
-    _, still = teleporter(kit, model, NullSpace(), certify=certify).teleport(view)
+    _, still = teleporter(kit, model, NullSpace(), certify=certify).teleport(view, generator=kit.generator())
     assert not any("frozen parameters moved" in note for note in still.notes)

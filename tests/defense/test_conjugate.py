@@ -201,7 +201,7 @@ def test_running_statistics_come_back_in_the_original_basis(kit: Any, symmetry: 
     plain = unlearn(model, method=Nothing("train", 40), **kit.sets())
     moved = run(kit, Conjugate(SYMMETRIES[symmetry]()), Nothing("train", 40), model=model)
     for name, value in kit.state(plain.model).items():
-        tolerance = 1e-3 if name.endswith("running_var") else 1e-10
+        tolerance = 3e-3 if name.endswith("running_var") else 1e-10
         torch.testing.assert_close(kit.state(moved.model)[name], value, rtol=tolerance, atol=1e-11)
     assert not torch.allclose(plain.model[1].running_var, model[1].running_var, rtol=0.05)
     assert not torch.allclose(plain.model[1].running_mean, model[1].running_mean, rtol=0.05)

@@ -21,8 +21,8 @@ from warp_unlearning.symmetry.permutation import Permutation
 Named = dict[str, Tensor]
 
 
-def teleporter(kit: Any, model: nn.Module, symmetry: Any, *, seed: int = 0, **bounds: Any) -> Teleporter:
-    return Teleporter(model, symmetry, kit.state(model), kit.generator(seed), **bounds)
+def teleporter(kit: Any, model: nn.Module, symmetry: Any, **bounds: Any) -> Teleporter:
+    return Teleporter(model, symmetry, kit.state(model), **bounds)
 
 
 def counted(function: Any, calls: list[int]) -> Any:
@@ -34,7 +34,9 @@ def counted(function: Any, calls: list[int]) -> Any:
 
 
 def forced(kit: Any, model: nn.Module, move: Move, view: View, **bounds: Any) -> tuple[Move | None, Any]:
-    return teleporter(kit, model, kit.Given(lambda model, probe: move), **bounds).teleport(view)
+    return teleporter(kit, model, kit.Given(lambda model, probe: move), **bounds).teleport(
+        view, generator=kit.generator()
+    )
 
 
 @pytest.mark.parametrize("halvings", [0, 1, 4, 12])
@@ -110,7 +112,7 @@ def test_trials_begin_near_where_they_ended_the_last_time(
         model.load_state_dict(start)
         asked.clear()
         read.clear()
-        assert moving.teleport(view)[1].scale == 0.5**halvings
+        assert moving.teleport(view, generator=kit.generator())[1].scale == 0.5**halvings
         counts.append((len(asked), len(read)))
         states.append(kit.state(model))
     looks = min(halvings, 1) + 1
@@ -120,7 +122,7 @@ def test_trials_begin_near_where_they_ended_the_last_time(
     for fewer in range(halvings - 1, -1, -2):
         model.load_state_dict(start)
         whole, given["move"] = given["move"], given["move"].scaled(0.5 ** (halvings - fewer))
-        assert moving.teleport(view)[1].scale == 0.5**fewer
+        assert moving.teleport(view, generator=kit.generator())[1].scale == 0.5**fewer
         for name, value in kit.state(model).items():
             torch.testing.assert_close(value, states[0][name])
         given["move"] = whole
@@ -135,7 +137,9 @@ def test_the_bound_is_on_the_value_just_before_and_not_on_that_of_the_reference(
         shift = kit.climb(model, view.judges, 2.0)
         reference = kit.state(kit.at(model, kit.shift(model, spoil, seed=1).shifts))
         symmetry = kit.Given(lambda model, probe, shift=shift: shift)
-        scales.append(Teleporter(model, symmetry, reference, kit.generator(), tolerance=0.03).teleport(view)[1].scale)
+        scales.append(
+            Teleporter(model, symmetry, reference, tolerance=0.03).teleport(view, generator=kit.generator())[1].scale
+        )
     assert scales[0] == scales[1] != 1.0
 
 
@@ -221,7 +225,7 @@ def test_nothing_but_the_weights_changes(kit: Any, taken_back: bool, grad: bool)
     rng = torch.get_rng_state()
     bounds = {"tolerance": -1e9, "halvings": 1} if taken_back else {}
     with torch.set_grad_enabled(grad):
-        move, certificate = teleporter(kit, model, symmetry, **bounds).teleport(view)
+        move, certificate = teleporter(kit, model, symmetry, **bounds).teleport(view, generator=kit.generator())
         assert torch.is_grad_enabled() == grad
     assert torch.equal(rng, torch.get_rng_state())
     assert (move is None) == taken_back
@@ -270,7 +274,7 @@ def test_a_graph_of_the_energies_measures_half_a_move_where_there_is_one(
         monkeypatch.setattr(symmetry, "move", lambda model, *, generator, probe, shift=shift: shift)
         answer = None if given is None else torch.tensor(given, dtype=torch.float64)
         monkeypatch.setattr(symmetry, "energy_now", lambda m, forget, a=answer: (asked.append((m, forget)), a)[1])
-        _, found = teleporter(kit, model, symmetry, tolerance=bound).teleport(view)
+        _, found = teleporter(kit, model, symmetry, tolerance=bound).teleport(view, generator=kit.generator())
         assert found.scale == 0.5
         assert asked[-1][0] is model
         assert asked[-1][1] is view.forget
@@ -282,7 +286,7 @@ def test_where_nothing_could_move_the_energies_are_measured_all_the_same(kit: An
     model, view = kit.network(norm=False), kit.view()
     model[0].requires_grad_(False)
     model[2].weight.requires_grad_(False)
-    move, found = teleporter(kit, model, NullSpace(energy=1.0)).teleport(view)
+    move, found = teleporter(kit, model, NullSpace(energy=1.0)).teleport(view, generator=kit.generator())
     assert move is not None
     assert found.moved == 0.0
     assert found.energy_before == pytest.approx(kit.energy(model, view.forget), rel=1e-9)
@@ -294,7 +298,7 @@ def test_the_symmetry_is_shown_the_view_and_the_reference(kit: Any) -> None:
     model, view = kit.network(), kit.view()
     symmetry = kit.Given(lambda model, probe: Translation({}))
     reference = kit.state(kit.at(model, kit.shift(model, 1.0).shifts))
-    Teleporter(model, symmetry, reference, kit.generator()).teleport(view)
+    Teleporter(model, symmetry, reference).teleport(view, generator=kit.generator())
     ((seen, probe),) = symmetry.seen
     assert kit.same(seen, kit.state(model))
     assert torch.equal(torch.cat(list(probe.retain)), view.retain[0])
@@ -306,7 +310,9 @@ def test_a_composition_with_a_null_space_is_taken_back_as_a_whole(kit: Any) -> N
     model = kit.network()
     before = kit.state(model)
     symmetry = Compose(ChangeOfBasis(), NullSpace(energy=0.2, aim="random", step_size=3.0, radius=10))
-    move, certificate = teleporter(kit, model, symmetry, tolerance=-10.0).teleport(kit.view())
+    move, certificate = teleporter(kit, model, symmetry, tolerance=-10.0).teleport(
+        kit.view(), generator=kit.generator()
+    )
     assert move is None
     assert certificate.scale == 0.0
     assert kit.same(kit.state(model), before)
@@ -318,7 +324,7 @@ def test_draws_come_from_the_generator_given(kit: Any) -> None:
         states = []
         for seed in (1, 1, 2):
             model = kit.network()
-            teleporter(kit, model, deepcopy(symmetry), seed=seed).teleport(view)
+            teleporter(kit, model, deepcopy(symmetry)).teleport(view, generator=kit.generator(seed))
             states.append(kit.state(model))
         assert kit.same(states[0], states[1])
         assert not kit.same(states[0], states[2])

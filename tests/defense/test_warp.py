@@ -14,6 +14,7 @@ from warp_unlearning.defense.judging import Judging
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.errors import InputError
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
+from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.move import MomentumReset, Translation
 from warp_unlearning.symmetry.symmetry import Sizes
 from warp_unlearning.training.update import Update
@@ -284,7 +285,7 @@ def test_how_much_is_certified_is_an_option_and_changes_no_weight(kit: Any) -> N
     for certify in ("full", "brief"):
         model = kit.network()
         session = make_defense("fastwarp", energy=0.9, certify=certify).start(
-            model, kit.task(model), generator=kit.generator(1)
+            model, kit.task(model), streams=Streams.secret(1)
         )
         for _ in range(3):
             session._teleport()

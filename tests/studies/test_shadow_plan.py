@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from warp_unlearning.data.load import load_data
-from warp_unlearning.studies.shadow_plan import ShadowPlan, Task, forgotten, plan_shadows, retained, unlearnings
+from warp_unlearning.studies.shadow_plan import ShadowPlan, Task, forgotten, plan_shadows, retained
 from warp_unlearning.studies.shadow_settings import Arm, ShadowSettings
 
 SETTINGS = ShadowSettings(
@@ -25,9 +25,8 @@ SETTINGS = ShadowSettings(
 )
 
 
-def planned(settings: ShadowSettings, *, network_digest: str | None = None, first_seed: int = 0) -> ShadowPlan:
-    seeds = [first_seed + i for i, _ in enumerate(unlearnings(settings))]
-    return plan_shadows(settings, load_data("digits"), network_digest=network_digest, defense_seeds=seeds)
+def planned(settings: ShadowSettings, *, network_digest: str | None = None, secret_name: str = "a") -> ShadowPlan:
+    return plan_shadows(settings, load_data("digits"), network_digest=network_digest, secret_name=secret_name)
 
 
 def keys(plan: ShadowPlan, kind: str) -> set[str]:
@@ -93,14 +92,13 @@ def test_an_arm_changes_the_keys_of_its_own_models_alone(arms: tuple[Arm, ...]) 
             assert (pair[0] == pair[1]) is (old == new)
 
 
-def test_the_users_file_and_the_secret_seeds_decide_too() -> None:
+def test_the_users_file_and_the_secret_decide_too() -> None:
     before = planned(SETTINGS)
     assert not keys(before, "train") & keys(planned(SETTINGS, network_digest="abc"), "train")
-    after = planned(SETTINGS, first_seed=100)
+    after = planned(SETTINGS, secret_name="b")
     alone, defended = ([plan.key(Task("unlearn", 0, 0, arm)) for plan in (before, after)] for arm in (0, 1))
     assert alone[0] == alone[1]
     assert defended[0] != defended[1]
-    assert "100" not in str(defended[1].ingredients["defense_seed"])[:3]
 
 
 def test_every_setting_is_accounted_for() -> None:

@@ -19,8 +19,8 @@ from warp_unlearning.studies.shadow_plan import Task, forgotten, retained
 from warp_unlearning.studies.shadow_work import ShadowWork
 from warp_unlearning.studies.stored import array_bytes, arrays_of, weight_bytes, weights_of
 from warp_unlearning.training.scoring import logits
+from warp_unlearning.workflows.audit_secret import FILE
 from warp_unlearning.workflows.audit_shadow import results_digest
-from warp_unlearning.workflows.defense_seeds import SEEDS
 
 
 def network(state: dict[str, Any]) -> MLP:
@@ -39,7 +39,7 @@ def test_an_unlearned_model_is_what_unlearn_gives(carried: Any) -> None:
     ]
     settings = plan.settings.arms[0].method_settings
     seed = Streams(0, "unlearn", 1).number(0)
-    work = ShadowWork(plan, carried.prepared.seeds)
+    work = ShadowWork(plan, carried.prepared.secret.seed)
     result = unlearn(
         original,
         forget=sets[0],
@@ -58,11 +58,13 @@ def test_an_unlearned_model_is_what_unlearn_gives(carried: Any) -> None:
 def test_results_are_plain_private_and_repeatable(carried: Any) -> None:
     json.dumps(carried.results, allow_nan=False)
     folder = carried.prepared.run.path
-    assert stat.S_IMODE((folder / SEEDS).stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder / FILE).stat().st_mode) == 0o600
     assert stat.S_IMODE((folder / "private").stat().st_mode) == 0o700
     assert carried.results["digests"]["results"] == results_digest(carried.results)
     text = (folder / "results.json").read_text()
-    assert not any(str(seed) in text for seed in carried.prepared.seeds.values())
+    assert not any(
+        number in text for number in (str(carried.prepared.secret.seed), f"{carried.prepared.secret.seed:x}")
+    )
 
 
 def test_bytes_are_the_same_each_time() -> None:

@@ -14,6 +14,7 @@ from warp_unlearning.errors import DataError, DivergedError, InputError
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.methods.registry import BUILT_IN, make_method
 from warp_unlearning.models.digest import model_digest
+from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.move import AxisMap, ChannelMove, apply_move
 from warp_unlearning.training.update import Update
 from warp_unlearning.unlearning import Unlearned, unlearn
@@ -288,9 +289,9 @@ class ShuffleDefense:
         self.log: list[str] = []
         self.session: Shuffling | None = None
 
-    def start(self, model: nn.Module, task: Any, *, generator: torch.Generator) -> Shuffling:
+    def start(self, model: nn.Module, task: Any, *, streams: Streams) -> Shuffling:
         self.log.append("start")
-        self.session = Shuffling(model, generator, self.log)
+        self.session = Shuffling(model, streams.generator("order"), self.log)
         # The first move comes before the first update; the original that the method may ask stays as it was.
         apply_move(model, self.session._draw())
         return self.session

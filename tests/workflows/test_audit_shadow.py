@@ -26,8 +26,8 @@ from warp_unlearning.runs.store import Store
 from warp_unlearning.studies.shadow_cost import known_seconds
 from warp_unlearning.studies.shadow_plan import Task
 from warp_unlearning.training.lane import DeviceLane
+from warp_unlearning.workflows.audit_secret import FILE
 from warp_unlearning.workflows.audit_shadow import RESULTS, ShadowRequest, carry_out, prepare_shadows
-from warp_unlearning.workflows.defense_seeds import SEEDS
 
 COMMAND = [sys.executable, "-c", "from warp_unlearning.cli.main import main; main()", "audit", "shadow"]
 
@@ -197,11 +197,11 @@ def test_thirty_kills_change_nothing(blobs: Path, tmp_path: Path) -> None:
         process.wait()
         kills += 1
     assert subprocess.run(command, check=False).returncode == 0
-    seeds = (tmp_path / "killed" / SEEDS).read_text()
+    secret = (tmp_path / "killed" / FILE).read_text()
     calm = tmp_path / "calm"
     request = ShadowRequest(resolve_as(ShadowConfig, file=tmp_path / "config.yaml"), calm, tmp_path / "other store")
     prepare_shadows(request)
-    (calm / SEEDS).write_text(seeds)
+    (calm / FILE).write_text(secret)
     carry_out(prepare_shadows(request), LocalEngine(workers=2))
     assert kills == 30
     assert digest(calm) == digest(tmp_path / "killed")

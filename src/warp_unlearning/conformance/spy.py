@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import nn
 
 from ..methods.protocol import Task
+from ..randomness import Streams
 from ..symmetry.certificate import Certificate
 from ..symmetry.move import Move, apply_move
 from ..training.update import Update
@@ -30,7 +30,7 @@ class Spy:
     at_start: Glance = lambda model, task: None
     at_end: Glance = lambda model, task: None
 
-    def start(self, model: nn.Module, task: Task, *, generator: torch.Generator) -> SpySession:
+    def start(self, model: nn.Module, task: Task, *, streams: Streams) -> SpySession:
         """Begin to watch."""
         self.at_start(model, task)
         return SpySession(self.look, self.at_end, model, task)

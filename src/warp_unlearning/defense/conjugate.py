@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..methods.protocol import Task, require
+from ..randomness import Streams
 from ..symmetry.certificate import Certificate
 from ..symmetry.change_of_basis import ChangeOfBasis
 from ..symmetry.fixed_move import FixedMove
@@ -47,16 +48,16 @@ class Conjugate:
         require_symmetry(self.symmetry)
         require(self, choices={"match": get_args(Match)})
 
-    def start(self, model: nn.Module, task: Task, *, generator: torch.Generator) -> ConjugateSession:
+    def start(self, model: nn.Module, task: Task, *, streams: Streams) -> ConjugateSession:
         """Move the model into the basis."""
-        return ConjugateSession(self, model, task, generator)
+        return ConjugateSession(self, model, task, streams)
 
 
 class ConjugateSession:
     """`Conjugate` during one unlearning."""
 
-    def __init__(self, settings: Conjugate, model: nn.Module, task: Task, generator: torch.Generator) -> None:
-        self._model, self._task, self._generator = model, task, generator
+    def __init__(self, settings: Conjugate, model: nn.Module, task: Task, streams: Streams) -> None:
+        self._model, self._task, self._streams = model, task, streams
         self._symmetry = deepcopy(settings.symmetry)
         self.certificates: list[Certificate] = []
         move = self._teleport(self._symmetry)
@@ -89,8 +90,11 @@ class ConjugateSession:
     def _teleport(self, symmetry: Symmetry) -> Move | None:
         task = self._task
         reference = {name: value.detach() for name, value in task.original.state_dict().items()}
-        teleporter = Teleporter(self._model, symmetry, reference, self._generator)
-        view = draw_view(task.retain, task.forget, task.validation, symmetry.looks_at, generator=self._generator)
-        move, certificate = teleporter.teleport(view)
+        streams = self._streams.of(len(self.certificates))
+        view = draw_view(
+            task.retain, task.forget, task.validation, symmetry.looks_at, generator=streams.generator("view")
+        )
+        teleporter = Teleporter(self._model, symmetry, reference)
+        move, certificate = teleporter.teleport(view, generator=streams.generator("move"))
         self.certificates.append(certificate)
         return move

@@ -1,7 +1,7 @@
 """What a defence is: something that may move the weights between the updates of any method.
 
-A defence draws from a generator of its own, seeded by the operating system unless an experiment says otherwise: whoever
-can draw the same moves can undo them.
+A defence draws from streams of its own, secret unless an experiment says otherwise: whoever can draw the same moves can
+undo them. Each teleport draws from a stream of its own, so that what one gives away says nothing of another.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
 from ..methods.protocol import Task
+from ..randomness import Streams
 from ..symmetry.certificate import Certificate
 from ..symmetry.move import Move
 from ..training.update import Update
@@ -46,5 +46,5 @@ class Defense(Protocol):
 
     name: ClassVar[str]
 
-    def start(self, model: nn.Module, task: Task, *, generator: torch.Generator) -> Session:
+    def start(self, model: nn.Module, task: Task, *, streams: Streams) -> Session:
         """Called before the first update; may move the weights of `model` in place."""

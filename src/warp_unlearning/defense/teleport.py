@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from copy import deepcopy
 
-import torch
 from torch import Tensor, nn
 
 from ..data.examples import as_examples
 from ..errors import InputError
 from ..models.example_checks import check_examples
+from ..randomness import Streams
 from ..symmetry.certificate import Certificate
 from ..symmetry.symmetry import Symmetry, require_symmetry
 from .probing import draw_view
@@ -42,10 +41,10 @@ def teleport(
     kept = as_examples(retain, what="retain").to(first.device)
     forgotten = None if forget is None else as_examples(forget, what="forget").to(first.device)
     check_examples(moved, {"retain": kept} | ({} if forgotten is None else {"forget": forgotten}))
-    generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
-    teleporter = Teleporter(moved, symmetry, _reference(model, reference), generator)
-    view = draw_view(kept, forgotten, None, symmetry.looks_at, generator=generator)
-    return moved, teleporter.teleport(view)[1]
+    streams = Streams.secret(seed)
+    view = draw_view(kept, forgotten, None, symmetry.looks_at, generator=streams.generator("view"))
+    teleporter = Teleporter(moved, symmetry, _reference(model, reference))
+    return moved, teleporter.teleport(view, generator=streams.generator("move"))[1]
 
 
 def _reference(model: nn.Module, given: nn.Module | Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:

@@ -53,7 +53,6 @@ class Teleporter:
     model: nn.Module
     symmetry: Symmetry
     reference: Mapping[str, Tensor]
-    generator: torch.Generator
     tolerance: float | None = None
     relearning: float | None = None
     halvings: int = 4
@@ -61,7 +60,7 @@ class Teleporter:
     repeated: bool = False
     _judging: Judging = field(default_factory=Judging, init=False, repr=False)
 
-    def teleport(self, view: View) -> tuple[Move | None, Certificate]:
+    def teleport(self, view: View, *, generator: torch.Generator) -> tuple[Move | None, Certificate]:
         """The move that was made, or None where it was taken back, and its certificate; batch norm is in eval mode."""
         device = view.judges[0].device
         watch = Stopwatch(device)
@@ -70,7 +69,7 @@ class Teleporter:
             judged = _Judged.by(self.model, view, self._judging)
             others = Others.by(self.model, view) if self.certify == "full" else None
             probe = Probe(view.batches, view.forget, self.reference)
-            proposed = self.symmetry.move(self.model, generator=self.generator, probe=probe)
+            proposed = self.symmetry.move(self.model, generator=generator, probe=probe)
             before = _snapshot(self.model, proposed if self.certify == "brief" else None)
             known = isinstance(proposed, NullMove) and proposed.energies is not None
             energy = None if known else _energy(self.model, view.forget)

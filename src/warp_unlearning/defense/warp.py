@@ -13,6 +13,7 @@ from torch import nn
 from ..errors import InputError, nearest
 from ..methods.protocol import Task, require
 from ..models.normalisation import norm_mode
+from ..randomness import Streams
 from ..symmetry.certificate import Certificate, Certify
 from ..symmetry.move import MomentumReset, Move
 from ..symmetry.null_space import NullSpace
@@ -63,23 +64,22 @@ class Warp:
         elif isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
             raise InputError(f"every is {self.every!r}; it must be 'epoch', 'end' or a whole number of at least 1")
 
-    def start(self, model: nn.Module, task: Task, *, generator: torch.Generator) -> WarpSession:
+    def start(self, model: nn.Module, task: Task, *, streams: Streams) -> WarpSession:
         """A session with a symmetry of its own, so that nothing tracked for one network meets another."""
-        return WarpSession(self, model, task, generator)
+        return WarpSession(self, model, task, streams)
 
 
 class WarpSession:
     """`Warp` during one unlearning."""
 
-    def __init__(self, settings: Warp, model: nn.Module, task: Task, generator: torch.Generator) -> None:
-        self._settings, self._model, self._task, self._generator = settings, model, task, generator
+    def __init__(self, settings: Warp, model: nn.Module, task: Task, streams: Streams) -> None:
+        self._settings, self._model, self._task, self._streams = settings, model, task, streams
         symmetry = deepcopy(settings.symmetry)
         reference = {name: value.detach() for name, value in task.original.state_dict().items()}
         self._teleporter = Teleporter(
             model,
             symmetry,
             reference,
-            generator,
             tolerance=settings.tolerance,
             relearning=settings.relearning,
             halvings=settings.halvings,
@@ -106,20 +106,22 @@ class WarpSession:
         if isinstance(every, int) and update.step % every == 0:
             return True
         threshold = self._settings.gradient_threshold
-        return threshold is not None and self._forget_gradient() > threshold
+        return threshold is not None and self._forget_gradient(update) > threshold
 
     def _teleport(self) -> Move | None:
-        move, certificate = self._teleporter.teleport(self._view())
+        streams = self._streams.of(len(self.certificates))
+        move, certificate = self._teleporter.teleport(self._view(streams), generator=streams.generator("move"))
         self.certificates.append(certificate)
         return MomentumReset(move) if move is not None and self._settings.momentum == "reset" else move
 
-    def _view(self) -> View:
+    def _view(self, streams: Streams) -> View:
         task, sizes = self._task, self._teleporter.symmetry.looks_at
-        return draw_view(task.retain, task.forget, task.validation, sizes, generator=self._generator)
+        return draw_view(task.retain, task.forget, task.validation, sizes, generator=streams.generator("view"))
 
-    def _forget_gradient(self) -> float:
+    def _forget_gradient(self, update: Update) -> float:
         """‖∇ mean ℓ‖ over a random batch of the forget set, with batch norm in eval mode."""
-        order = torch.randperm(len(self._task.forget), generator=self._generator)
+        generator = self._streams.generator("gradient", update.step)
+        order = torch.randperm(len(self._task.forget), generator=generator)
         batch = self._task.forget.take(order[: max(1, self._teleporter.symmetry.looks_at.forget or 256)])
         trained = [p for p in self._model.parameters() if p.requires_grad]
         with norm_mode(self._model, "eval"):

@@ -133,13 +133,13 @@ class CellWork:
 
     def _unlearn(self, model: nn.Module, task: Task, arm: StudyArm, cell: Cell) -> Generator[object, None, Driven]:
         number = self.plan.settings.first_shadow + cell.shadow
-        entropy = Streams(self.defense_seed, "study defense").generator(number, cell.part, arm.method)
+        secret = Streams.secret(self.defense_seed).of("study defense", number, cell.part, arm.method)
         driven = yield from drive(
             model,
             task,
             make_method(arm.method, **arm.method_settings),
             defense=None if arm.defense is None else make_defense(arm.defense, **arm.defense_settings),
-            entropy=entropy,
+            secret=secret,
             interval=_READ_EVERY,
         )
         return driven

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -75,11 +74,9 @@ def plan_shadows(
     data: ImageData,
     *,
     network_digest: str | None,
-    defense_seeds: Sequence[int],
+    secret_name: str | int | None = None,
 ) -> ShadowPlan:
-    """Plan the audit of the training points of `data`. `defense_seeds` has one number for each unlearning, in the order
-    of `unlearnings`; keys hold digests of them alone.
-    """
+    """Plan the audit of the training points of `data`. `secret_name` stands in keys for what defences draw from."""
     generator = np.random.default_rng(Streams(settings.seed, "shadow audit").number("design"))
     design = shadow_design(
         len(data.train),
@@ -100,9 +97,9 @@ def plan_shadows(
         train = Task("train", shadow)
         add(train, _training(settings, data, network_digest, design, shadow), (), cost=8.0)
         add(Task("score", shadow), {"points": data.digest}, (train,), cost=0.3)
-    for task, seed in zip(unlearnings(settings), defense_seeds, strict=True):
+    for task in unlearnings(settings):
         train = Task("train", task.shadow)
-        add(task, _unlearning(settings, design, task, seed), (train,), cost=2.0)
+        add(task, _unlearning(settings, design, task, secret_name), (train,), cost=2.0)
         add(Task("score", task.shadow, task.part, task.arm), {"points": data.digest}, (train, task), cost=0.3)
         if is_paired(settings, task):
             about = {"points": data.digest, "seed": settings.seed}
@@ -148,12 +145,14 @@ def _training(
     }
 
 
-def _unlearning(settings: ShadowSettings, design: ShadowDesign, task: Task, seed: int) -> dict[str, Any]:
+def _unlearning(
+    settings: ShadowSettings, design: ShadowDesign, task: Task, secret_name: str | int | None
+) -> dict[str, Any]:
     arm: Arm = settings.arms[task.arm]
     return {
         "forget": array_digest(forgotten(design, task.shadow, task.part)),
         "retain": array_digest(retained(design, task.shadow, task.part)),
         "arm": asdict(arm),
         "seed": settings.seed,
-        "defense_seed": sha256(f"{seed}".encode()).hexdigest() if arm.defense is not None else None,
+        "defense_seed": secret_name if arm.defense is not None else None,
     }

@@ -47,7 +47,7 @@ class ShadowWork:
     """Does the jobs of a plan; it can be sent to other processes, where the data are loaded once."""
 
     plan: ShadowPlan
-    defense_seeds: Mapping[Task, int]
+    defense_seed: int = field(repr=False)
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
@@ -57,7 +57,7 @@ class ShadowWork:
         return done
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"plan": self.plan, "defense_seeds": self.defense_seeds, "_kept": {}}
+        return {"plan": self.plan, "defense_seed": self.defense_seed, "_kept": {}}
 
     def _train(self, task: Task, store: Store) -> Mapping[str, bytes]:
         settings = self.plan.settings
@@ -86,7 +86,7 @@ class ShadowWork:
                 method=make_method(arm.method, **arm.method_settings),
                 defense=None if arm.defense is None else make_defense(arm.defense, **arm.defense_settings),
                 seed=Streams(settings.seed, "unlearn", task.shadow).number(task.part),
-                defense_seed=self.defense_seeds[task] if arm.defense is not None else None,
+                defense_seed=Streams.secret(self.defense_seed).number(str(task)) if arm.defense is not None else None,
             )
         return {WEIGHTS: weight_bytes(result.model.state_dict())}
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
@@ -105,7 +104,7 @@ class TuningWork:
             task,
             make_method(arm.method, **arm.method_settings),
             defense=None if arm.defense is None else make_defense(arm.defense, **arm.defense_settings),
-            entropy=torch.Generator().manual_seed(streams.number("defense", unit.part)),
+            secret=Streams.secret(streams.number("defense", unit.part)),
         )
         return model.eval()
 

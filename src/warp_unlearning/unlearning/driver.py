@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import warnings
 from collections.abc import Callable, Generator
 from copy import deepcopy
@@ -80,10 +79,11 @@ def unlearn(
     place = choose_device(str(device)) if device is not None else _device_of(model)
     working = working_copy(model, place)
     task = make_task(working, forget=forget, retain=retain, validation=validation, seed=seed)
-    entropy = torch.Generator().manual_seed(secrets.randbits(63) if defense_seed is None else defense_seed)
     modes = training_modes(working)
     began = perf_counter()
-    driven = _to_the_end(drive(working, task, chosen, defense=guarding, entropy=entropy, on_update=on_update))
+    driven = _to_the_end(
+        drive(working, task, chosen, defense=guarding, secret=Streams.secret(defense_seed), on_update=on_update)
+    )
     seconds = perf_counter() - began
     restore_modes(working, modes)
     digests = model_digest(task.original), model_digest(working)
@@ -155,7 +155,7 @@ def drive(
     method: Method,
     *,
     defense: Defense | None = None,
-    entropy: torch.Generator,
+    secret: Streams,
     on_update: Callable[[Update], None] | None = None,
     interval: int = 10,
 ) -> Generator[Update, None, Driven]:
@@ -164,7 +164,7 @@ def drive(
     Nothing is checked beforehand. `on_update` is told of an update before the defence acts, and the update is yielded
     after that. Losses are read once in `interval` updates.
     """
-    session = None if defense is None else defense.start(model, task, generator=entropy)
+    session = None if defense is None else defense.start(model, task, streams=secret)
     enter_mode(model, method.norm_mode)
     guard = Guard(model, interval=interval)
     quiet = task.repeater is not None and task.repeater.capture and draws_nothing(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from json import dumps
 from typing import Any
@@ -28,12 +28,12 @@ from ..runs.store import Store
 from ..runs.store_errors import MissingEntry
 from ..runs.tally import Tally
 from ..studies.shadow_cost import known_seconds, pilot
-from ..studies.shadow_plan import ShadowPlan, Task, plan_shadows, unlearnings
+from ..studies.shadow_plan import ShadowPlan, plan_shadows
 from ..studies.shadow_results import shadow_results
 from ..studies.shadow_settings import Arm, ShadowSettings
 from ..studies.shadow_work import ShadowWork, new_network
 from ..unlearning.record import now, versions
-from .defense_seeds import defense_seeds
+from .audit_secret import AuditSecret, audit_secret
 from .job_request import JobRequest
 from .network_file import network_file_digest
 from .run_account import jobs_account, machine_account
@@ -60,7 +60,7 @@ class Prepared:
     store: Store
     plan: ShadowPlan
     data: ImageData
-    seeds: Mapping[Task, int]
+    secret: AuditSecret = field(repr=False)
 
 
 def prepare_shadows(request: ShadowRequest) -> Prepared:
@@ -71,16 +71,14 @@ def prepare_shadows(request: ShadowRequest) -> Prepared:
     check_examples(new_network(settings, data, Streams(0, "check")), {"points": data.train, "test": data.test})
     found = {"data": data.digest, "network_file": network_digest, "versions": versions()}
     run = start_shared_run(request.out, kind="audit shadow", config=as_plain(request.config) | {RESOLVED: found})
-    seeds = defense_seeds(run, settings, request.config.defense_seed)
-    plan = plan_shadows(
-        settings, data, network_digest=network_digest, defense_seeds=[seeds[t] for t in unlearnings(settings)]
-    )
-    return Prepared(run, request.open_store(), plan, data, seeds)
+    secret = audit_secret(run, request.config.defense_seed)
+    plan = plan_shadows(settings, data, network_digest=network_digest, secret_name=secret.name)
+    return Prepared(run, request.open_store(), plan, data, secret)
 
 
 def carry_out_pilot(prepared: Prepared, engine: Engine, *, watch: Watch = ignore) -> None:
     """Do one job of each kind and arm, from which the cost of the rest is known."""
-    work = ShadowWork(prepared.plan, prepared.seeds)
+    work = ShadowWork(prepared.plan, prepared.secret.seed)
     engine.run(pilot(prepared.plan), work=work, store=prepared.store, watch=watch)
 
 
@@ -89,7 +87,10 @@ def carry_out(prepared: Prepared, engine: Engine, *, watch: Watch = ignore) -> d
     if prepared.run.complete:
         return prepared.run.read_json(RESULTS)
     jobs, store = prepared.plan.jobs, prepared.store
-    tally, work = Tally(jobs, known=known_seconds(prepared.plan, store)), ShadowWork(prepared.plan, prepared.seeds)
+    tally, work = (
+        Tally(jobs, known=known_seconds(prepared.plan, store)),
+        ShadowWork(prepared.plan, prepared.secret.seed),
+    )
     for _ in range(TRIES):
         outcome = engine.run(jobs, work=work, store=store, watch=told_to(tally.note, watch))
         try:
