@@ -1,0 +1,693 @@
+"""Forgotten examples that score like examples never seen: what can be afforded, variant by variant.
+
+A model is moved until its logits on every forgotten example are those of a *reference*, a model that never saw the
+example, while its logits on retained examples stay. The reference is a member of a bank of K cross-fitted models,
+trained beside the original, or a short training on the retained examples at the request. The rival is partial
+retraining of equal cost, from scratch and from the original. Every variant is a row of the table: U-LiRA's area with
+its interval over shadows and points, on all forgotten points and on the most memorised, test accuracy, and cost.
+
+    python benchmarks/counterfactual.py --data digits --out DIR
+    python benchmarks/counterfactual.py --data CIFAR --device cuda --at-once 8 --seconds 600 --out DIR [--scores-only]
+
+The scores of each variant are written to DIR as soon as it is done; the table is made from them, also later
+(`--table-only`). Audited points are 40 % of the pool: no shadow that settings are chosen on has one in its forget set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
+from warp_unlearning.attacks.membership.shadow_audit import audit_against_originals, shadow_audit
+from warp_unlearning.attacks.membership.shadow_design import ShadowDesign, shadow_design
+from warp_unlearning.data.augment import crop_flip
+from warp_unlearning.data.cifar10 import load_cifar10
+from warp_unlearning.data.digits import load_digits
+from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.data.taken import Taken
+from warp_unlearning.models.registry import build_model
+from warp_unlearning.stats.intervals import Estimate, mean
+from warp_unlearning.training.lane import DeviceLane
+from warp_unlearning.training.precision import lay_out, lay_out_batch
+from warp_unlearning.training.recipe import RECIPES, Recipe
+from warp_unlearning.training.repeated import Repeater
+from warp_unlearning.training.schedule import cosine
+from warp_unlearning.training.scoring import logits
+from warp_unlearning.training.stepper import Number, Stepper
+
+FORGET_SETS = 4
+AUDITED = 0.4
+"""Share of the pool: four forget sets of 10 % of what a shadow trains on."""
+STAGES = ("bank-5", "partial-10", "bank-2", "partial-5", "partial-20", "bank-10", "partial-40")
+"""In order of worth: banks of K members, partial retraining of so many per cent with the references that it gives."""
+GRAIN = 256
+"""Scores are kept as multiples of 1/256."""
+CALIBRATIONS = ("alone", "scaled", "regression", "residual", "quantile")
+SOME_CALIBRATIONS = ("alone", "residual", "quantile")
+MOVES = (0.03, 0.08)
+"""Cost of a move, as a share of a full retraining."""
+MOVE_RATES, MOVE_BATCHES = (0.02, 0.05, 0.1, 0.2), (1.0, 0.25)
+SCRATCH_RATES, WARM_RATES = (0.125, 0.25, 0.5, 1.0), (0.5, 1.0, 2.0)
+"""Times the recipe's learning rate; batches of a move are times the recipe's too."""
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Images on the device, a network for them, and the recipe that trains it."""
+
+    train: TensorExamples
+    test: TensorExamples
+    network: Callable[[], nn.Module]
+    recipe: Recipe
+    fill: tuple[float, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything lies."""
+        return self.train.x.device
+
+    def updates(self, count: int, share: float = 1.0) -> int:
+        """Updates of so large a share of a training on `count` examples."""
+        return max(1, round(share * self.recipe.epochs * (count // self.recipe.batch_size)))
+
+
+def load(data: str, device: torch.device) -> Problem:
+    """Noisy digits and a small network, or CIFAR-10 and ResNet-18 with the ImageNet stem."""
+    if data == "digits":
+        found = load_digits()
+        noise = torch.Generator().manual_seed(0)
+        train, test = (
+            TensorExamples(part.x + 1.5 * torch.randn(part.x.shape, generator=noise), part.y)
+            for part in (found.train, found.test)
+        )
+        network: Callable[[], nn.Module] = partial(build_model, "mlp", inputs=64, classes=10, hidden=(64,))
+        return Problem(train.to(device), test.to(device), network, Recipe(epochs=20, batch_size=16, lr=0.05), (0.0,))
+    found = load_cifar10(Path(data))
+    network = partial(build_model, "resnet18", stem="imagenet")
+    return Problem(found.train.to(device), found.test.to(device), network, RECIPES["paper"], found.fill)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Indices into the training images. `held_out`: nobody trains on them. `audited`: the points of the design."""
+
+    held_out: Tensor
+    audited: Tensor
+    design: ShadowDesign
+    halves: list[Tensor]
+    """What each audited shadow trains on, audited points first."""
+    tuning: list[tuple[Tensor, Tensor]]
+    """What the two complementary shadows that settings are chosen on train on and forget."""
+
+    def forgotten(self, shadow: int, part: int) -> NDArray[np.int64]:
+        """Positions among the audited points."""
+        return np.flatnonzero(self.design.part[shadow] == part)
+
+
+def draw_plan(count: int, shadows: int, seed: int) -> Plan:
+    """Complementary shadows of half the pool each; audited points are forgotten by each shadow that trained on them."""
+    rng = np.random.default_rng(seed)
+    held_out, pool = np.split(rng.permutation(count), [count // 20])
+    audited, others = np.split(pool, [2 * int(AUDITED * len(pool) / 2)])
+    design = shadow_design(len(audited), shadows=shadows, forget_sets=FORGET_SETS, generator=rng)
+    rest = shadow_design(len(others), shadows=shadows, forget_sets=1, generator=rng)
+    halves = [
+        np.concatenate([rng.permutation(audited[design.trained[s]]), rng.permutation(others[rest.trained[s]])])
+        for s in range(shadows)
+    ]
+    apart = shadow_design(len(pool), shadows=2, forget_sets=1, generator=rng)
+    tuning = []
+    for trained in apart.trained:
+        half = pool[trained]
+        asked = rng.permutation(np.intersect1d(half, others))[: len(half) // 10]
+        tuning.append((torch.from_numpy(half), torch.from_numpy(asked)))
+    tensors = [torch.from_numpy(half) for half in halves]
+    return Plan(torch.from_numpy(held_out), torch.from_numpy(audited), design, tensors, tuning)
+
+
+class Lane:
+    """A network whose weights are drawn, trained and moved in place, in a stream of its own."""
+
+    def __init__(self, problem: Problem) -> None:
+        recipe, device = problem.recipe, problem.device
+        self.problem, self.stream = problem, DeviceLane(device)
+        self.model = lay_out(problem.network().to(device))
+        with torch.no_grad():
+            classes = self.model.eval()(problem.train.x[:2]).shape[1]
+        self.wanted = torch.zeros(len(problem.train), classes, device=device)
+        self._descent = Stepper(self.model, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+        self._approach = Stepper(self.model, momentum=0.9, max_norm=1.0)
+        self._augments = bool(recipe.crop_padding or recipe.flip)
+        self._fill = torch.tensor(problem.fill, device=device)
+        repeater = Repeater(device, "auto", capture=True)
+        # What is captured is captured for one size of batch.
+        self.train = repeater(self._train)
+        self.moves = {round(part * recipe.batch_size): repeater(self._move) for part in MOVE_BATCHES}
+
+    def begin(self, start: State | int, *, training: bool) -> None:
+        """Take up given weights, or draw them by a seed, and forget momentum."""
+        self.model.train(training)
+        if isinstance(start, int):
+            # On the device itself: layers draw from its own generator, which is put back.
+            with torch.random.fork_rng(), torch.no_grad():
+                torch.manual_seed(start)
+                for module in reversed(list(self.model.modules())):
+                    if callable(reset := getattr(module, "reset_parameters", None)):
+                        reset()
+        else:
+            self.model.load_state_dict(start)
+        for stepper in (self._descent, self._approach):
+            for state in stepper.optimizer.state.values():
+                for value in state.values():
+                    if isinstance(value, Tensor):
+                        value.zero_()
+
+    def _train(self, x: Tensor, y: Tensor, drawn: Tensor, lr: Number) -> dict[str, Tensor]:
+        if self._augments:
+            x = crop_flip(x, drawn, self._fill.to(x.dtype))
+        loss = F.cross_entropy(self.model(lay_out_batch(x)).float(), y)
+        self._descent.step(loss, lr=lr)
+        return {"loss": loss}
+
+    def _move(self, x: Tensor, wanted: Tensor, lr: Number) -> dict[str, Tensor]:
+        found, half = centred(self.model(lay_out_batch(x)).float()), len(x) // 2
+        # Forgotten examples in the first half, retained ones in the second.
+        loss = F.smooth_l1_loss(found[:half], wanted[:half]) + F.smooth_l1_loss(found[half:], wanted[half:])
+        self._approach.step(loss, lr=lr)
+        return {"loss": loss}
+
+
+class Answer(NamedTuple):
+    """What a model says of the examples that are asked, and, of models that are kept, of all training images."""
+
+    asked: Tensor
+    everything: Tensor
+    state: State
+
+
+class Job(NamedTuple):
+    """Work for a lane, and how many passes over a training batch it takes."""
+
+    cost: float
+    run: Callable[[Lane], Generator[None, None, Answer]]
+
+
+def training(
+    index: Tensor, *, asked: TensorExamples, updates: int, lr: float, seed: int, start: State | None = None,
+    keep: bool = False,
+) -> Job:  # fmt: skip
+    """Train on the examples at `index` under a cosine schedule, from weights drawn by `seed` or from `start`."""
+
+    def run(lane: Lane) -> Generator[None, None, Answer]:
+        problem, recipe = lane.problem, lane.problem.recipe
+        device, size, padding = problem.device, recipe.batch_size, recipe.crop_padding
+        lane.begin(seed if start is None else start, training=True)
+        draws = torch.Generator(device).manual_seed(seed)
+        mine = index.to(device)
+        batches = len(mine) // size
+        for update in range(updates):
+            first = update % batches * size
+            if first == 0:
+                order = mine[torch.randperm(len(mine), generator=draws, device=device)]
+                shift = torch.randint(-padding, padding + 1, (len(mine), 2), generator=draws, device=device)
+                mirrored = torch.randint(0, 1 + recipe.flip, (len(mine), 1), generator=draws, device=device)
+                drawn = torch.cat([shift, mirrored], 1)
+            batch = order[first : first + size]
+            taken = Taken(problem.train.x, batch), Taken(problem.train.y, batch)
+            lane.train(*taken, drawn[first : first + size], lr * cosine(update / updates))
+            yield
+        return answer(lane, asked, keep=keep)
+
+    return Job(updates, run)
+
+
+def moving(
+    original: Answer, forget: Tensor, retain: Tensor, *, asked: TensorExamples, wanted: Tensor,
+    full: int, share: float, batch: float, lr: float, seed: int,
+) -> Job:  # fmt: skip
+    """Move the original until its logits at `forget` are as `wanted`, and those at `retain` as they were, at the cost
+    of `share` of the `full` updates of a retraining.
+    """
+
+    def run(lane: Lane) -> Generator[None, None, Answer]:
+        problem, size = lane.problem, round(batch * lane.problem.recipe.batch_size)
+        updates = max(1, round(share * full / (2 * batch)))
+        lane.begin(original.state, training=False)
+        lane.wanted.copy_(centred(original.everything))
+        lane.wanted[forget.to(problem.device)] = centred(wanted)
+        draws = torch.Generator(problem.device).manual_seed(seed)
+        rows = [
+            part.to(problem.device)[torch.randint(len(part), (updates, size), generator=draws, device=problem.device)]
+            for part in (forget, retain)
+        ]
+        for update, row in enumerate(torch.cat(rows, 1)):
+            lane.moves[size](Taken(problem.train.x, row), Taken(lane.wanted, row), lr * cosine(update / updates))
+            yield
+        return answer(lane, asked, keep=False)
+
+    return Job(share * full, run)
+
+
+def answer(lane: Lane, asked: TensorExamples, *, keep: bool) -> Answer:
+    """What the lane's model says, once the device has said it."""
+    everything, state = torch.empty(0), State()
+    if keep:
+        everything = logits(lane.model, lane.problem.train).float()
+        state = {name: value.clone() for name, value in lane.model.state_dict().items()}
+    found = Answer(logits(lane.model, asked).float(), everything, state)
+    if found.asked.is_cuda:
+        torch.cuda.current_stream().synchronize()
+    return found
+
+
+class Fleet:
+    """Lanes that work side by side, a step of each in turn, and the time they take."""
+
+    def __init__(self, problem: Problem, at_once: int) -> None:
+        self.lanes = [Lane(problem) for _ in range(at_once)]
+        self.cost, self.seconds, self.latest = 0.0, 0.0, 0.0
+
+    def __call__(self, jobs: Sequence[Job]) -> list[Answer]:
+        """The answers of the jobs, in their order."""
+        if torch.cuda.is_available():
+            # What the lanes are given was made in another stream.
+            torch.cuda.synchronize()
+        began = perf_counter()
+        waiting, found = deque(enumerate(jobs)), dict[int, Answer]()
+        running: dict[Lane, tuple[int, Iterator[None]]] = {}
+        while waiting or running:
+            for lane in self.lanes:
+                if lane not in running and waiting:
+                    number, job = waiting.popleft()
+                    running[lane] = number, job.run(lane)
+                if lane in running:
+                    number, steps = running[lane]
+                    try:
+                        with lane.stream.turn():
+                            next(steps)
+                    except StopIteration as end:
+                        found[number] = end.value
+                        del running[lane]
+        self.latest = perf_counter() - began
+        self.seconds += self.latest
+        self.cost += sum(job.cost for job in jobs)
+        return [found[number] for number in range(len(jobs))]
+
+    def expected(self, jobs: Sequence[Job]) -> float:
+        """Seconds that jobs will take at the pace so far."""
+        return sum(job.cost for job in jobs) * self.seconds / self.cost if self.cost else 0.0
+
+
+def centred(z: Tensor) -> Tensor:
+    return z - z.mean(1, keepdim=True)
+
+
+def margin(z: Tensor, y: Tensor) -> Tensor:
+    """The score of U-LiRA, z_y − log Σ e^z of the others."""
+    own = z.gather(1, y[:, None])
+    found: Tensor = own - z.scatter(1, y[:, None], -math.inf).logsumexp(1, keepdim=True)
+    return found[:, 0]
+
+
+class Reference(NamedTuple):
+    """Logits of models that never saw the forgotten examples: of each example by its `member`, and of held-out ones by
+    every member.
+    """
+
+    forgotten: Tensor
+    member: Tensor
+    held_out: list[Tensor]
+
+
+def targets(kind: str, reference: Reference, y: Tensor, original: Tensor, y_held: Tensor, seed: int) -> Tensor:
+    """Logits for the forgotten examples; `original`: the original's on the held-out ones, by which it is calibrated."""
+    draws = torch.Generator(y.device).manual_seed(seed)
+    found = torch.empty_like(reference.forgotten)
+    for number, held in enumerate(reference.held_out):
+        mine = reference.member == number
+        if mine.any():
+            z = centred(reference.forgotten[mine])
+            found[mine] = _calibrated(kind, z, y[mine], centred(held), centred(original), y_held, draws)
+    return found
+
+
+def _calibrated(
+    kind: str, z: Tensor, y: Tensor, held: Tensor, original: Tensor, y_held: Tensor, draws: torch.Generator
+) -> Tensor:
+    if kind == "alone":
+        return z
+    own, theirs, wanted = margin(z, y), margin(held, y_held), margin(original, y_held)
+    if kind == "scaled":
+        return z * (wanted.std() / theirs.std())
+    if kind == "quantile":
+        # The margin takes its rank among held-out margins of the reference; the original's of that rank is the target.
+        rank = torch.searchsorted(theirs.sort().values, own).clamp_max(len(theirs) - 1)
+        return z.scatter_add(1, y[:, None], (wanted.sort().values[rank] - own)[:, None])
+    with_one = torch.cat([held, torch.ones_like(held[:, :1])], 1)
+    ridge = 10 * torch.eye(with_one.shape[1], device=z.device)
+    slope = torch.linalg.solve(with_one.T @ with_one + ridge, with_one.T @ original)
+    fitted: Tensor = torch.cat([z, torch.ones_like(z[:, :1])], 1) @ slope
+    if kind == "regression":
+        return fitted
+    # The residual of a held-out example of the same class that the reference is about as sure of.
+    far = (own[:, None] - theirs).abs().masked_fill(y[:, None] != y_held, math.inf)
+    alike = far.topk(min(15, int((y[:, None] == y_held).sum(1).min())), largest=False).indices
+    picked = alike.gather(1, torch.randint(alike.shape[1], (len(z), 1), generator=draws, device=z.device))[:, 0]
+    fitted += (original - with_one @ slope)[picked]
+    return fitted
+
+
+class Experiment:
+    """The stages, in order of worth; each writes the scores of its variants."""
+
+    def __init__(self, problem: Problem, plan: Plan, fleet: Fleet, out: Path, seconds: float) -> None:
+        self.problem, self.plan, self.fleet, self.out = problem, plan, fleet, out
+        self.until = perf_counter() + seconds
+        self.models = [(s, j) for s in range(len(plan.halves)) for j in range(FORGET_SETS)]
+        where = torch.cat([plan.audited, plan.held_out]).to(problem.device)
+        parts = problem.train.select(where), problem.test
+        self.asked = TensorExamples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
+        self.sizes = [len(plan.audited), len(plan.held_out), len(problem.test)]
+        self.y = torch.split(self.asked.y, self.sizes)
+        self.full = problem.updates(len(self.retained(0, 0)))
+        self.train = partial(training, asked=self.asked)
+        self.chosen: dict[str, Any] = {"tuning": []}
+
+    def retained(self, shadow: int, part: int) -> Tensor:
+        """Indices of what a shadow trained on, without one forget set."""
+        gone = self.plan.audited[self.plan.forgotten(shadow, part)]
+        return self.plan.halves[shadow][~torch.isin(self.plan.halves[shadow], gone)]
+
+    def fits(self, what: str, jobs: Sequence[Job]) -> bool:
+        """Whether there is time for jobs, said if not."""
+        left, needed = self.until - perf_counter(), self.fleet.expected(jobs)
+        if needed > left:
+            print(f"left out: {what}, about {needed:.0f} s with {left:.0f} s left", flush=True)
+        return needed <= left
+
+    def run(self, stages: Sequence[str]) -> None:
+        """The originals, and all stages that there is time for."""
+        halves = [*self.plan.halves, *(half for half, _ in self.plan.tuning)]
+        lr = self.problem.recipe.lr
+        jobs = [
+            self.train(half, updates=self.problem.updates(len(half)), lr=lr, seed=seed, keep=True)
+            for seed, half in enumerate(halves)
+        ]
+        *self.originals, first, second = self.fleet(jobs)
+        self.tuners = first, second
+        self.seconds_of_full = self.full * self.fleet.seconds / self.fleet.cost
+        print(f"a full retraining: {self.full} updates, {self.seconds_of_full:.1f} s", flush=True)
+        self.write("original", "none", [self.originals[s] for s, _ in self.models])
+        self.choose_move()
+        for stage in stages:
+            kind, size = stage.split("-")
+            self.banked(int(size)) if kind == "bank" else self.short_and_warm(int(size) / 100)
+
+    def folds(self, shadow: int, folds: int) -> Tensor:
+        """The fold of each example of a shadow's half. Audited points come first, so that members that no audited
+        point asks need not be trained.
+        """
+        count = len(self.plan.halves[shadow])
+        return torch.arange(count) * folds // count
+
+    def asked_folds(self, folds: int) -> int:
+        """How many of the folds hold audited points."""
+        return 1 + int(self.folds(0, folds)[int(self.plan.design.trained[0].sum()) - 1])
+
+    def bank_jobs(self, folds: int, *, seed: int) -> list[Job]:
+        """Members of every shadow's bank, each trained without one fold."""
+        jobs: list[Job] = []
+        for shadow, half in enumerate(self.plan.halves):
+            for fold in range(self.asked_folds(folds)):
+                index = half[self.folds(shadow, folds) != fold]
+                updates = self.problem.updates(len(index))
+                jobs.append(self.train(index, updates=updates, lr=self.problem.recipe.lr, seed=seed + len(jobs)))
+        return jobs
+
+    def bank(self, folds: int, members: list[Answer]) -> list[Reference]:
+        """For every unlearned model, what the member without its fold says of each forgotten example."""
+        number = self.asked_folds(folds)
+        found = []
+        for shadow, part in self.models:
+            own = members[shadow * number : (shadow + 1) * number]
+            mine = [torch.split(member.asked, self.sizes) for member in own]
+            positions = self.plan.forgotten(shadow, part)
+            fold_of = torch.full((len(self.problem.train),), -1)
+            fold_of[self.plan.halves[shadow]] = self.folds(shadow, folds)
+            fold = fold_of[self.plan.audited[positions]].to(self.problem.device)
+            said = torch.stack([audited[positions] for audited, _, _ in mine])
+            found.append(
+                Reference(said[fold, torch.arange(len(fold), device=fold.device)], fold, [held for _, held, _ in mine])
+            )
+        return found
+
+    def banked(self, folds: int) -> None:
+        """Targets from a bank, calibrated in every way."""
+        jobs = self.bank_jobs(folds, seed=10_000 * folds)
+        if self.fits(f"bank K={folds}", jobs):
+            bank = self.bank(folds, self.fleet(jobs))
+            self.moves(f"bank K={folds}", bank, CALIBRATIONS, MOVES[1], prepare=folds - 1.0)
+            self.moves(f"bank K={folds}", bank, SOME_CALIBRATIONS, MOVES[0], prepare=folds - 1.0)
+
+    def short_and_warm(self, share: float) -> None:
+        """Partial retraining: from scratch, as a rival and as a reference, and from the original."""
+        if references := self.partial(share, self.choose_scratch(share), warm=False):
+            self.moves(f"reference of {share:.0%}", references, SOME_CALIBRATIONS, MOVES[0], request=share)
+            self.moves(f"reference of {share:.0%}", references, ("quantile",), MOVES[1], request=share)
+        for rate in WARM_RATES:
+            self.partial(share, rate, warm=True)
+
+    def partial(self, share: float, rate: float, *, warm: bool) -> list[Reference]:
+        """Partial retraining of every model; the references that they are, unless they started from the original."""
+        jobs: list[Job] = []
+        lr = rate * self.problem.recipe.lr
+        for number, (shadow, part) in enumerate(self.models):
+            start, index = self.originals[shadow].state if warm else None, self.retained(shadow, part)
+            updates = self.problem.updates(len(index), share)
+            seed = 200_000 + round(10_000 * share) + number + 100_000 * warm
+            jobs.append(self.train(index, updates=updates, lr=lr, seed=seed, start=start))
+        label = f"partial retraining, {share:.0%}, {'from the original' if warm else 'from scratch'}, rate {lr:g}"
+        if not self.fits(label, jobs):
+            return []
+        found = self.fleet(jobs)
+        family = "partial, from the original" if warm else "partial, from scratch"
+        self.write(label, family, found, request=share, settings={"lr": lr})
+        zeros = torch.zeros(1, dtype=torch.int64, device=self.problem.device)
+        references = []
+        for (shadow, part), said in zip(self.models, found, strict=True):
+            audited, held, _ = torch.split(said.asked, self.sizes)
+            positions = self.plan.forgotten(shadow, part)
+            references.append(Reference(audited[positions], zeros.expand(len(positions)), [held]))
+        return references
+
+    def moves(
+        self, label: str, bank: list[Reference], kinds: Sequence[str], move: float, *, prepare: float = 0.0,
+        request: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Move every model to what its reference says, calibrated in each of several ways."""
+        for kind in kinds:
+            self.moved(f"{label}, {kind}, move {move:.0%}", bank, kind, move, prepare, request)
+
+    def moved(self, label: str, bank: list[Reference], kind: str, move: float, prepare: float, request: float) -> None:
+        """One way."""
+        jobs, wanted = list[Job](), list[Tensor]()
+        how = self.chosen["moves"][f"{move:g}"]
+        for number, ((shadow, part), reference) in enumerate(zip(self.models, bank, strict=True)):
+            original, positions = self.originals[shadow], self.plan.forgotten(shadow, part)
+            held = torch.split(original.asked, self.sizes)[1]
+            labels = self.y[0][positions]
+            wanted.append(targets(kind, reference, labels, held, self.y[1], seed=number))
+            jobs.append(
+                moving(
+                    original, self.plan.audited[positions], self.retained(shadow, part), asked=self.asked,
+                    wanted=wanted[-1], full=self.full, seed=400_000 + number, **how,
+                )
+            )  # fmt: skip
+        if self.fits(label, jobs):
+            about = {"calibration": kind, "move": how}
+            family = "bank" if prepare else "short reference"
+            found = self.fleet(jobs)
+            self.write(label, family, found, prepare=prepare, request=request + move, settings=about, wanted=wanted)
+
+    def choose_move(self) -> None:
+        """The rate of the move: of those that cost at most 0.3 points of held-out accuracy, the one that comes closest
+        to its targets. Two complementary shadows are references for each other: neither saw what the other forgets.
+        """
+        self.chosen["moves"] = {}
+        for share in MOVES:
+            tried = [{"share": share, "batch": batch, "lr": lr} for batch in MOVE_BATCHES for lr in MOVE_RATES]
+            rows = [how | self.try_move(how) for how in tried]
+            kept = [row for row in rows if row["held_out_change"] >= -0.003]
+            best = min(kept, key=lambda r: r["distance"]) if kept else max(rows, key=lambda r: r["held_out_change"])
+            self.chosen["moves"][f"{share:g}"] = {name: best[name] for name in tried[0]}
+            self.chosen["tuning"] += [{"what": "move"} | row for row in rows]
+            print(f"move of {share:.0%}: {best}", flush=True)
+
+    def try_move(self, how: dict[str, float]) -> dict[str, float]:
+        """How close one setting comes to its targets, and what it costs in accuracy on held-out examples."""
+        jobs, wanted = [], []
+        y = self.problem.train.y
+        for (half, forget), own, other in zip(self.plan.tuning, self.tuners, reversed(self.tuners), strict=True):
+            retain = half[~torch.isin(half, forget)]
+            wanted.append(other.everything[forget.to(self.problem.device)])
+            # Held-out examples to see what is lost, and the forgotten ones themselves.
+            examples = self.problem.train.select(torch.cat([self.plan.held_out, forget]))
+            jobs.append(moving(own, forget, retain, asked=examples, wanted=wanted[-1], full=self.full, seed=1, **how))
+        distance, change = [], []
+        for (_, forget), own, target, said in zip(self.plan.tuning, self.tuners, wanted, self.fleet(jobs), strict=True):
+            held, forgotten = torch.split(said.asked, [len(self.plan.held_out), len(forget)])
+            labels = y[forget.to(self.problem.device)]
+            distance.append(float((margin(forgotten, labels) - margin(target, labels)).abs().mean()))
+            before = own.everything[self.plan.held_out.to(self.problem.device)]
+            change.append(correct(held, self.y[1]) - correct(before, self.y[1]))
+        return {"distance": float(np.mean(distance)), "held_out_change": float(np.mean(change))}
+
+    def choose_scratch(self, share: float) -> float:
+        """The rate, as a multiple of the recipe's, whose short trainings know most held-out examples."""
+        jobs = [
+            self.train(
+                retain, updates=self.problem.updates(len(retain), share), lr=rate * self.problem.recipe.lr, seed=i
+            )
+            for rate in SCRATCH_RATES
+            for i, retain in enumerate(half[~torch.isin(half, forget)] for half, forget in self.plan.tuning)
+        ]
+        if not self.fits(f"rates of {share:.0%} from scratch", jobs):
+            return 1.0
+        right = [correct(torch.split(said.asked, self.sizes)[1], self.y[1]) for said in self.fleet(jobs)]
+        means = np.array(right).reshape(len(SCRATCH_RATES), -1).mean(1)
+        for rate, value in zip(SCRATCH_RATES, means, strict=True):
+            row = {"what": "from scratch", "share": share, "lr": rate * self.problem.recipe.lr}
+            self.chosen["tuning"].append(row | {"held_out": float(value)})
+        return SCRATCH_RATES[int(means.argmax())]
+
+    def write(
+        self, label: str, family: str, found: list[Answer], *, prepare: float = 0.0, request: float = 0.0,
+        settings: dict[str, Any] | None = None, wanted: list[Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """Scores of audited points, accuracies, and distance to the targets, one file a variant."""
+        y_audited, y_held, y_test = self.y
+        rows: dict[str, list[Any]] = {name: [] for name in ("scores", "test", "held_out", "forgotten", "distance")}
+        for number, ((shadow, part), said) in enumerate(zip(self.models, found, strict=True)):
+            audited, held, test = torch.split(said.asked, self.sizes)
+            score, positions = margin(audited, y_audited), self.plan.forgotten(shadow, part)
+            rows["scores"].append(score.mul(GRAIN).round().clamp(-(2**15), 2**15 - 1).short().cpu().numpy())
+            rows["test"].append(correct(test, y_test))
+            rows["held_out"].append(correct(held, y_held))
+            rows["forgotten"].append(float((score[positions] > 0).double().mean()))
+            if wanted is not None:
+                rows["distance"].append(
+                    float((score[positions] - margin(wanted[number], y_audited[positions])).abs().mean())
+                )
+        about = {"label": label, "family": family, "prepare": prepare, "request": request, "settings": settings or {}}
+        # Of one model, of those trained or moved side by side.
+        about["seconds"] = self.fleet.latest / len(found) if request else 0.0
+        self.out.mkdir(parents=True, exist_ok=True)
+        number = len(list(self.out.glob("*.npz")))
+        arrays: dict[str, Any] = {name: np.array(values) for name, values in rows.items()}
+        np.savez_compressed(self.out / f"{number:03d}.npz", about=json.dumps(about), **arrays)
+        state = {
+            "chosen": self.chosen,
+            "full": self.full,
+            "seconds_of_full": self.seconds_of_full,
+        }
+        (self.out / "chosen.json").write_text(json.dumps(state, indent=1))
+        print(f"{label}: test {np.mean(rows['test']):.4f}, left {self.until - perf_counter():.0f} s", flush=True)
+
+
+def correct(z: Tensor, y: Tensor) -> float:
+    return float((z.argmax(1) == y).double().mean())
+
+
+def table(plan: Plan, out: Path, data: str) -> None:
+    """Audit the scores of every variant, and write the table as JSON and Markdown."""
+    design = plan.design
+    rows: list[dict[str, Any]] = []
+    memorised, tests = None, list[NDArray[np.float64]]()
+    for path in sorted(out.glob("*.npz")):
+        with np.load(path) as file:
+            about, kept = json.loads(str(file["about"])), {k: file[k] for k in file.files if k != "about"}
+        scores = kept["scores"].astype(np.float32) / GRAIN
+        if memorised is None:
+            originals = scores[::FORGET_SETS]
+            memorised = most_memorised(memorisation(originals, trained=design.trained), 0.05)
+        audit = shadow_audit(scores, forgotten=design.forgotten, never=design.never, groups=design.groups)
+        top = audit.restricted(memorised)
+        other = audit_against_originals(
+            scores, forgotten=design.forgotten, groups=design.groups, original_scores=originals,
+            original_never=~design.trained,
+        )  # fmt: skip
+        tests.append(kept["test"])
+        kept["test_change"] = tests[-1] - tests[0]
+        kept["never_seen"] = np.array([np.mean(s[n] > 0) for s, n in zip(scores, design.never, strict=True)])
+        by_shadow = {k: mean(v.reshape(-1, FORGET_SETS).mean(1)) for k, v in kept.items() if k != "scores" and len(v)}
+        estimates = {"auc": audit.interval(), "auc_memorised": top.interval(), "tpr_1": audit.interval(fpr=0.01)}
+        estimates["auc_originals"] = other.interval()
+        rows.append(about | {name: vars(value) for name, value in (estimates | by_shadow).items()})
+    state = json.loads((out / "chosen.json").read_text())
+    result = {"data": data, "shadows": len(plan.halves), "audited_points": len(plan.audited), **state, "rows": rows}
+    (out / "results.json").write_text(json.dumps(result, indent=1) + "\n")
+    (out / "table.md").write_text(markdown(rows))
+    print(markdown(rows))
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The table; cost in shares of a full retraining, prepared once beside the original and at every request. Seconds
+    are those of one training or move among those side by side.
+    """
+    columns = {"auc": "AUC", "auc_memorised": "AUC, most memorised 5 %", "tpr_1": "TPR at 1 %", "test": "test accuracy"}
+    columns |= {"test_change": "its change", "forgotten": "accuracy, forgotten", "never_seen": "accuracy, never seen"}
+    columns |= {"distance": "margin to target", "auc_originals": "AUC against unseen points of the originals"}
+    lines = ["| variant | cost before | cost at the request | seconds | " + " | ".join(columns.values()) + " |"]
+    lines.append("|---" * (len(columns) + 4) + "|")
+    for row in rows:
+        cells = [f"{row['prepare']:g}", f"{row['request']:.0%}", f"{row['seconds']:.2f}"]
+        cells += [str(Estimate(**row[name])) if name in row else "" for name in columns]
+        lines.append(f"| {row['label']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, audit, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="digits", help="digits, or where CIFAR-10 lies")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--shadows", type=int, default=8)
+    parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no stage is begun that would end later")
+    parser.add_argument("--seed", type=int, default=34)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
+    parser.add_argument("--scores-only", action="store_true")
+    parser.add_argument("--table-only", action="store_true")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    problem = load(options.data, device)
+    plan = draw_plan(len(problem.train), options.shadows, options.seed)
+    if not options.table_only:
+        if any(options.out.glob("*.npz")):
+            parser.error(f"{options.out} has scores already; give another folder or --table-only")
+        fleet = Fleet(problem, options.at_once)
+        Experiment(problem, plan, fleet, options.out, options.seconds).run(options.stages)
+    if not options.scores_only:
+        table(plan, options.out, Path(options.data).name)
+
+
+if __name__ == "__main__":
+    main()
