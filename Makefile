@@ -10,7 +10,7 @@ TEST_WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(len(os.sched_getaffin
 # Where this is set, every process that a test starts compiles the whole package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-long test-browser test-documents test-slow lint types imports unit wheel bench clean
+.PHONY: setup demo test test-long test-browser test-documents test-slow test-gpu lint types imports unit wheel bench clean
 
 setup: $(STAMP)
 
@@ -62,6 +62,18 @@ test-documents: setup
 test-slow: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray]"
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow tests -vv | tee tests/slow-outcome.txt
+
+# Tests marked `gpu`, and teleports beside plain torch, on a machine with a GPU. GPU_PYTHON=python3 takes an interpreter
+# that has torch, scikit-learn, pytest and hypothesis, and no .venv is made; BESIDE=OTHER/src times another version too.
+# The last outcome is in tests/gpu-outcome.txt.
+GPU_PYTHON ?= $(BIN)/python
+
+test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
+	@$(GPU_PYTHON) -c "import sys, torch; torch.cuda.is_available() or sys.exit('torch sees no GPU here')"
+	@set -o pipefail; export PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH}; failed=0; \
+		{ $(GPU_PYTHON) -m pytest -m gpu -vv --no-header -p no:cacheprovider $$(grep -rlE "mark\.gpu" tests) || failed=1; \
+		$(GPU_PYTHON) benchmarks/teleports.py --device cuda --network resnet18 --retain 2048 --forget 256 --fleet 8 \
+			--warm-up 3 $(if $(BESIDE),--beside $(BESIDE)) || failed=1; exit $$failed; } 2>&1 | tee tests/gpu-outcome.txt
 
 wheel: setup
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

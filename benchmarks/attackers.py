@@ -35,11 +35,9 @@ from warp_unlearning.errors import DivergedError
 from warp_unlearning.runs.workers import run_all
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.compose import Compose
-from warp_unlearning.symmetry.linear_weights import linear_weights
-from warp_unlearning.symmetry.null_space import NullSpace
-from warp_unlearning.symmetry.null_walk import Aim
+from warp_unlearning.symmetry.layer_inputs import linear_weights
+from warp_unlearning.symmetry.null_space import Aim, NullSpace, TrackedNullSpace
 from warp_unlearning.symmetry.permutation import Permutation
-from warp_unlearning.symmetry.tracked_null_space import TrackedNullSpace
 from warp_unlearning.training.scoring import accuracy, losses
 
 RESAMPLES = 2000
@@ -56,14 +54,14 @@ class Row:
 
 def _after(*symmetries: ChangeOfBasis | Permutation | NullSpace) -> Callable[[float], Defense]:
     """Moves once, after the update, whatever that does."""
-    return lambda length: Warp(Compose(*symmetries), every="end", tolerance=1e9, relearning=None)
+    return lambda length: Warp(Compose(*symmetries), every="end", tolerance=1e9)
 
 
 def _ten_times(aim: Aim) -> Callable[[float], Defense]:
     """A null-space move ten times as long as the update, whatever it does."""
 
     def made(length: float) -> Defense:
-        return Warp(NullSpace(aim=aim, step_size=10 * length, radius=100.0), tolerance=1e9, relearning=None)
+        return Warp(NullSpace(aim=aim, step_size=10 * length), tolerance=1e9)
 
     return made
 

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from warp_unlearning.defense.certificate import Certificate
 from warp_unlearning.methods.protocol import Task
-from warp_unlearning.symmetry.certificate import Certificate
+from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.move import apply_move
 from warp_unlearning.training.update import Update
@@ -26,9 +27,9 @@ class FreshBasis:
 
     symmetry: ChangeOfBasis
 
-    def start(self, model: nn.Module, task: Task, *, generator: torch.Generator) -> FreshBasisSession:
+    def start(self, model: nn.Module, task: Task, *, streams: Streams) -> FreshBasisSession:
         """Move the model into the first basis."""
-        return FreshBasisSession(self.symmetry, model, generator)
+        return FreshBasisSession(self.symmetry, model, streams.generator("bases"))
 
 
 class FreshBasisSession:

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from time import perf_counter
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from teleport_operations import Operations, _noted
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from warp_unlearning.attacks.membership import (
     original_gradients,
@@ -44,6 +45,10 @@ from warp_unlearning.attacks.undoing import (
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.models.reinitialise import reinitialise
 from warp_unlearning.models.resnet18 import ResNet18
+
+# What waits for the queue of a GPU.
+READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_linalg_check_errors"}
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
 # Functions that make up a part, by owner and name. What one part calls of another counts for the other.
 PARTS: tuple[tuple[Any, str, str], ...] = (
@@ -82,14 +87,55 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
 )
 
 
-class Timed(Operations):
-    """Counts of operations and seconds by part, those of parts within it left out."""
+class Timed(TorchDispatchMode):
+    """Seconds by part, those of parts within it left out, and, while it is entered, counts of (part, kind)."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.counts: Counter[tuple[str, str]] = Counter()
         self.seconds: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
+        self._running = ["other"]
+        self._host: dict[int, Any] = {}
         self._since = perf_counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.split("::")[1]
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        found = func(*args, **(kwargs or {}))
+        if tensors and all(self.is_on_host(each) for each in tensors):
+            for each in tree_leaves(found):
+                if isinstance(each, Tensor):
+                    self.bring(each)
+            return found
+        masked = name in INDEXING and any(isinstance(i, Tensor) and i.dtype == torch.bool for i in args[1])
+        if name in READS or masked:
+            self.counts[self._running[-1], "reads"] += 1
+        elif not (func.is_view or name in ("detach", "alias")):
+            self.counts[self._running[-1], "operations"] += 1
+        return found
+
+    def bring(self, tensor: Tensor) -> None:
+        """Note that a tensor lies on the host: what is done with such alone launches nothing and waits for nothing."""
+        storage = tensor.untyped_storage()
+        self._host[storage.data_ptr()] = storage
+
+    def is_on_host(self, tensor: Tensor) -> bool:
+        """Whether it was brought there."""
+        return tensor.untyped_storage().data_ptr() in self._host
+
+    @contextmanager
+    def within(self, part: str) -> Iterator[None]:
+        """Count for this part within the block."""
+        self._running.append(part)
+        try:
+            yield
+        finally:
+            self._running.pop()
+
+    def read(self) -> None:
+        """Count a read that torch does not dispatch."""
+        self.counts[self._running[-1], "reads"] += 1
 
     def switch(self) -> None:
         """Book the time until here."""
@@ -98,6 +144,23 @@ class Timed(Operations):
         now = perf_counter()
         self.seconds[self._running[-1]] += now - self._since
         self._since = now
+
+
+def noted(method: Callable[..., Any], timed: Timed) -> Callable[..., Any]:
+    """A method of tensors that reads, counted."""
+
+    def call(self: Tensor, *args: Any) -> Any:
+        if timed.is_on_host(self):
+            return method(self, *args)
+        timed.read()
+        found = method(self, *args)
+        if isinstance(found, Tensor):
+            # On a CPU it is the tensor itself.
+            found = found.clone()
+            timed.bring(found)
+        return found
+
+    return call
 
 
 def wrapped(function: Callable[..., Any], timed: Timed, part: str) -> Callable[..., Any]:
@@ -166,7 +229,7 @@ def measured(options: argparse.Namespace, *, count: bool) -> Timed:
             timed.calls.clear()
             if count and not left:
                 for name in ("tolist", "cpu", "numpy"):
-                    stack.enter_context(patch.object(Tensor, name, _noted(getattr(Tensor, name), timed)))
+                    stack.enter_context(patch.object(Tensor, name, noted(getattr(Tensor, name), timed)))
                 stack.enter_context(timed)
             timed.switch()
             timed.seconds.clear()

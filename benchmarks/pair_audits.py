@@ -22,7 +22,7 @@ from warp_unlearning.attacks.membership.pair_audit import audit_pair
 from warp_unlearning.attacks.membership.pair_report import PairAudit
 from warp_unlearning.data.digits import load_digits
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.defense.protocol import Defense
+from warp_unlearning.defense.base import Defense
 from warp_unlearning.methods.recipes import SMALL_DATA
 from warp_unlearning.methods.registry import make_method
 from warp_unlearning.models.reinitialise import reinitialise

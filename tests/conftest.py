@@ -74,10 +74,6 @@ def _tensors(output) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
         return [output]
     if isinstance(output, tuple):
         return list(output)
-    if hasattr(output, "turned"):
-        doubts = [part for doubt in output.turned.doubts for part in (*doubt.failed, doubt.first, doubt.second)]
-        sizes = [] if output.turned.sizes is None else [output.turned.sizes]
-        return [output.turned.columns, output.missed, *doubts, *sizes]
     return [output.energies, *output.gradients.values(), *output.loss_gradients.values()]
 
 
@@ -85,7 +81,6 @@ def _tensors(output) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
 def redone(monkeypatch: pytest.MonkeyPatch) -> list[Redone]:
     """Energies are captured on any device; the stand-ins for their graphs, one after the other."""
     from warp_unlearning.gradients import captured_energy
-    from warp_unlearning.symmetry import remembered
 
     made: list[Redone] = []
 
@@ -95,52 +90,5 @@ def redone(monkeypatch: pytest.MonkeyPatch) -> list[Redone]:
 
     monkeypatch.setattr(captured_energy, "CudaGraph", graph)
     monkeypatch.setattr(captured_energy, "stream_ahead", lambda device: nullcontext())
-    for module in (captured_energy, remembered):
-        monkeypatch.setattr(module, "graphs_are_there", lambda device: True)
+    monkeypatch.setattr(captured_energy, "graphs_are_there", lambda device: True)
     return made
-
-
-@pytest.fixture
-def stepped(monkeypatch: pytest.MonkeyPatch, redone: list[Redone]) -> list[Redone]:
-    """Steps of walks are captured on any device, and so are the energies they descend; the stand-ins for the graphs of
-    the steps, one after the other.
-    """
-    from warp_unlearning.symmetry import captured_steps
-
-    made: list[Redone] = []
-
-    def graph(make, *, pool=None) -> Redone:  # type: ignore[no-untyped-def]
-        made.append(Redone(make, pool=pool))
-        return made[-1]
-
-    monkeypatch.setattr(captured_steps, "CudaGraph", graph)
-    monkeypatch.setattr(captured_steps, "capturable_stream", lambda device, *, purpose: nullcontext())
-    monkeypatch.setattr(captured_steps, "graphs_are_there", lambda device: True)
-    return made
-
-
-class ProposedAgain:
-    """Proposals are captured wherever they are made: what is taken for the current stream, and the stand-ins for their
-    graphs, one after the other.
-    """
-
-    def __init__(self) -> None:
-        self.stream: object = "one"
-        self.graphs: list[Redone] = []
-
-    def graph(self, make) -> Redone:  # type: ignore[no-untyped-def]
-        """A stand-in, which is noted."""
-        self.graphs.append(Redone(make))
-        return self.graphs[-1]
-
-
-@pytest.fixture
-def proposed_again(monkeypatch: pytest.MonkeyPatch) -> ProposedAgain:
-    """As if the current stream could be captured."""
-    from warp_unlearning.linalg import repeated_proposal
-
-    held = ProposedAgain()
-    monkeypatch.setattr(repeated_proposal, "_capturable_stream", lambda device: held.stream)
-    monkeypatch.setattr(repeated_proposal, "CudaGraph", held.graph)
-    monkeypatch.setattr(repeated_proposal, "_LEAST", 1)
-    return held

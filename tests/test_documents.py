@@ -109,20 +109,22 @@ def _yaml(value: object) -> str:
 
 @pytest.mark.parametrize("name", ["warp", "cob", "conjugate"])
 def test_the_defaults_in_the_document_are_those_of_the_code(name: str) -> None:
-    """Rows "| `option`, `option` | default, default | ..." below the heading of the defence; its own options first."""
+    """Rows "| `option`, `option` | default, default | ..." below the heading of the defence, or one default for all; of
+    "`this` or `that`" the default is that of the first, as its help says.
+    """
     from warp_unlearning.defense.registry import defense_options
 
-    (section,) = re.findall(
-        rf"^## `{name}`.*?(?=^## )", (ROOT / "docs/defenses.md").read_text(), re.DOTALL | re.MULTILINE
-    )
-    stated = [
-        (option.strip("` "), default.strip("` "))
-        for options, defaults in re.findall(r"^\| (`.*?) \| (.*?) \|", section, re.MULTILINE)
-        for option, default in zip(options.split(","), defaults.split(","), strict=True)
-    ]
+    text = (ROOT / "docs/defenses.md").read_text()
+    (section,) = re.findall(rf"^## `{name}`.*?(?=^## )", text, re.DOTALL | re.MULTILINE)
+    stated = {}
+    for options, defaults in re.findall(r"^\| (`.*?) \| (.*?) \|", section, re.MULTILINE):
+        names, values = re.findall(r"`(\w+)`", options), [value.strip("` ") for value in defaults.split(",")]
+        others = "null" if " or " in options else values[-1]
+        stated |= dict(zip(names, [*values, *[others] * (len(names) - len(values))], strict=True))
     about = defense_options(name)
-    own = about.options if name != "cob" else ()
-    assert sorted(stated) == sorted((o.name, _yaml(o.default)) for o in (*own, *about.symmetry_options))
+    known = (*(about.options if name != "cob" else ()), *about.symmetry_options)
+    unless = {o.name: re.search(r"([\d.]+) unless", o.help) for o in known}
+    assert stated == {o.name: found[1] if (found := unless[o.name]) else _yaml(o.default) for o in known}
 
 
 def test_the_documents_name_every_attack_and_pre_step() -> None:

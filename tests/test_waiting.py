@@ -10,7 +10,6 @@ import torch
 
 from warp_unlearning.cuda_sleep import sleep_while_waiting
 from warp_unlearning.gradients.math_attention import math_attention
-from warp_unlearning.linalg.eigh_of_each import eigh_of_each, host_is_better
 from warp_unlearning.models.full_precision import full_precision
 from warp_unlearning.randomness import LayerDraws
 from warp_unlearning.waiting import (
@@ -118,27 +117,6 @@ def test_layers_that_draw_nothing_may_be_left() -> None:
             return may_leave()
 
     assert in_turns(work) == [True]
-
-
-def test_the_host_decomposes_only_where_others_use_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warp_unlearning.linalg.eigh_of_each._cores", lambda: 16)
-    assert not host_is_better(576)
-    assert in_turns(lambda: [host_is_better(rows) for rows in (16, 576, 1152, 2304)]) == [[False, True, False, False]]
-    monkeypatch.setattr("warp_unlearning.linalg.eigh_of_each._cores", lambda: 2)
-    assert in_turns(lambda: host_is_better(576)) == [False]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_host_and_the_gpu_decompose_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warp_unlearning.linalg.eigh_of_each._cores", lambda: 16)
-    rows = torch.randn(3, 300, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    stacks = [(rows.mT @ rows).cuda(), (rows @ rows.mT)[:1].cuda()]
-    for found in (eigh_of_each(stacks), in_turns(lambda: eigh_of_each(stacks))[0]):
-        for stack, (values, vectors) in zip(stacks, found, strict=True):  # type: ignore[call-overload]
-            torch.testing.assert_close((vectors * values.unsqueeze(1)) @ vectors.mT, stack)
-            assert values.device == stack.device
-            assert bool((values.diff() >= 0).all())
 
 
 @pytest.mark.gpu

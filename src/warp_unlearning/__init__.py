@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from .bounds.floor_report import ReconstructionFloor as ReconstructionFloor
     from .bounds.reconstruction_floor import reconstruction_floor as reconstruction_floor
     from .conformance import check_method as check_method
+    from .defense.certificate import Certificate as Certificate
     from .defense.conjugate import Conjugate as Conjugate
-    from .defense.teleport import teleport as teleport
+    from .defense.teleporter import teleport as teleport
     from .defense.warp import Warp as Warp
     from .errors import WarpError as WarpError
     from .evaluation import compare as compare
@@ -33,19 +34,18 @@ if TYPE_CHECKING:
     from .stats.langevin import langevin_epsilon as langevin_epsilon
     from .stats.langevin import langevin_noise as langevin_noise
     from .symmetry.attention_basis import AttentionBasis as AttentionBasis
-    from .symmetry.certificate import Certificate as Certificate
     from .symmetry.change_of_basis import ChangeOfBasis as ChangeOfBasis
     from .symmetry.compose import Compose as Compose
     from .symmetry.null_space import NullSpace as NullSpace
+    from .symmetry.null_space import TrackedNullSpace as TrackedNullSpace
     from .symmetry.permutation import Permutation as Permutation
-    from .symmetry.tracked_null_space import TrackedNullSpace as TrackedNullSpace
     from .unlearning import Unlearned as Unlearned
     from .unlearning import unlearn as unlearn
 
 _HOMES = {
     "AttentionBasis": "symmetry.attention_basis",
     "Audit": "attacks.membership.audit",
-    "Certificate": "symmetry.certificate",
+    "Certificate": "defense.certificate",
     "ChangeOfBasis": "symmetry.change_of_basis",
     "Compose": "symmetry.compose",
     "Conjugate": "defense.conjugate",
@@ -55,7 +55,7 @@ _HOMES = {
     "Reconstruction": "attacks.reconstruction.reconstruction",
     "ReconstructionFloor": "bounds.floor_report",
     "Threat": "attacks.reconstruction.threat",
-    "TrackedNullSpace": "symmetry.tracked_null_space",
+    "TrackedNullSpace": "symmetry.null_space",
     "Unlearned": "unlearning",
     "Warp": "defense.warp",
     "WarpError": "errors",
@@ -70,7 +70,7 @@ _HOMES = {
     "reconstruction_floor": "bounds.reconstruction_floor",
     "shadow_audit": "attacks.membership.shadow_audit",
     "shadow_design": "attacks.membership.shadow_design",
-    "teleport": "defense.teleport",
+    "teleport": "defense.teleporter",
     "unlearn": "unlearning",
 }
 

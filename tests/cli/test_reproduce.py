@@ -20,7 +20,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_plan_says_what_would_be_done(warp: Warp, small: Path, tmp_path: Path) -> None:
     answer = warp("reproduce", "table1", "--config", small, "--out", tmp_path / "out", "--plan", "--device", "cpu")
     assert answer.code == 0, answer.err
-    assert "planned: 12 original, 12 scores, 240 cell; 0 are there already" in answer.err
+    assert "planned: 12 original, 12 scores, 336 cell; 0 are there already" in answer.err
 
 
 def test_when_the_time_is_up_the_table_says_so_and_the_code_is_3(warp: Warp, small: Path, tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_when_the_time_is_up_the_table_says_so_and_the_code_is_3(warp: Warp, sma
     given = ("--config", small, "--out", out, "--device", "cpu", "--budget", "0", "--progress", "none")
     answer = warp("reproduce", "table1", *given)
     assert answer.code == 3, answer.err
-    assert "264 jobs left" in answer.err
+    assert "360 jobs left" in answer.err
     assert "NGP + WARP" in answer.out
     assert json.loads((out / "results.json").read_text())["complete"] is False
     assert (out / "audited.npy").is_file()
@@ -38,7 +38,7 @@ def test_a_table_of_what_a_store_lacks_is_no_success(warp: Warp, small: Path, tm
     given = ("--config", small, "--out", tmp_path / "out", "--device", "cpu", "--only-results", "--progress", "none")
     answer = warp("reproduce", "table1", *given)
     assert answer.code == 3
-    assert answer.err == "the store lacks 264 jobs; run the command without --only-results to go on\n"
+    assert answer.err == "the store lacks 360 jobs; run the command without --only-results to go on\n"
     assert (tmp_path / "out" / "table.md").is_file()
 
 

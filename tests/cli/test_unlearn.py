@@ -88,7 +88,7 @@ def test_a_user_sees_what_the_defence_did(warp: Warp, trained: Path, tmp_path: P
     assert len(teleports) == about["teleports"] == (2 if defense == "conjugate" else 1)
     lines = answer.out.splitlines()
     count = "2 teleports" if defense == "conjugate" else "1 teleport"
-    (line,) = [line for line in lines if line.startswith(f"defended by {defense}: {count}, 0 shortened and 0 taken")]
+    (line,) = [line for line in lines if line.startswith(f"defended by {defense}: {count}, 0 taken back")]
     assert line.endswith(f"; the largest change of the retain loss by one is {about['largest_retain_drift']:+.2g}")
     energy = about["forget_energy"]
     words = ["forget", "gradient", "energy", f"{energy['original']:.4g}", "->", f"{energy['unlearned']:.4g}"]

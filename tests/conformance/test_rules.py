@@ -33,8 +33,8 @@ VARIANTS: list[Method] = [
     make_method("pgu", momentum=0.9, weight_decay=5e-3, epochs=5, energy=0.8, batch_size=4, lr=0.3, stop=False),
     make_method("pgu", epochs=8, energy=0.5, batch_size=12, lr=2.0, stop=True),
     make_method("bad_teacher", optimizer="sgd", lr=0.05, weight_decay=1e-3, batch_size=8, temperature=2.0),
-    make_method("srf_on", slow=0.5, iterations=20, batch_size=8, fisher="sample", weight_decay=0.01),
-    make_method("langevin", alpha=0.9, batch_size=8, decay=0.01),
+    make_method("srf_on", strict_mask=True, iterations=20, batch_size=8, fisher="sample", weight_decay=0.01),
+    make_method("langevin", alpha=0.9, batch_size=8, radius=3.0),
 ]
 # What holds between two updates holds however many there are.
 FEWER: dict[str, dict[str, int]] = {"srf_on": {"iterations": 30}}

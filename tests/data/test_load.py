@@ -2,6 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from warp_unlearning.data import load as load_module
@@ -77,3 +78,14 @@ def test_a_relative_path_is_told_with_the_folder_it_is_seen_from(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=rf"nothing at mine\.npz, seen from {tmp_path}; .*the setting data\.path"):
         load_data("npz", path=Path("mine.npz"))
+
+
+def test_the_first_examples_are_those_of_the_whole() -> None:
+    whole, some = load_data(), load_data(examples=1000)
+    assert (len(some.train), len(some.test)) == (1000, len(whole.test))
+    assert torch.equal(some.train.x, whole.train.x[:1000])
+    assert torch.equal(some.train.y, whole.train.y[:1000])
+    assert len(load_data(examples=100).test) == 100
+    assert len({found.digest for found in (whole, some, load_data(examples=999))}) == 3
+    with pytest.raises(InputError, match="1401 of the 1400 training examples of digits; give 1 to all"):
+        load_data(examples=1401)

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from warp_unlearning.conformance.problem import Problem, noise_problem
-from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.defense.probing import View
+from warp_unlearning.defense.teleporter import View
 from warp_unlearning.methods.protocol import Task
-from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.move import Move, Translation
 from warp_unlearning.symmetry.symmetry import Probe, Sizes
 from warp_unlearning.training.stepper import Stepper
@@ -27,23 +25,21 @@ Named = dict[str, Tensor]
 
 @dataclass
 class Given:
-    """A symmetry whose move a test gives, and which remembers what it was shown."""
+    """A symmetry whose move a test gives, and which remembers what it was shown and gave."""
 
     make: Callable[[nn.Module, Probe | None], Move]
-    sizes: Sizes = field(default_factory=Sizes)
+    looks_at: Sizes = field(default_factory=Sizes)
     seen: list[tuple[Named, Probe | None]] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Given:
         return self
 
-    @property
-    def looks_at(self) -> Sizes:
-        return self.sizes
-
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> Move:
         assert not model.training
         self.seen.append(({n: t.clone() for n, t in model.state_dict().items()}, probe))
-        return self.make(model, probe)
+        self.moves.append(self.make(model, probe))
+        return self.moves[-1]
 
 
 class Watching:
@@ -75,37 +71,36 @@ class Kit:
     Watching = Watching
 
     @staticmethod
-    def network(seed: int = 0, *, inputs: int = 5, hidden: int = 8, norm: bool = True) -> nn.Sequential:
+    def known(symmetry: Any, seed: int = 5) -> Given:
+        """Moves of a symmetry, drawn from a seed of the test's own."""
+        made = lambda model, probe: symmetry.move(model, generator=Kit.generator(seed), probe=probe)  # noqa: E731
+        return Given(made, symmetry.looks_at)
+
+    @staticmethod
+    def network(seed: int = 0, *, hidden: int = 8, norm: bool = True) -> nn.Sequential:
         """Float64, classes 0 to 2, with batch norm and dropout unless told otherwise."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             middle: list[nn.Module] = [nn.BatchNorm1d(hidden), nn.Dropout(0.3)] if norm else []
-            model = nn.Sequential(nn.Linear(inputs, hidden), *middle, nn.ReLU(), nn.Linear(hidden, 3)).double()
+            model = nn.Sequential(nn.Linear(5, hidden), *middle, nn.ReLU(), nn.Linear(hidden, 3)).double()
             with torch.no_grad():
-                model(torch.randn(30, inputs, dtype=torch.float64) + 0.5)
+                model(torch.randn(30, 5, dtype=torch.float64) + 0.5)
                 model[0].bias.add_(0.3)
         return model
 
     @staticmethod
-    def points(count: int, seed: int, inputs: int = 5) -> tuple[Tensor, Tensor]:
-        draw = torch.Generator().manual_seed(seed)
+    def points(count: int, seed: int) -> tuple[Tensor, Tensor]:
         y = torch.arange(count) % 3
-        return torch.randn(count, inputs, generator=draw, dtype=torch.float64) + 0.5 * y.unsqueeze(1), y
+        return torch.randn(count, 5, generator=Kit.generator(seed), dtype=torch.float64) + 0.5 * y.unsqueeze(1), y
 
     @staticmethod
-    def sets(inputs: int = 5, retain: int = 25) -> dict[str, Any]:
-        return {"forget": Kit.points(9, 1, inputs), "retain": Kit.points(retain, 2, inputs)}
+    def sets() -> dict[str, Any]:
+        return {"forget": Kit.points(9, 1), "retain": Kit.points(25, 2)}
 
     @staticmethod
-    def view(inputs: int = 5, *, validation: bool = False) -> View:
-        points = [Kit.points(count, seed, inputs) for count, seed in ((12, 2), (7, 3), (6, 4), (8, 5))]
-        return View(points[0], points[1], points[2], points[3] if validation else None)
-
-    @staticmethod
-    def task(model: nn.Module, **sets: Any) -> Task:
-        given = {k: TensorExamples(*v) for k, v in {**Kit.sets(), **sets}.items()}
-        original = deepcopy(model).requires_grad_(False).eval()
-        return Task(given["forget"], given["retain"], given.get("validation"), original, 3, Streams(0, "test"))
+    def view(*, validation: bool = False) -> View:
+        retain, judges, forget, held_out = (Kit.points(*each) for each in ((12, 2), (7, 3), (6, 4), (8, 5)))
+        return View(retain, judges, forget, held_out if validation else None)
 
     @staticmethod
     def state(model: nn.Module) -> Named:
@@ -135,11 +130,11 @@ class Kit:
         return total / len(pair[1])
 
     @staticmethod
-    def at(model: nn.Module, shifts: Mapping[str, Tensor], scale: float = 1.0) -> nn.Module:
+    def at(model: nn.Module, shifts: Mapping[str, Tensor]) -> nn.Module:
         copy = deepcopy(model)
         with torch.no_grad():
             for name, shift in shifts.items():
-                copy.get_parameter(name).add_(shift, alpha=scale)
+                copy.get_parameter(name).add_(shift)
         return copy
 
     @staticmethod
@@ -160,6 +155,22 @@ class Kit:
         return Translation(
             {n: size * torch.randn(p.shape, generator=draw, dtype=p.dtype) for n, p in model.named_parameters()}
         )
+
+    @staticmethod
+    def reached(model: nn.Module, x: Tensor) -> Named:
+        """For a network of linear layers in turn: where an input of a weight is not zero throughout."""
+        masks, copy = {n: torch.ones_like(p, dtype=torch.bool) for n, p in model.named_parameters()}, deepcopy(model)
+        with torch.no_grad():
+            for name, layer in copy.eval().named_children():
+                if isinstance(layer, nn.Linear):
+                    masks[f"{name}.weight"] &= (x != 0).any(0)
+                x = layer(x)
+        return masks
+
+    @staticmethod
+    def length(a: Named, b: Named, masks: Named) -> float:
+        """‖a − b‖ over the entries of the masks."""
+        return float(sum((a[n] - b[n])[mask].square().sum() for n, mask in masks.items()) ** 0.5)
 
 
 @pytest.fixture(scope="session")

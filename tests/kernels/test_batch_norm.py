@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from warp_unlearning.kernels.batch_norm import batch_norm, suits
 
+pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LAST = torch.channels_last
 

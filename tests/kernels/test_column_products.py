@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from warp_unlearning.kernels import column_products as room
 from warp_unlearning.kernels.column_products import column_products, suits
 
+pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LAST = torch.channels_last
 

@@ -12,6 +12,7 @@ from warp_unlearning.data import augment
 from warp_unlearning.kernels.crop_flip import crop_flip, suits
 from warp_unlearning.kernels.fusing import fusing
 
+pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

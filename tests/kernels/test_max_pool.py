@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from warp_unlearning.kernels.max_pool import max_pool, suits
 
+pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from warp_unlearning.kernels import trusted
 from warp_unlearning.kernels.convolution import convolve
 
+pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPES = {
     "stem": ((4, 3, 16, 16), (8, 3, 7, 7), (2, 2), (3, 3)),

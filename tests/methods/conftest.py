@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from warp_unlearning.data.examples import TensorExamples
@@ -64,6 +65,29 @@ def build_trained(seed: int = 0) -> nn.Sequential:
     return model
 
 
+def build_digits() -> tuple[nn.Sequential, dict[str, Any]]:
+    """A convolutional network on digits after 30 steps, with 40 images to forget and 120 to keep."""
+    x, y = load_digits(return_X_y=True)
+    x, y = torch.from_numpy(x[:200] / 16).reshape(-1, 1, 8, 8), torch.from_numpy(y[:200]).long()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(1, 6, 3, padding=1, bias=False),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 8, 3, padding=1, stride=2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32, 10),
+        ).double()
+    optimizer = HandSGD(model, 0.9, 0.0)
+    for _ in range(30):
+        optimizer.step(cross_entropies(model(x[:160]), y[:160]).mean(), 0.1)
+    parts = {"forget": slice(0, 40), "retain": slice(40, 160), "validation": slice(160, 200)}
+    return model, {name: TensorExamples(x[part], y[part]) for name, part in parts.items()}
+
+
 def index_batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
     """A shuffled pass in batches of one shape, written out."""
     batches = ceil(count / size)
@@ -89,7 +113,9 @@ def cross_entropies(output: Tensor, y: Tensor) -> Tensor:
 
 
 class HandSGD:
-    """SGD with momentum and weight decay by its formula; `movable` entries alone move."""
+    """SGD with momentum and weight decay by its formula; `movable` entries alone move, those outside of `seen` have no
+    gradient.
+    """
 
     def __init__(self, model: nn.Module, momentum: float, weight_decay: float) -> None:
         self.parameters = dict(model.named_parameters())
@@ -102,13 +128,14 @@ class HandSGD:
         lr: float,
         *,
         movable: Mapping[str, Tensor] | None = None,
+        seen: Mapping[str, Tensor] | None = None,
         max_norm: float | None = None,
     ) -> None:
         values = torch.autograd.grad(loss, list(self.parameters.values()))
         gradients = dict(zip(self.parameters, values, strict=True))
+        if seen is not None:
+            gradients = {n: torch.where(seen[n], g, 0.0) for n, g in gradients.items()}
         if max_norm is not None:
-            if movable is not None:
-                gradients = {n: torch.where(movable[n], g, 0.0) for n, g in gradients.items()}
             norm = float(sum(g.square().sum() for g in gradients.values())) ** 0.5
             gradients = {n: g * min(1.0, max_norm / (norm + 1e-6)) for n, g in gradients.items()}
         with torch.no_grad():
@@ -176,6 +203,7 @@ class Kit:
 
     network = staticmethod(build_network)
     trained = staticmethod(build_trained)
+    digits = staticmethod(build_digits)
     points = staticmethod(build_points)
     task = staticmethod(build_task)
     batches = staticmethod(index_batches)

@@ -5,21 +5,26 @@ from copy import deepcopy
 from math import sqrt
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from warp_unlearning.errors import InputError
 from warp_unlearning.methods.langevin import Langevin, NoiseWarning
 from warp_unlearning.methods.protocol import Task
-from warp_unlearning.stats.langevin import langevin_noise
+from warp_unlearning.stats.langevin import langevin_epsilon
 
 
-def clipped_mean_by_loop(kit: Any, model: nn.Module, x: Tensor, y: Tensor, clip: float) -> tuple[list[Tensor], float]:
+def clipped_mean_by_loop(
+    kit: Any, model: nn.Module, x: Tensor, y: Tensor, clip: float, pull: list[Tensor] | None = None
+) -> tuple[list[Tensor], float]:
     parameters, total, losses = list(model.parameters()), [], 0.0
     for one_x, one_y in zip(x, y, strict=True):
         loss = kit.cross_entropies(model(one_x.unsqueeze(0)), one_y.unsqueeze(0)).sum()
         gradient = torch.autograd.grad(loss, parameters)
+        gradient = gradient if pull is None else [g + p for g, p in zip(gradient, pull, strict=True)]
         norm = float(torch.cat([g.flatten() for g in gradient]).norm())
         scaled = [g * min(1.0, clip / norm) for g in gradient]
         total = [a + b for a, b in zip(total, scaled, strict=True)] if total else scaled
@@ -27,33 +32,73 @@ def clipped_mean_by_loop(kit: Any, model: nn.Module, x: Tensor, y: Tensor, clip:
     return [g / len(y) for g in total], losses / len(y)
 
 
-@pytest.mark.parametrize("settings", [{}, {"clip": 0.3, "decay": 0.2}, {"alpha": 0.7, "clip": 0.5}], ids=str)
-def test_without_noise_the_run_is_the_one_written_out(
-    kit: Any, model: nn.Module, task: Task, settings: dict[str, Any]
-) -> None:
-    method = Langevin(**({"noise": 0.0, "epochs": 2, "batch_size": 8, "lr": 0.3} | settings))
+def by_hand(kit: Any, model: nn.Module, task: Task, s: Langevin, sigma: float) -> list[dict[str, float]]:
+    """θ ← Π[θ − η g + √(2ησ²) ξ], written out."""
+    start = [p.detach().clone() for p in model.parameters()]
+    noise = task.streams.generator("noise")
+    forget = kit.Cycle(len(task.forget), s.batch_size, task.streams.generator("forget"))
+    rows = []
+    for e in range(s.epochs):
+        for index in kit.batches(len(task.retain), s.batch_size, task.streams.generator("retain", e)):
+            pull = [2 * s.pull * (p.detach() - p0) for p, p0 in zip(model.parameters(), start, strict=True)]
+            g, loss = clipped_mean_by_loop(kit, model, *task.retain.take(index), s.clip, pull)
+            row = {"retain": loss}
+            if s.alpha < 1:
+                ascent, row["forget"] = clipped_mean_by_loop(kit, model, *task.forget.take(forget.next()), s.clip)
+                g = [s.alpha * a - (1 - s.alpha) * b for a, b in zip(g, ascent, strict=True)]
+            with torch.no_grad():
+                for p, one in zip(model.parameters(), g, strict=True):
+                    drawn = torch.randn(p.shape, generator=noise, dtype=p.dtype)
+                    p.copy_(p - s.lr * one + sqrt(2 * s.lr) * sigma * drawn)
+                norm = float(torch.cat([p.flatten() for p in model.parameters()]).norm())
+                if s.radius is not None and norm > s.radius:
+                    for p in model.parameters():
+                        p.mul_(s.radius / norm)
+            rows.append(row)
+    return rows
+
+
+@pytest.mark.filterwarnings("ignore:langevin")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"noise": 0.0},
+        {"clip": 0.3, "pull": 0.0, "alpha": 1.0},
+        {"alpha": 0.7, "clip": 0.5, "pull": 3.0, "noise": 0.1},
+        {"alpha": 0.8, "radius": 2.0, "noise": 0.05},
+    ],
+    ids=str,
+)
+def test_the_run_is_the_one_written_out(kit: Any, model: nn.Module, task: Task, settings: dict[str, Any]) -> None:
+    method = Langevin(**({"epochs": 2, "batch_size": 8, "lr": 0.3} | settings))
     expected = deepcopy(model).eval()
     updates = kit.run(method, model, task)
-    forget = kit.Cycle(len(task.forget), 8, task.streams.generator("forget"))
-    rows = []
-    for e in range(2):
-        for index in kit.batches(27, 8, task.streams.generator("retain", e)):
-            gradient, loss = clipped_mean_by_loop(kit, expected, *task.retain.take(index), method.clip)
-            row = {"retain": loss}
-            if method.alpha < 1:
-                ascent, row["forget"] = clipped_mean_by_loop(
-                    kit, expected, *task.forget.take(forget.next()), method.clip
-                )
-                gradient = [method.alpha * g - (1 - method.alpha) * a for g, a in zip(gradient, ascent, strict=True)]
-            with torch.no_grad():
-                for p, g in zip(expected.parameters(), gradient, strict=True):
-                    p.sub_(method.lr * (g + method.decay * p))
-            rows.append(row)
-    kit.assert_close(model, expected)
+    rows = by_hand(kit, expected, task, method, method.noise)
+    kit.assert_close(model, expected, tolerance=1e-10)
     assert [{n: float(v) for n, v in u.losses.items()} for u in updates] == [pytest.approx(r, rel=1e-9) for r in rows]
     assert [(u.step, u.of, u.epoch, u.ends_epoch) for u in updates] == [
         (i + 1, 8, i // 4, i % 4 == 3) for i in range(8)
     ]
+
+
+def least_noise(epsilon: float, m: float, lr: float, clip: float, steps: int, removed: int, total: int) -> float:
+    """σ of the accounting, by trying orders α on a fine grid."""
+    confidence = np.log(total)
+    orders = 1 + confidence / epsilon * (1 + np.geomspace(1e-6, 1e6, 2_000_001))
+    spread = np.exp(-steps * m * lr / orders) * 4 * orders * (removed * clip) ** 2
+    return float(np.sqrt(np.min(spread / (m * total**2 * (epsilon - confidence / (orders - 1))))))
+
+
+@pytest.mark.filterwarnings("ignore:langevin")
+def test_a_run_on_digits_has_the_noise_of_its_epsilon(kit: Any) -> None:
+    model, sets = kit.digits()
+    task, expected = kit.task(model, **sets), deepcopy(model).eval()
+    method = Langevin(epsilon=8.0, alpha=0.9, clip=0.2, pull=2.0, lr=0.05, batch_size=40, epochs=2)
+    sigma = method.noise_level(forget=40, retain=120, steps=6)
+    assert sigma == pytest.approx(least_noise(8.0, 2 * 0.9 * 2.0, 0.05, 0.2, 6, 40, 160), rel=1e-9)
+    kit.run(method, model, task)
+    by_hand(kit, expected, task, method, sigma)
+    kit.assert_close(model, expected, tolerance=1e-10)
 
 
 def drawn_noise(kit: Any, method: Langevin, steps: int = 1) -> Tensor:
@@ -94,24 +139,47 @@ def test_every_step_draws_anew(kit: Any) -> None:
     assert abs(float(torch.corrcoef(torch.stack([one, two - one]))[0, 1])) < 0.1
 
 
-def test_the_level_is_the_closed_form_for_epsilon() -> None:
-    method = Langevin(epsilon=2.0, lr=0.05, clip=0.7, strong_convexity=0.3, delta=1e-4)
-    found = method.noise_level(forget=10, retain=490, steps=12)
-    expected = langevin_noise(
-        2.0, steps=12, strong_convexity=0.3, step_size=0.05, clip=0.7, removed=10, total=500, delta=1e-4
+@pytest.mark.parametrize(
+    ("epsilon", "sigma"),
+    [(0.05, 0.187146), (0.1, 0.093685), (0.5, 0.018915), (1, 0.009567), (2, 0.004889), (5, 0.002073)],
+)
+def test_known_levels_of_noise(epsilon: float, sigma: float) -> None:
+    """Logistic regression on 11,982 images, two steps: λ = 1e-6 n, η = 1 / (1/4 + λ)."""
+    convexity = 1e-6 * 11982
+    method = Langevin(epsilon=epsilon, alpha=1.0, pull=convexity / 2, lr=1 / (0.25 + convexity))
+    found = method.noise_level(forget=1, retain=11981, steps=2)
+    assert found == pytest.approx(sigma, abs=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 4.0, 8.0, 16.0])
+@pytest.mark.parametrize(
+    "settings", [{}, {"clip": 0.1, "pull": 5.0, "lr": 0.1}, {"alpha": 0.5, "delta": 1e-6}], ids=str
+)
+def test_the_noise_gives_its_epsilon_back(epsilon: float, settings: dict[str, Any]) -> None:
+    method = Langevin(epsilon=epsilon, **settings)
+    sigma = method.noise_level(forget=10, retain=490, steps=12)
+    found = langevin_epsilon(
+        sigma,
+        steps=12,
+        strong_convexity=2 * method.alpha * method.pull,
+        step_size=method.lr,
+        clip=method.clip,
+        removed=10,
+        total=500,
+        delta=method.delta,
     )
-    assert found == expected
+    assert found == pytest.approx(epsilon, rel=1e-9)
+
+
+def test_noise_may_be_given() -> None:
     assert Langevin(noise=0.123).noise_level(forget=10, retain=490, steps=12) == 0.123
 
 
-def test_epsilon_sets_the_noise_that_is_added(kit: Any, model: nn.Module, task: Task) -> None:
-    by_epsilon = Langevin(epsilon=50.0, strong_convexity=5.0, lr=1e-3, clip=0.1, batch_size=8, epochs=2)
-    level = langevin_noise(50.0, steps=8, strong_convexity=5.0, step_size=1e-3, clip=0.1, removed=11, total=38)
-    other = deepcopy(model)
-    kit.run(by_epsilon, model, task)
-    kit.run(Langevin(noise=level, lr=1e-3, clip=0.1, batch_size=8, epochs=2), other, task)
-    assert level > 1e-4
-    kit.assert_close(model, other, tolerance=1e-12)
+@pytest.mark.parametrize("settings", [{"pull": 0.0}, {"alpha": 0.0}, {"pull": 2.0, "alpha": 1.0, "lr": 0.3}], ids=str)
+def test_settings_for_which_epsilon_means_nothing_are_refused(settings: dict[str, Any]) -> None:
+    Langevin(**settings)
+    with pytest.raises(InputError, match="the accounting behind epsilon holds for"):
+        Langevin(epsilon=1.0, **settings)
 
 
 def test_noise_that_drowns_the_weights_is_warned_of(kit: Any, model: nn.Module, task: Task) -> None:

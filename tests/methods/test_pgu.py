@@ -7,14 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.networks import ARCHITECTURES, GEOMETRIES
+from tests.oracles.warp_loop import inputs, leading
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.errors import InputError
-from warp_unlearning.methods.pgu import ProjectedGradient, retained_complement
+from warp_unlearning.errors import InputError, WarpWarning
+from warp_unlearning.methods.pgu import ProjectedGradient
 from warp_unlearning.methods.protocol import Task
 from warp_unlearning.models.small_resnet import SmallResNet
 from warp_unlearning.randomness import Streams
+from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
+from warp_unlearning.symmetry.move import apply_move
+from warp_unlearning.symmetry.permutation import Permutation
 
 
 def loss_by_loop(output: Tensor, y: Tensor, offset: float, entropy_weight: float) -> float:
@@ -232,25 +238,104 @@ def test_a_network_without_linear_maps_is_refused(kit: Any, task: Task) -> None:
         next(ProjectedGradient().updates(Scale(), task))
 
 
-def test_taps_that_meet_only_padding_are_not_looked_at() -> None:
-    """On maps of 2x2 behind a stride, of a 3x3 kernel four taps meet an input: the projection is of those alone."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        model = nn.Sequential(
-            nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(3, 4)
-        )
-    generator = torch.Generator().manual_seed(2)
-    x, y = torch.randn(40, 2, 2, 2, generator=generator), torch.randint(0, 4, (40,), generator=generator)
-    examples = TensorExamples(x, y)
-    task = Task(examples, examples, None, deepcopy(model), 4, Streams(0))
-    projection = retained_complement(model, task, samples=40, energy=0.9, rule="energy")
-    basis = projection.bases["0.weight"]
-    assert len(basis) == 2 * 4
-    rows = torch.nn.functional.unfold(x, 3, padding=1, stride=2)[:, :, 0].reshape(40, 2, 9)
-    met = rows[:, :, [4, 5, 7, 8]]
-    assert float(rows.square().sum()) == pytest.approx(float(met.square().sum()))
-    expected = leading_directions(met.flatten(1).numpy(), 0.9, "energy")
-    np.testing.assert_allclose((basis @ basis.T).numpy(), expected @ expected.T, atol=1e-5)
-    step = torch.randn(3, 2, 3, 3, generator=generator)
-    kept = projection.limit_gradient("0.weight", step)
-    np.testing.assert_allclose((kept.flatten(2)[:, :, [4, 5, 7, 8]].flatten(1) @ basis).numpy(), 0, atol=1e-5)
+def projected_by_hand(kit: Any, model: nn.Module, task: Task, s: ProjectedGradient, paths: list[str]) -> None:
+    """Every group of every layer by a dense projector beside the leading singular vectors of its patches."""
+    chosen = torch.randperm(len(task.retain), generator=task.streams.generator("samples"))[: s.samples]
+    projectors = {}
+    for path, columns in inputs(model, [task.retain.x[chosen]], paths, constant=False).items():
+        bases = [leading(x, s.energy, None, None, s.rule) for x in columns]
+        projectors[f"{path}.weight"] = torch.stack([torch.eye(len(b)).double() - b @ b.T for b in bases])
+    weights = {name: model.get_parameter(name) for name in projectors}
+    buffers = {name: torch.zeros_like(w) for name, w in weights.items()}
+    for e in range(s.epochs):
+        rate = s.lr * (s.last_lr / s.lr) ** (e / (s.epochs - 1))
+        for index in kit.batches(len(task.forget), s.batch_size, task.streams.generator("forget", e)):
+            x, y = task.forget.take(index)
+            loss = differentiable_loss(model(x), y, s.offset, s.entropy_weight)
+            gradients = torch.autograd.grad(loss, list(weights.values()))
+            with torch.no_grad():
+                for (name, w), g in zip(weights.items(), gradients, strict=True):
+                    buffers[name] = s.momentum * buffers[name] + g + s.weight_decay * w
+                    groups = len(projectors[name])
+                    step = buffers[name].reshape(groups, len(w) // groups, -1) @ projectors[name]
+                    w.sub_(rate * step.reshape(w.shape))
+
+
+NETWORKS = {**GEOMETRIES, **{name: ARCHITECTURES[name] for name in ("mobile", "squeeze and excitation", "group norm")}}
+
+
+def examples_for(shape: tuple[int, ...]) -> dict[str, Any]:
+    x = torch.randn(30, *shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    y = torch.arange(30) % 3
+    return {"forget": TensorExamples(x[:8], y[:8]), "retain": TensorExamples(x[8:], y[8:]), "validation": None}
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_every_geometry_is_projected(kit: Any, name: str) -> None:
+    build, shape = NETWORKS[name]
+    torch.manual_seed(3)
+    model = build().double().eval()
+    task, expected = kit.task(model, **examples_for(shape)), deepcopy(model)
+    method = ProjectedGradient(
+        epochs=3, batch_size=4, energy=0.6, samples=12, lr=0.3, last_lr=0.1, momentum=0.5, weight_decay=0.1, stop=False
+    )
+    kit.run(method, model, task)
+    paths = [path for path, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    projected_by_hand(kit, expected, task, method, paths)
+    kit.assert_close(model, expected, tolerance=1e-9)
+    assert all(not torch.equal(model.get_submodule(p).weight, task.original.get_submodule(p).weight) for p in paths)
+
+
+def test_a_layer_that_retained_examples_never_reach_may_move(kit: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+    sets, before = examples_for((1, 6, 6)), deepcopy(model.double().eval())
+    with torch.no_grad():
+        model[0].weight.copy_(model[0].weight.abs())
+        model[0].bias.fill_(0.0)
+    sets["retain"] = TensorExamples(-sets["retain"].x.abs(), sets["retain"].y)
+    sets["forget"] = TensorExamples(sets["forget"].x.abs(), sets["forget"].y)
+    task = kit.task(model, **sets)
+    kit.run(ProjectedGradient(epochs=2), model, task)
+    assert not torch.equal(model[2].weight, before[2].weight)
+    torch.testing.assert_close(model(task.retain.x), task.original(task.retain.x))
+
+
+@pytest.mark.parametrize("name", ["mobile", "strided"])
+@pytest.mark.parametrize("symmetry", [Permutation(), ChangeOfBasis()], ids=lambda s: type(s).__name__)
+def test_the_spans_of_groups_follow_moves(kit: Any, name: str, symmetry: Any) -> None:
+    """With all energy kept the function on retained examples stays, whatever moves come between the updates."""
+    build, shape = NETWORKS[name]
+    torch.manual_seed(3)
+    model = build().double().eval()
+    sets = examples_for(shape)
+    sets["retain"] = TensorExamples(sets["retain"].x[:1], sets["retain"].y[:1])
+    task = kit.task(model, **sets)
+    updates = ProjectedGradient(energy=1.0, epochs=6, lr=0.2, momentum=0.5).updates(model, task)
+    moved = None
+    for turn in range(6):
+        updates.send(moved)
+        moved = symmetry.move(model, generator=torch.Generator().manual_seed(turn))
+        apply_move(model, moved)
+    with torch.no_grad():
+        torch.testing.assert_close(model(task.retain.x), task.original(task.retain.x), rtol=1e-8, atol=1e-8)
+        assert (model(task.forget.x) - task.original(task.forget.x)).abs().max() > 1e-3
+
+
+def test_layers_that_it_leaves_are_named(kit: Any) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.first, self.last = nn.Embedding(7, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.tanh(self.first(self.words(x).mean(1)))
+            out: Tensor = self.last(hidden + F.linear(hidden, self.first.weight))
+            return out
+
+    model = Words().double().eval()
+    x, y = torch.randint(0, 7, (30, 4)), torch.arange(30) % 3
+    task = kit.task(model, forget=TensorExamples(x[:8], y[:8]), retain=TensorExamples(x[8:], y[8:]), validation=None)
+    before = deepcopy(model.state_dict())
+    with pytest.warns(WarpWarning, match=r"pgu leaves words\.weight, first\.weight as they are"):
+        kit.run(ProjectedGradient(epochs=2, energy=0.5), model, task)
+    assert [n for n, t in model.state_dict().items() if not torch.equal(t, before[n])] == ["last.weight"]

@@ -80,14 +80,13 @@ POSITIVE = (
     "ratio",
     "energy",
     "keep",
-    "slow",
     "offset",
     "retain_share",
     "epsilon",
     "delta",
-    "strong_convexity",
+    "radius",
 )
-SHARES = ("momentum", "keep", "energy", "retain_share", "slow", "offset")
+SHARES = ("momentum", "keep", "energy", "retain_share", "offset")
 CHOICES = ("optimizer", "norm_mode", "rule", "fisher")
 
 

@@ -109,7 +109,7 @@ def test_stages_settings_and_attacks(results, pair_data, read):
 def test_what_was_not_tested(data, read):
     found = not_tested(read(data))
     assert found[:2] == tuple(data["not_tested"])
-    assert "Not in this audit: FastWARP, change of basis and conjugate." in found
+    assert "Not in this audit: FastWARP, WARP guarded, change of basis and conjugate." in found
     assert any("0.1 % false positives are unresolved in 6 of 6 ways" in text for text in found)
     data["arms"][0]["gradient_test"] = None
     assert any("gradient-difference test was not made for NGP with no defence" in t for t in not_tested(read(data)))

@@ -34,14 +34,16 @@ from warp_unlearning.studies.cell_settings import CellSettings, StudyArm
 from warp_unlearning.studies.cell_work import ABOUT, SCORES, WEIGHTS, CellWork
 from warp_unlearning.studies.shadow_scores import ArmScores
 from warp_unlearning.studies.stored import arrays_of, weights_of
+from warp_unlearning.studies.study import Asked, study_settings
 from warp_unlearning.studies.study_results import shadows_complete, study_results
+from warp_unlearning.studies.version_0_1 import stored_settings
 from warp_unlearning.training.lane import DeviceLane
 from warp_unlearning.workflows.engines import GpuLane
 
 NGP = {"epochs": 2, "batch_size": 16}
 ARMS = (
     StudyArm("ngp", NGP, sets=2),
-    StudyArm("ngp", NGP, "warp", {"certify": "brief"}, sets=2),
+    StudyArm("ngp", NGP, "warp", sets=2),
     StudyArm("ngp", NGP, "warp", {"aim": "random"}, called="kick", sets=2),
     StudyArm("finetune", {"epochs": 1}, sets=1),
     StudyArm("finetune", {"epochs": 1, "lr": 1e20}, swept={"lr": 1e20}, sets=1),
@@ -298,6 +300,32 @@ def test_a_shadow_whose_original_was_trained_again_is_named(plan: CellPlan, stor
     about = json.loads(files[ABOUT]) | {"original": "another"}
     other.write(key, {**files, ABOUT: json.dumps(about).encode()})
     assert study_results("table1", plan, other)["originals_trained_again"] == [4]
+
+
+def test_keys_of_version_0_1_hold_for_what_is_as_it_was() -> None:
+    known = {
+        Cell("original", 1): "cf1c624a7f10efbfed82800fb777200844a4c4507ce45ad83daee8b541e81c29",
+        Cell("scores", 1): "da8848fa4ff49759b6f101b5bf19eb7ea74725c6cfe64f6c6f250c65c668a3ec",
+        Cell("cell", 1, 0, "ngp"): "076ace1833d5dd3779f45e9ada842c7717a0142c12e69b8865fb5b36f2242f96",
+        Cell("cell", 1, 0, "scrub"): "f867ef374533eead6989ea20a18d05a7b825b4a89834abf3a5739902a212de5b",
+        Cell("cell", 1, 0, "salun"): "db1d8832681219682957131f689220921695065501d9d48a10db73222a668ba3",
+        Cell("cell", 1, 0, "pgu"): "12a519ec868de8bcc10fc6fb36b774451afff612a5a72decf48736e22b670f85",
+        Cell("cell", 1, 0, "bad_teacher"): "72e42f130f75efbae99fcae13816af6be47a90cb32c423d3372b6e4b08f13707",
+    }
+    asked, digits = Asked(shadows=4), load_data("digits")
+    now = plan_cells(study_settings("table1", "small", asked), digits, defense_seed=0)
+    assert {cell: now.key(cell).digest for cell in known} == known
+    before = plan_cells(stored_settings("small", asked), digits, defense_seed=0)
+    old = {
+        Cell("cell", 1, 0, "srf_on_strict (0.1)"): "09665eb24f99cd954bb0c02849fe37d8f835e22eae70292ad7861e6468fc2b54",
+        Cell("cell", 1, 0, "ngp + warp_guarded (0.1)"): (
+            "ff4474339577b9b660871c517b6d4bad09c7228921c6a6ed54ed1a6095eb17ba"
+        ),
+    }
+    assert {cell: before.key(cell).digest for cell in known | old} == known | old
+    changed = {job.key for job in now.jobs if "srf_on" in now.cells[job.key.digest].arm or "+" in str(job)}
+    assert all(key.ingredients["arm"]["algorithm"] == 2 for key in changed)
+    assert changed.isdisjoint(job.key for job in before.jobs)
 
 
 def test_bad_input(settings: CellSettings, data: ImageData) -> None:

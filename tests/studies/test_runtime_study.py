@@ -34,6 +34,7 @@ from warp_unlearning.unlearning.driver import Driven
 
 ASKED = Asked(
     methods=("ngp",),
+    defenses=("none", "warp", "fastwarp"),
     method_options={"ngp": {"epochs": 1}},
     defense_options={name: {"batch_size": 64} for name in ("warp", "fastwarp")},
     epochs=1,

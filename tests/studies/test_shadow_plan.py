@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from warp_unlearning.data.load import load_data
+from warp_unlearning.studies.cell_settings import StudyArm
 from warp_unlearning.studies.shadow_plan import ShadowPlan, Task, forgotten, plan_shadows, retained
 from warp_unlearning.studies.shadow_settings import Arm, ShadowSettings
 
@@ -90,6 +91,26 @@ def test_an_arm_changes_the_keys_of_its_own_models_alone(arms: tuple[Arm, ...]) 
         for kind in ("unlearn", "score"):
             pair = [plan.key(Task(kind, 2, 1, index)) for plan in (before, after)]
             assert (pair[0] == pair[1]) is (old == new)
+
+
+@pytest.mark.parametrize(
+    ("method", "digest"),
+    [
+        ("ngp", "f93fca034e2673f8"),
+        ("pgu", "a0fb4946a943f0f6"),
+        ("srf_on", None),
+        ("langevin", None),
+    ],
+)
+def test_results_of_methods_that_changed_are_not_found_again(method: str, digest: str | None) -> None:
+    """The keys of the others are those of version 0.1."""
+    arm = Arm(method, {"lr": 0.02})
+    key = planned(replace(SETTINGS, arms=(arm,))).key(Task("unlearn", 0, 0, 0))
+    expected = {"method": method, "method_settings": {"lr": 0.02}, "defense": None, "defense_settings": {}}
+    assert key.ingredients["arm"] == expected | ({"algorithm": 2} if digest is None else {})
+    assert digest is None or key.digest.startswith(digest)
+    called = StudyArm(method, {"lr": 0.02}, called="other", sets=2, swept={"lr": 0.02})
+    assert called.ingredients == arm.ingredients
 
 
 def test_the_users_file_and_the_secret_decide_too() -> None:

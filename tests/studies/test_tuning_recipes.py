@@ -13,7 +13,7 @@ def trial(number: int, *, norm: float, accuracy: float, advantage: float, lr: fl
         "number": number,
         "state": "complete",
         "method_settings": {"lr": lr},
-        "defense_settings": {"radius": lr * 10},
+        "defense_settings": {"energy": lr * 10},
         "objectives": {"membership": norm},
         "norm": norm,
         "accuracy": {"held_out": accuracy},
@@ -76,7 +76,7 @@ def test_options_are_those_of_a_shadow_audit() -> None:
         "methods": ["ngp"],
         "method_options": {"ngp": {"lr": 0.5}},
         "defenses": ["warp"],
-        "defense_options": {"warp": {"radius": 5.0}},
+        "defense_options": {"warp": {"energy": 5.0}},
     }
     alone = shadow_options(arm("ngp", BASE, 1))
     assert (alone["defenses"], alone["defense_options"]) == ([], {})

@@ -28,7 +28,7 @@ METHOD = {
 }
 BASE = TunedArm(Arm("ngp", {"lr": 0.5, "epochs": 5, "batch_size": 64, "alpha": 0.9}), METHOD)
 DEFENDED = TunedArm(
-    Arm("ngp", BASE.start.method_settings, "warp", {"radius": 0.3}), {**METHOD, "defense.radius": Span(0.1, 1.0)}
+    Arm("ngp", BASE.start.method_settings, "warp", {"energy": 0.3}), {**METHOD, "defense.energy": Span(0.1, 1.0)}
 )
 SETTINGS = TuningSettings({}, "mlp", {}, {"epochs": 5}, (BASE, DEFENDED), trials=8, population=3, seed=3)
 
@@ -81,16 +81,16 @@ def test_trials_stay_in_their_ranges_and_there_are_as_many_as_asked_for(sampler:
         assert 1e-5 <= trial.values["method.lr"] <= 1e-1
         assert trial.values["method.epochs"] in range(1, 20)
         assert trial.values["method.batch_size"] in (64, 128, 256)
-        assert 0.1 <= trial.values["defense.radius"] <= 1.0
+        assert 0.1 <= trial.values["defense.energy"] <= 1.0
     assert len({trial.values["method.lr"] for trial in found}) >= 4
 
 
 def test_the_first_trial_is_the_start_brought_into_the_ranges(folder: Path) -> None:
     first = finished(folder / "a.db", DEFENDED)[0]
-    assert first.values == {"method.lr": 0.1, "method.epochs": 5, "method.batch_size": 64, "defense.radius": 0.3}
+    assert first.values == {"method.lr": 0.1, "method.epochs": 5, "method.batch_size": 64, "defense.energy": 0.3}
     made = DEFENDED.arm(first.values)
     assert made.method_settings == {"lr": 0.1, "epochs": 5, "batch_size": 64, "alpha": 0.9}
-    assert made.defense_settings == {"radius": 0.3}
+    assert made.defense_settings == {"energy": 0.3}
 
 
 def test_objectives_and_failures_are_kept(whole: dict[str, list[Trial]]) -> None:
@@ -128,7 +128,7 @@ def test_a_generation_inherits_from_the_one_before(folder: Path) -> None:
 def test_settings_are_drawn_independently(folder: Path) -> None:
     drawn = finished(folder / "a.db", DEFENDED, replace(SETTINGS, trials=5, population=5))[1:]
     rates = [(log10(trial.values["method.lr"]) + 5) / 4 for trial in drawn]
-    radii = [(trial.values["defense.radius"] - 0.1) / 0.9 for trial in drawn]
+    radii = [(trial.values["defense.energy"] - 0.1) / 0.9 for trial in drawn]
     # As shares of their ranges, which would be equal if one draw had decided both.
     assert all(abs(rate - radius) > 1e-6 for rate, radius in zip(rates, radii, strict=True))
 

@@ -88,12 +88,16 @@ def test_defences_can_be_made_at_both_ends(name: str) -> None:
     space = defense_space(name)
     for corner in corners(space):
         made: Any = make_defense(name, **corner)
-        assert all(getattr(made.symmetry, setting) == value for setting, value in corner.items())
+        for setting, value in corner.items():
+            assert getattr(made if setting == "every" else made.symmetry, setting) == value
 
 
-@pytest.mark.parametrize("name", ["warp", "fastwarp"])
-def test_null_space_defences_are_searched_in_step_dispersion_radius_and_energy(name: str) -> None:
-    assert set(defense_space(name)) == {"step_size", "steps", "dispersion", "radius", "energy"}
+@pytest.mark.parametrize("name", ["warp", "fastwarp", "warp_guarded"])
+def test_null_space_defences_are_searched_in_step_dispersion_energy_and_schedule(name: str) -> None:
+    space = defense_space(name)
+    assert set(space) == {"step_size", "steps", "dispersion", "energy", "every"}
+    assert (space["step_size"], space["energy"]) == (Span(0.005, 0.5, log=True), Span(0.95, 0.999))
+    assert space["dispersion"] == Span(0.01, 1.0, log=True)
 
 
 @pytest.mark.parametrize("name", ["cob", "conjugate"])

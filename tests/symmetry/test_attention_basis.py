@@ -32,7 +32,6 @@ from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.compose import Compose
 from warp_unlearning.symmetry.head_map import HeadMap
 from warp_unlearning.symmetry.laws import Law
-from warp_unlearning.symmetry.layer_inputs import layer_columns
 from warp_unlearning.symmetry.move import Move, apply_move
 
 PATCH = 2
@@ -408,7 +407,7 @@ def entering(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
         if isinstance(layer, nn.Linear):
 
             def record(module: nn.Module, args: tuple[Tensor, ...], name: str = f"{path}.weight") -> None:
-                found[name] = layer_columns(module, args[0].detach()).T
+                found[name] = args[0].detach().flatten(0, -2).T
 
             handles.append(layer.register_forward_pre_hook(record))
     with torch.no_grad():

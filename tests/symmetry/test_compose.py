@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from warp_unlearning.defense.conjugate import FixedMove
 from warp_unlearning.errors import InputError
 from warp_unlearning.models.mlp import MLP
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.compose import Compose, ComposedMove
-from warp_unlearning.symmetry.fixed_move import FixedMove
 from warp_unlearning.symmetry.move import AxisMap, ChannelMove, Move, Translation, apply_move
-from warp_unlearning.symmetry.null_move import NullMove
-from warp_unlearning.symmetry.null_space import NullSpace
+from warp_unlearning.symmetry.null_space import NullMove, NullSpace
 from warp_unlearning.symmetry.permutation import Permutation
 from warp_unlearning.symmetry.symmetry import Probe, Sizes, require_symmetry, settings_of
 
@@ -162,7 +161,7 @@ def test_a_null_space_move_after_a_change_of_basis_is_as_long_as_alone() -> None
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     reference = {name: value.clone() for name, value in model.state_dict().items()}
     probe = Probe([x], reference=reference)
-    null = NullSpace(energy=1.0, aim="random", step_size=0.1, radius=0.2)
+    null = NullSpace(energy=1.0, aim="random", step_size=0.1)
     basis = ChangeOfBasis(spread=0.8)
     moves = Compose(basis, null).move(model, generator=torch.Generator().manual_seed(0), probe=probe).moves
     shift = moves[1]

@@ -1,25 +1,24 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.networks import GEOMETRIES, PlainAttention
+from tests.oracles import warp_loop
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-from warp_unlearning.symmetry import layer_inputs
-from warp_unlearning.symmetry.kernel_window import Taps, Window
+from warp_unlearning.linalg.subspace import SecondMoment
 from warp_unlearning.symmetry.layer_inputs import (
-    has_linear_inputs,
-    input_second_moments,
-    layer_columns,
-    layer_rows,
-    observe_inputs,
+    LinearWeight,
+    linear_weights,
+    observe,
     reached_inputs,
-    run_watched,
+    read_by_others,
 )
 
 
@@ -27,368 +26,369 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def pair(value: Any) -> tuple[int, int]:
-    return value if isinstance(value, tuple) else (value, value)
+def seen(model: nn.Module, batches: list[Tensor]) -> dict[str, Tensor]:
+    """All that `observe` shows, (groups, d, positions) by weight name."""
+    found: dict[str, list[Tensor]] = {}
+    observe(
+        model, batches, linear_weights(model), lambda weight, x: found.setdefault(weight.name, []).append(x.clone())
+    )
+    return {name: torch.cat(parts, 2) for name, parts in found.items()}
 
 
-def patches_by_loop(x: Tensor, layer: nn.Conv2d) -> Tensor:
-    """Every patch read out entry by entry, images first, then rows, then columns."""
-    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
-    if layer.padding == "same":
-        before_h, before_w = dh * (kh - 1) // 2, dw * (kw - 1) // 2
-        after_h, after_w = dh * (kh - 1) - before_h, dw * (kw - 1) - before_w
-    else:
-        before_h, before_w = (0, 0) if layer.padding == "valid" else layer.padding
-        after_h, after_w = before_h, before_w
-    n, channels, height, width = x.shape
-    out_h = (height + before_h + after_h - dh * (kh - 1) - 1) // sh + 1
-    out_w = (width + before_w + after_w - dw * (kw - 1) - 1) // sw + 1
-    rows = []
-    for image in range(n):
-        for i in range(out_h):
-            for j in range(out_w):
-                patch = torch.zeros(channels, kh, kw, dtype=x.dtype)
-                for a in range(kh):
-                    for b in range(kw):
-                        r, s = i * sh + a * dh - before_h, j * sw + b * dw - before_w
-                        if 0 <= r < height and 0 <= s < width:
-                            patch[:, a, b] = x[image, :, r, s]
-                rows.append(patch.flatten())
-    return torch.stack(rows)
+def by_name(model: nn.Module) -> dict[str, LinearWeight]:
+    return {weight.name: weight for weight in linear_weights(model)}
 
 
-GEOMETRIES: list[dict[str, Any]] = [
-    {"kernel_size": 3},
-    {"kernel_size": 3, "padding": 1},
-    {"kernel_size": 3, "stride": 2, "padding": 1},
-    {"kernel_size": (2, 3), "stride": (2, 1), "padding": (1, 2)},
-    {"kernel_size": 3, "dilation": 2, "padding": 2},
-    {"kernel_size": (3, 2), "dilation": (1, 3), "stride": (2, 2), "padding": (0, 1)},
-    {"kernel_size": 3, "padding": "same"},
-    {"kernel_size": (4, 2), "padding": "same"},
-    {"kernel_size": (2, 3), "padding": "same", "dilation": (3, 2)},
-    {"kernel_size": 2, "padding": "valid", "stride": 3},
-    {"kernel_size": 1, "stride": 2},
-]
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_what_is_shown_are_the_patches_read_out_one_by_one(kit: Any, name: str) -> None:
+    make, shape = GEOMETRIES[name]
+    model, batches = kit.built(make), [normal(2, *shape), normal(3, *shape, seed=1)]
+    found = seen(model, batches)
+    paths = [weight.removesuffix(".weight") for weight in found]
+    assert paths == [p for p, m in model.named_modules() if isinstance(m, (nn.Linear, *warp_loop.CONVOLUTIONS))]
+    for path, expected in warp_loop.inputs(model, batches, paths).items():
+        assert torch.equal(found[f"{path}.weight"], expected)
 
 
+@st.composite
+def convolutions(draw: Callable[..., Any]) -> tuple[nn.Module, Tensor]:
+    """A convolution of one to three dimensions and images that it can be applied to."""
+    axes = draw(st.integers(1, 3))
+    each = lambda low, high: tuple(draw(st.integers(low, high)) for _ in range(axes))  # noqa: E731
+    kernel, dilation, size = each(1, 3), each(1, 2), each(3, 5)
+    mode = draw(st.sampled_from(["zeros", "circular", "reflect", "replicate"]))
+    padding = draw(st.sampled_from(["same", "valid", "numbers"]))
+    padding = each(0, 2) if padding == "numbers" else padding
+    stride = (1,) * axes if padding == "same" else each(1, 3)
+    groups = draw(st.sampled_from([1, 2]))
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
+    layer = kind(2, 2, kernel, stride, padding, dilation, groups, draw(st.booleans()), mode).double()  # type: ignore
+    x = normal(*draw(st.sampled_from([(2,), ()])), 2, *size)
+    try:
+        layer(x)
+    except RuntimeError:
+        size = tuple(6 + n for n in size)
+        x = normal(2, 2, *size)
+    return layer, x
+
+
+@settings(max_examples=150)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_convolution_patches(geometry: dict[str, Any]) -> None:
-    layer = nn.Conv2d(2, 3, **geometry).double()
-    x = normal(2, 2, 6, 7)
-    columns = layer_columns(layer, x)
-    torch.testing.assert_close(columns, patches_by_loop(x, layer), rtol=0, atol=0)
-    assert layer.bias is not None
-    output = layer(x) - layer.bias[:, None, None]
-    torch.testing.assert_close(columns @ layer.weight.flatten(1).T, output.movedim(1, -1).reshape(-1, 3))
+@given(convolutions())
+def test_a_weight_applied_to_the_inputs_is_what_the_convolution_computes(drawn: tuple[Any, Tensor]) -> None:
+    layer, x = drawn
+    inputs = seen(layer, [x])["weight"]
+    assert torch.equal(inputs, warp_loop.inputs(layer, [x], [""])[""])
+    rows = layer.weight.reshape(layer.groups, 2 // layer.groups, -1)
+    if layer.bias is not None:
+        rows = torch.cat([rows, layer.bias.reshape(layer.groups, -1, 1)], 2)
+    images = 1 if x.dim() == len(layer.kernel_size) + 2 else 0
+    torch.testing.assert_close((rows @ inputs).flatten(0, 1), layer(x).movedim(images, 0).reshape(2, -1))
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-@pytest.mark.parametrize(
-    "geometry",
-    [
-        {"kernel_size": 3},
-        {"kernel_size": 3, "stride": 2, "padding": 2},
-        {"kernel_size": 2, "dilation": 3, "padding": 1},
-        {"kernel_size": 4, "padding": "same"},
-        {"kernel_size": 3, "padding": "valid"},
-    ],
-    ids=str,
-)
-def test_convolutions_in_one_dimension(geometry: dict[str, Any]) -> None:
-    layer = nn.Conv1d(2, 3, **geometry).double()
-    x = normal(4, 2, 9)
-    columns = layer_columns(layer, x)
-    assert layer.bias is not None
-    output = (layer(x) - layer.bias[:, None]).movedim(1, -1).reshape(-1, 3)
-    assert columns.shape == (len(output), layer.weight[0].numel())
-    torch.testing.assert_close(columns @ layer.weight.flatten(1).T, output)
+@pytest.mark.parametrize("change", [{"stride": (2, 1)}, {"dilation": (1, 2)}, {"padding": (2, 0)}, {"padding": "same"}])
+def test_the_geometry_is_that_of_the_layer_as_it_is_now(change: dict[str, Any]) -> None:
+    layer, x = nn.Conv2d(2, 1, 3, padding=1).double(), normal(2, 2, 6, 5)
+    for name, value in change.items():
+        setattr(layer, name, value)
+    rows = torch.cat([layer.weight.flatten(1), layer.bias[:, None]], 1)
+    torch.testing.assert_close((rows @ seen(layer, [x])["weight"][0])[0], layer(x).flatten())
 
 
-@pytest.mark.parametrize("shape", [(4, 5), (2, 3, 5), (2, 2, 3, 5)])
-def test_linear_layers_with_leading_axes(shape: tuple[int, ...]) -> None:
-    layer = nn.Linear(5, 3).double()
-    x = normal(*shape)
-    columns = layer_columns(layer, x)
-    torch.testing.assert_close(columns @ layer.weight.T, (layer(x) - layer.bias).reshape(-1, 3))
+def test_patches_are_the_same_however_images_lie_in_memory() -> None:
+    layer, x = nn.Conv2d(4, 4, 3, stride=2, groups=2).double(), normal(9, 4, 6, 5)
+    for other in (x.contiguous(memory_format=torch.channels_last), x[2:, :, 1:], x.transpose(2, 3), x.flip(0)[::2]):
+        assert torch.equal(seen(layer, [other])["weight"], seen(layer, [other.clone()])["weight"])
 
 
-class Net(nn.Module):
+def test_large_inputs_come_in_parts() -> None:
+    layer, x, counts = nn.Conv2d(64, 2, 9, padding=4), torch.ones(40, 64, 20, 20), []
+    observe(layer, [x], linear_weights(layer), lambda weight, columns: counts.append(columns.shape[2]))
+    assert len(counts) > 1
+    assert sum(counts) == 40 * 20 * 20
+
+
+class OverwritesItsInputs(nn.Module):
+    """The first layer's input is normalised in place; the second's, kept for a sum, is written over."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(2, 3, 3, stride=2, padding=1)
-        self.fc = nn.Linear(3, 4)
-        self.again = nn.Linear(3, 4, bias=False)
-        self.again.weight = self.fc.weight
-        self.unused = nn.Linear(7, 2)
+        self.first, self.second = nn.Linear(5, 4, bias=False), nn.Linear(4, 4, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        pooled = F.relu(self.conv(x)).mean((2, 3))
-        return self.fc(pooled) + self.again(2 * pooled + 1)
+        hidden = F.relu(self.first(x.sub_(1.0)), inplace=True)
+        x.zero_()
+        out = self.second(hidden)
+        hidden += out
+        return F.relu(hidden, inplace=True)
 
 
-def outer_sum(rows: Tensor) -> Tensor:
-    total = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
-    for row in rows.double():
-        total += torch.outer(row, row)
-    return total
+def test_inputs_are_those_that_the_layer_read_and_the_examples_stay() -> None:
+    model, x = OverwritesItsInputs().double(), normal(3, 5)
+    given_, moments = x.clone(), {w.name: SecondMoment(torch.float64) for w in linear_weights(model)}
+    observe(model, [x], linear_weights(model), lambda weight, columns: moments[weight.name].add(columns))
+    first = (x - 1).T
+    second = F.relu(model.first.weight.detach() @ first)
+    assert torch.equal(x, given_)
+    for name, columns in (("first.weight", first), ("second.weight", second)):
+        torch.testing.assert_close(moments[name].times(torch.eye(len(columns)).double()[None])[0], columns @ columns.T)
+    read_by_others(model, x)
+    assert torch.equal(x, given_)
 
 
-def test_second_moments_sum_over_batches_and_over_uses_of_a_weight() -> None:
-    model = Net().double()
-    batches = [normal(3, 2, 5, 5, seed=1), normal(2, 2, 5, 5, seed=2)]
-    found = input_second_moments(model, batches)
-    assert set(found) == {"conv.weight", "fc.weight"}
-    conv = sum(outer_sum(patches_by_loop(x, model.conv)) for x in batches)
-    torch.testing.assert_close(found["conv.weight"], conv)
-    expected = torch.zeros(3, 3, dtype=torch.float64)
-    with torch.no_grad():
-        for x in batches:
-            pooled = F.relu(model.conv(x)).mean((2, 3))
-            expected += outer_sum(pooled) + outer_sum(2 * pooled + 1)
-    torch.testing.assert_close(found["fc.weight"], expected)
-
-
-def test_second_moments_are_in_float64_whatever_the_model() -> None:
-    model = Net()
-    x = normal(3, 2, 5, 5).float()
-    found = input_second_moments(model, [x])
-    assert all(moment.dtype == torch.float64 for moment in found.values())
-    torch.testing.assert_close(found["conv.weight"], outer_sum(patches_by_loop(x, model.conv)), rtol=1e-12, atol=1e-12)
-
-
-def test_the_model_is_left_as_it_was() -> None:
-    model = Net()
-    before = {n: t.clone() for n, t in model.state_dict().items()}
-    input_second_moments(model, [normal(2, 2, 5, 5).float()])
+def test_no_hook_stays_behind_and_the_fast_path_is_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    observe(model, [torch.ones(2, 3)], linear_weights(model), lambda weight, x: None)
     with pytest.raises(RuntimeError):
-        input_second_moments(model, [normal(2, 5, 5, 5).float()])
-    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
-    assert all(not m._forward_pre_hooks for m in model.modules())
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_which_layers_have_linear_inputs() -> None:
-    assert has_linear_inputs(nn.Linear(2, 2))
-    assert has_linear_inputs(nn.Conv1d(2, 2, 1))
-    assert has_linear_inputs(nn.Conv2d(2, 2, 1))
-    assert not has_linear_inputs(nn.Conv2d(2, 2, 3, groups=2))
-    assert not has_linear_inputs(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"))
-    assert not has_linear_inputs(nn.ConvTranspose2d(2, 2, 3))
-    assert not has_linear_inputs(nn.BatchNorm2d(2))
-
-
-def test_a_parametrised_weight_has_no_entry_and_keyword_inputs_are_seen() -> None:
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 4))
-            self.second = torch.nn.Linear(4, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.second(input=self.first(x))
-            return out
-
-    model, x = Model().double(), torch.randn(5, 3, dtype=torch.float64)
-    moments = input_second_moments(model, [x])
-    hidden = model.first(x).detach()
-    assert set(moments) == {"second.weight"}
-    assert torch.allclose(moments["second.weight"], hidden.T @ hidden, rtol=1e-12, atol=0)
-
-
-GROUPED: list[nn.Module] = [
-    nn.Conv2d(4, 6, 3, groups=2, stride=2, padding=1),
-    nn.Conv2d(4, 4, 3, groups=4, padding=1, padding_mode="reflect"),
-    nn.Conv2d(4, 3, (2, 3), padding=(1, 2), padding_mode="circular"),
-    nn.Conv2d(4, 2, 3, padding="same", padding_mode="replicate", dilation=2, groups=2),
-    nn.Conv1d(4, 6, 3, groups=2, padding=2, dilation=2),
-    nn.Conv1d(4, 4, 2, stride=2, padding=1, padding_mode="circular", groups=4),
-    nn.Linear(7, 3),
-]
-
-
-@pytest.mark.parametrize("layer", GROUPED, ids=str)
-@pytest.mark.parametrize("batched", [True, False])
-def test_a_weight_applied_to_its_rows_is_what_the_layer_computes(layer: nn.Module, batched: bool) -> None:
-    layer = layer.double()
-    x = normal(3, 4, 6, 7) if not isinstance(layer, nn.Conv1d) else normal(3, 4, 7)
-    x = x if batched else x[0]
-    rows = layer_rows(layer, x)
-    groups = getattr(layer, "groups", 1)
-    weight = layer.weight.reshape(groups, -1, layer.weight[0].numel())
-    found = torch.cat(list(rows @ weight.mT), dim=1) + layer.bias
-    output = layer(x)
-    if not isinstance(layer, nn.Linear):
-        output = output.movedim(1 if batched else 0, -1)
-    torch.testing.assert_close(found, output.reshape(-1, len(layer.weight)))
+        observe(model, [torch.ones(2, 5)], linear_weights(model), lambda weight, x: None)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(not module._forward_pre_hooks for module in model.modules())
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 class Deaf(nn.Module):
-    """Channels 1 and 4 of the hidden layer are never active, and the last kernels hang over the edge."""
+    """Some channels are never active, kernels hang over the edge, and two layers share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Conv2d(2, 6, 3, stride=2)
-        self.second = nn.Conv2d(6, 6, 3, padding=1, groups=3)
-        self.linear = nn.Linear(6, 2)
-        self.linear_again = nn.Linear(6, 2)
-        self.linear_again.weight = self.linear.weight
+        self.first, self.second = nn.Conv2d(2, 6, 3, stride=2), nn.Conv2d(6, 6, 3, padding=1, groups=3)
+        self.linear, self.again = nn.Linear(6, 2), nn.Linear(6, 2)
+        self.again.weight = self.linear.weight
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = F.relu(self.first(x)) * torch.tensor([1.0, 0, 1, 1, 0, 1])[:, None, None]
         pooled = self.second(hidden).mean((2, 3))
         flags = torch.tensor([1.0, 1, 0, 0, 0, 0])
-        return self.linear(pooled * flags) + self.linear_again(input=pooled * flags.flip(0))
+        return self.linear(pooled * flags) + self.again(input=pooled * flags.flip(0))
 
 
-@pytest.mark.parametrize("size", [3, 5])
-def test_reached_coordinates_are_those_of_any_row(size: int) -> None:
-    model = Deaf().double()
-    model = model.to(torch.float64)
-    batches = [normal(2, 2, size, size, seed=1), normal(3, 2, size, size, seed=2)]
-    expected: dict[str, Tensor] = {}
-
-    def record(weight: Any, layer: nn.Module, x: Tensor) -> None:
-        seen = (layer_rows(layer, x) != 0).any(1)
-        expected[weight.name] = expected.get(weight.name, torch.zeros_like(seen)) | seen
-
-    observe_inputs(model, batches, record)
+def test_reached_coordinates_are_those_of_any_input(kit: Any) -> None:
+    model, batches = kit.built(Deaf), [normal(2, 2, 3, 3, seed=1), normal(3, 2, 3, 3, seed=2)]
     found = reached_inputs(model, batches)
-    assert found.keys() == expected.keys() == {"first.weight", "second.weight", "linear.weight"}
-    assert all(torch.equal(found[name], expected[name]) for name in found)
-    assert found["second.weight"].shape == (3, 18)
-    assert not found["second.weight"].all()
+    assert set(found) == {"first.weight", "second.weight", "linear.weight"}
+    assert bool(found["first.weight"].all())
+    taps = torch.zeros(3, 2, 9, dtype=torch.bool)
+    taps[:, :, 4] = torch.tensor([[1, 0], [1, 1], [0, 1]]).bool()
+    assert torch.equal(found["second.weight"], taps.flatten(1))
     assert found["linear.weight"].tolist() == [[True, True, False, False, True, True]]
 
 
-def test_observing_leaves_no_hook_behind_and_shows_inputs_before_they_are_written_over() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 4), nn.ReLU(inplace=True)).double()
-    x, seen = normal(5, 3), []
-    observe_inputs(model, [x], lambda weight, layer, a: seen.append((weight.name, a.clone())))
-    assert [name for name, _ in seen] == ["0.weight", "2.weight"]
-    torch.testing.assert_close(seen[1][1], F.relu(model[0](x)))
-    with pytest.raises(RuntimeError):
-        observe_inputs(model, [normal(5, 2)], lambda weight, layer, a: None)
-    assert all(not m._forward_pre_hooks for m in model.modules())
+# ------------------------------------------------------------------------------------------------- which weights move
 
 
-sides = st.tuples(st.integers(1, 5), st.integers(1, 5))
-small = st.tuples(st.integers(1, 3), st.integers(1, 3))
+def test_every_linear_layer_is_found_with_its_bias_and_groups() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(4, 6, 3, groups=2),
+        nn.BatchNorm2d(6),
+        nn.Conv1d(2, 2, 3, bias=False),
+        nn.Linear(3, 2),
+        nn.LayerNorm(2),
+    )
+    found = by_name(model)
+    assert list(found) == ["0.weight", "2.weight", "3.weight"]
+    assert [(w.bias, w.groups, w.d) for w in found.values()] == [("0.bias", 2, 18), (None, 1, 6), ("3.bias", 1, 3)]
+    assert found["0.weight"].tensor is model[0].weight
+    assert found["0.weight"].layers == (model[0],)
 
 
-@settings(max_examples=120, deadline=None)
-@given(size=sides, kernel=sides, stride=small, dilation=small, padding=st.tuples(st.integers(0, 4), st.integers(0, 4)))
-def test_the_taps_met_are_the_smallest_rectangle_that_data_reaches(
-    size: tuple[int, int], kernel: Any, stride: Any, dilation: Any, padding: Any
-) -> None:
-    reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
-    if any(n + 2 * p < r for n, p, r in zip(size, padding, reach, strict=True)):
-        return
-    layer = nn.Conv2d(2, 1, kernel, stride=stride, dilation=dilation, padding=padding).double()
-    x = normal(3, 2, *size).abs() + 1
-    window = Window(layer)
-    every = layer_rows(layer, x)[0]
-    assert torch.equal(every, patches_by_loop(x, layer))
-    met = (every != 0).any(0).reshape(2, *kernel)[0]
-    taps = window.met_taps(x)
-    if not bool(met.any()):
-        assert taps == window.all_taps
-        return
-    down, across = met.any(1).nonzero().flatten().tolist(), met.any(0).nonzero().flatten().tolist()
-    assert taps == Taps(down[0], down[-1] + 1, across[0], across[-1] + 1)
-    columns = taps.coordinates(window.kernel, 2)
-    assert torch.equal(layer_rows(layer, x, taps=taps)[0], every[:, columns])
-    assert window.all_taps.holds(taps)
-    assert taps.holds(window.all_taps) == (taps == window.all_taps)
+class Shared(nn.Module):
+    def __init__(self, *, same_bias: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+        if same_bias:
+            self.b.bias = self.a.bias
 
 
-def test_padding_that_is_no_zeros_is_met_in_every_tap() -> None:
-    layer = nn.Conv2d(1, 1, 3, padding=1, padding_mode="replicate")
-    assert Window(layer).met_taps(torch.ones(1, 1, 1, 1)) == Window(layer).all_taps
-    assert Window(nn.Conv1d(1, 1, 3, padding=1)).met_taps(torch.ones(2, 1, 1)) == Taps(0, 1, 1, 2)
+def test_a_bias_moves_only_where_all_layers_of_the_weight_have_it_and_no_other() -> None:
+    for same, bias in ((True, "a.bias"), (False, None)):
+        assert [(w.name, w.bias, len(w.layers)) for w in linear_weights(Shared(same_bias=same))] == [
+            ("a.weight", bias, 2)
+        ]
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].bias = model[0].bias
+    assert [w.bias for w in linear_weights(model)] == [None, None]
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_patches_are_the_same_however_images_lie_in_memory(groups: int) -> None:
-    layer = nn.Conv2d(4, 4, 3, padding=1, stride=2, groups=groups).double()
-    x = normal(7, 4, 6, 5)
-    expected = layer_rows(layer, x.contiguous())
-    for other in (x.contiguous(memory_format=torch.channels_last), normal(9, 4, 6, 5)[2:], x.transpose(2, 3)):
-        assert torch.equal(layer_rows(layer, other), layer_rows(layer, other.contiguous()))
-    assert torch.equal(layer_rows(layer, x.contiguous(memory_format=torch.channels_last)), expected)
-    bare, later = nn.Conv2d(4, 4, 2, groups=groups).double(), normal(9, 4, 6, 5)[2:, :, 1:]
-    assert torch.equal(layer_rows(bare, later), layer_rows(bare, later.clone()))
+class Standardised(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight - self.weight.mean(), self.bias)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
-def test_patches_of_many_images_are_few_kernels_on_a_gpu() -> None:
-    layer, x = nn.Conv2d(8, 4, 3, padding=1, device="cuda"), torch.randn(200, 8, 6, 6, device="cuda")
-    expected = F.unfold(x, 3, padding=1).permute(0, 2, 1).reshape(1, -1, 72)
-    assert torch.equal(layer_rows(layer, x), expected)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-        layer_rows(layer, x)
-        torch.cuda.synchronize()
-    assert sum(event.count for event in seen.key_averages() if event.device_type.name == "CUDA") <= 6
+class Untouched(nn.Linear):
+    pass
 
 
-class Seen(TorchFunctionMode):
-    """Which functions of torch were called."""
-
-    names: list[str]
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.names.append(getattr(func, "__name__", ""))
-        return func(*args, **(kwargs or {}))
+def test_layers_that_compute_something_else_are_left_out() -> None:
+    patched = nn.Linear(2, 2)
+    patched.forward = lambda x: x @ patched.weight  # type: ignore[method-assign]
+    model = nn.Sequential(Standardised(1, 1, 1), patched, Untouched(2, 2), nn.ConvTranspose2d(1, 1, 1))
+    assert list(by_name(model)) == ["2.weight"]
 
 
-def test_layers_are_looked_at_while_they_run_and_what_is_recorded_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Seen()
-    seen.names = []
-    monkeypatch.setattr(layer_inputs, "one_pixel_norms", lambda: seen)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
-    recorded: list[Tensor] = []
-    run_watched(model, [torch.ones(2, 3)], [model[0]], lambda layer, x: recorded.append(x.sin()))
-    assert len(recorded) == 1
-    assert "batch_norm" in seen.names
-    assert "sin" not in seen.names
+def test_weights_that_others_hold_or_compute_or_share_in_other_groups_are_left_out() -> None:
+    tied = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False), nn.Linear(5, 5))
+    tied[0].weight = tied[1].weight
+    assert list(by_name(tied)) == ["2.weight"]
+    holder = nn.Module()
+    holder.register_parameter("table", tied[2].weight)
+    assert list(by_name(nn.Sequential(tied[2], holder))) == []
+    normed = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), nn.Linear(2, 2))
+    assert list(by_name(normed)) == ["1.weight"]
+    unlike = nn.Sequential(nn.Conv2d(4, 12, 1, groups=2), nn.Conv2d(6, 12, 1, groups=3))
+    unlike[1].weight = unlike[0].weight
+    assert list(by_name(unlike)) == []
 
 
-def test_the_geometry_is_that_of_the_layer_as_it_is_now() -> None:
-    """What was found for one setting or size is not given for another."""
-    layer = nn.Conv2d(2, 1, 3, padding=1).double()
-    for change in ({}, {"stride": (2, 1)}, {"dilation": (1, 2)}, {"padding": (2, 0)}, {"padding": "valid"}):
-        for name, value in change.items():
-            setattr(layer, name, value)
-        for size in ((6, 5), (5, 6)):
-            x = torch.arange(2.0 * 2 * size[0] * size[1], dtype=torch.float64).reshape(2, 2, *size)
-            down, across = Window(layer).grid(x)
-            assert (down, across) == layer._conv_forward(x, layer.weight, layer.bias).shape[2:]
-            assert torch.equal(layer_rows(layer, x)[0], unfolded(layer, x))
+def test_weights_in_one_memory_are_left_out() -> None:
+    """A decoder that is the encoder turned round is a parameter of its own, and moves with the other."""
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3), nn.Linear(3, 3))
+    model[1].weight = nn.Parameter(model[0].weight.detach().T)
+    assert list(by_name(model)) == ["2.weight"]
+    flat = torch.zeros(2 * 9)
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[0].weight, model[1].weight = nn.Parameter(flat[:9].view(3, 3)), nn.Parameter(flat[9:].view(3, 3))
+    assert list(by_name(model)) == ["0.weight", "1.weight"]
 
 
-def unfolded(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """The patches by torch's own."""
-    padding = (0, 0) if layer.padding == "valid" else layer.padding
-    found = nn.functional.unfold(x, layer.kernel_size, layer.dilation, padding, layer.stride)
-    return found.mT.reshape(-1, found.shape[1])
+class ReadTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(torch.tanh(self.first(x))) + F.linear(x, self.first.weight) + self.second.bias
+        return self.third(self.third(x))
 
 
-@pytest.mark.parametrize("geometry", [{}, {"stride": 2}, {"dilation": 2, "padding": 2}, {"padding": (0, 2)}])
-@pytest.mark.parametrize("size", [(1, 1), (2, 2), (1, 3), (4, 3), (7, 6)])
-def test_taps_that_meet_no_padding_are_read_from_the_image_itself(
-    geometry: dict[str, Any], size: tuple[int, int]
-) -> None:
-    layer = nn.Conv2d(2, 1, 3, **({"padding": 1} | geometry)).double()
-    x = torch.randn(3, 2, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    window = Window(layer)
-    if min(window.grid(x)) < 1:
-        pytest.skip("the kernel has no place on an image of this size")
-    every = unfolded(layer, x)
-    for top in range(3):
-        for left in range(3):
-            taps = Taps(top, min(top + 2, 3), left, left + 1)
-            found = layer_rows(layer, x, taps=taps)[0]
-            assert torch.equal(found, every[:, taps.coordinates(window.kernel, 2)])
+def test_what_the_network_itself_reads_is_known() -> None:
+    model = ReadTwice()
+    assert read_by_others(model, torch.ones(1, 4)) == {id(model.first.weight), id(model.second.bias)}
+
+
+# ------------------------------------------------------------------------------------------------------- attention
+
+
+class Attends(nn.Module):
+    """Attention of tokens to themselves, or to other tokens, by `nn.MultiheadAttention`."""
+
+    def __init__(self, *, cross: bool = False, masks: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 2, **options)
+        self.cross, self.masks, self.first = cross, masks, options.get("batch_first", False)
+        widths = options.get("kdim", 6), options.get("vdim", 6)
+        self.maps = nn.ModuleList(nn.Linear(6, width) for width in widths)
+
+    def inputs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, examples first."""
+        return (x, *(layer(x[:, :3]) for layer in self.maps)) if self.cross else (x, x, x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part if self.first else part.transpose(0, 1) for part in self.inputs(x))
+        masks = {}
+        if self.masks:
+            keys = k.shape[1 if self.first else 0]
+            masks["key_padding_mask"] = torch.arange(keys).expand(len(x), -1) == keys - 1
+            masks["attn_mask"] = torch.ones(x.shape[1], keys).triu(1).bool()
+        out, _ = self.attention(q, k, value=v, need_weights=self.masks, **masks)
+        return out if self.first else out.transpose(0, 1)
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "batch first": {"batch_first": True},
+    "no bias": {"bias": False, "batch_first": True},
+    "masks": {"masks": True},
+    "cross": {"cross": True, "batch_first": True},
+    "cross, masks": {"cross": True, "masks": True},
+    "other widths": {"cross": True, "kdim": 5, "vdim": 4},
+    "added": {"add_bias_kv": True, "add_zero_attn": True, "batch_first": True},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_inputs_of_attention(kit: Any, form: str) -> None:
+    """in_proj reads queries, keys and values; the joined heads times out_proj's weight are the output."""
+    model, x = kit.built(lambda: Attends(**FORMS[form])), normal(2, 4, 6)
+    found = seen(model, [x])
+    layer = model.attention
+    with torch.no_grad():
+        parts = [part.reshape(-1, part.shape[-1]).T for part in model.inputs(x)]
+        output = model(x)
+    constant = layer.in_proj_bias is not None and layer.in_proj_weight is not None
+    for i, part in enumerate("qkv"):
+        joint = found.get("attention.in_proj_weight")
+        shown = found[f"attention.{part}_proj_weight"][0] if joint is None else joint[i]
+        # In any order, and filled up with zeros: what counts is the second moment.
+        expected = torch.cat([parts[i], torch.ones(1, parts[i].shape[1]).double()]) if constant else parts[i]
+        torch.testing.assert_close(shown @ shown.T, expected @ expected.T)
+    heads = found["attention.out_proj.weight"][0]
+    rows = layer.out_proj.weight
+    if layer.out_proj.bias is not None:
+        rows = torch.cat([rows, layer.out_proj.bias[:, None]], 1)
+    joined = (rows @ heads).T.reshape(*(output if model.first else output.transpose(0, 1)).shape)
+    torch.testing.assert_close(joined if model.first else joined.transpose(0, 1), output)
+
+
+def test_attention_shows_what_the_same_block_of_linear_layers_shows(kit: Any) -> None:
+    plain, x = kit.built(lambda: PlainAttention(6, 2)), normal(3, 4, 6)
+    fused = kit.built(lambda: Attends(batch_first=True))
+    with torch.no_grad():
+        projections = (plain.queries, plain.keys, plain.values)
+        fused.attention.in_proj_weight.copy_(torch.cat([layer.weight for layer in projections]))
+        fused.attention.in_proj_bias.copy_(torch.cat([layer.bias for layer in projections]))
+        fused.attention.out_proj.load_state_dict(plain.out_proj.state_dict())
+        torch.testing.assert_close(fused(x), plain(x, x, x))
+    heads: list[Tensor] = []
+    plain.out_proj.register_forward_pre_hook(lambda module, args: heads.append(args[0].reshape(-1, 6).T))
+    plain(x, x, x)
+    torch.testing.assert_close(seen(fused, [x])["attention.out_proj.weight"][0, :6], heads[0].detach())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_the_layers_of_a_transformer_are_seen_where_torch_would_fuse_them(kit: Any, frozen: bool) -> None:
+    layer = nn.TransformerEncoderLayer(6, 2, 10, batch_first=True)
+    model, x = kit.built(lambda: nn.TransformerEncoder(layer, 2)), normal(3, 4, 6)
+    model.requires_grad_(not frozen)
+    found = seen(model, [x])
+    assert len(found) == 8
+    assert set(found) == set(by_name(model))
+    expected = x.reshape(-1, 6).T
+    torch.testing.assert_close(found["layers.0.self_attn.in_proj_weight"][0, :6], expected)
+    assert read_by_others(model, x[:1]) & {id(w.tensor) for w in linear_weights(model)} == set()
+
+
+class OwnAttention(nn.MultiheadAttention):
+    """Reads its parts in its own way."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.out_proj(x + F.linear(x, self.in_proj_weight[:6]))
+
+
+def test_attention_with_a_forward_pass_of_its_own_is_a_module_like_others() -> None:
+    model, x = OwnAttention(6, 2).double(), normal(2, 4, 6)
+    found = seen(model, [x])
+    assert set(found) == {"out_proj.weight"}
+    hidden = x + x @ model.in_proj_weight[:6].T
+    torch.testing.assert_close(found["out_proj.weight"][0, :6], hidden.detach().reshape(-1, 6).T)
+    assert id(model.out_proj.weight) not in read_by_others(model, x)
+
+
+def test_keys_and_values_of_one_weight_are_both_seen() -> None:
+    model = nn.MultiheadAttention(6, 2, kdim=5, vdim=5, batch_first=True, bias=False).double()
+    model.v_proj_weight = model.k_proj_weight
+
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.model(x, x[..., :5], 2 * x[..., 1:])[0]
+
+    x = normal(2, 4, 6)
+    shown = seen(Calls(), [x])["model.k_proj_weight"][0]
+    keys, values = x[..., :5].reshape(-1, 5), 2 * x[..., 1:].reshape(-1, 5)
+    torch.testing.assert_close(shown @ shown.T, keys.T @ keys + values.T @ values)

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from warp_unlearning.models.mlp import MLP
 from warp_unlearning.models.small_resnet import SmallResNet
-from warp_unlearning.symmetry.layer_inputs import layer_columns
 from warp_unlearning.symmetry.move import AxisMap, BlockMap, ChannelMove, MomentumReset, Translation, apply_move
 
 
@@ -182,12 +182,15 @@ def test_the_inputs_of_a_moved_layer_are_the_moved_inputs() -> None:
         model, "layer2", normal(8, seed=5).exp(), normal(8, seed=6).exp(), torch.tensor([3, 1, 0, 2, 7, 6, 5, 4])
     )
     seen: list[Tensor] = []
-    handle = block.conv2.register_forward_pre_hook(lambda module, args: seen.append(layer_columns(module, args[0])))
+    handle = block.conv2.register_forward_pre_hook(
+        lambda module, args: seen.append(F.unfold(args[0], module.kernel_size, module.dilation, module.padding).mT)
+    )
     model(x)
     apply_move(model, move)
     model(x)
     handle.remove()
-    torch.testing.assert_close(move.inputs("layer2.conv2.weight", seen[0].mT), seen[1].mT)
+    first, second = (patches.flatten(0, 1).T for patches in seen)
+    torch.testing.assert_close(move.inputs("layer2.conv2.weight", first), second)
 
 
 def test_gradients_after_a_move_are_the_moved_gradients() -> None:

@@ -49,7 +49,7 @@ def test_given_defaults_go_over_those_of_the_class() -> None:
 
 def test_types_of_inherited_fields_are_those_of_the_module_that_declares_them() -> None:
     """`Rule` is a name that the module of the subclass does not know."""
-    from warp_unlearning.symmetry.tracked_null_space import TrackedNullSpace
+    from warp_unlearning.symmetry.null_space import TrackedNullSpace
 
     types = {o.name: o.type for o in options_of(TrackedNullSpace, {})}
     assert types["rule"] == "'energy' or 'singular_values'"

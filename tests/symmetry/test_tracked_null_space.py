@@ -1,178 +1,208 @@
 from __future__ import annotations
 
-import json
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+from tests.networks import ARCHITECTURES, GEOMETRIES
+from tests.oracles import warp_loop
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.symmetry.input_bases import InputBasis, exact_bases
+from warp_unlearning.data.digits import load_digits
+from warp_unlearning.linalg.subspace import SecondMoment
+from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.symmetry.layer_inputs import linear_weights, observe
 from warp_unlearning.symmetry.move import apply_move
-from warp_unlearning.symmetry.null_space import NullSpace
-from warp_unlearning.symmetry.symmetry import settings_of
-from warp_unlearning.symmetry.tracked_null_space import TrackedNullSpace
+from warp_unlearning.symmetry.null_space import NullMove, NullSpace, TrackedNullSpace
+from warp_unlearning.symmetry.symmetry import Probe
 
 
-def network() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(2, 6, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(6, 6, 3, stride=2),
-        nn.Tanh(),
-        nn.Flatten(),
-        nn.Linear(24, 3),
-    )
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def problem(kit: Any) -> tuple[nn.Module, Tensor, tuple[Tensor, Tensor]]:
-    return kit.built(network), kit.normal(12, 2, 5, 5), (kit.normal(4, 2, 5, 5, seed=1), torch.arange(4) % 3)
-
-
-def trained(kit: Any, model: nn.Module, x: Tensor) -> None:
-    """A few weights changed, as by an update."""
+def drifted(model: nn.Module, seed: int, size: float = 0.02) -> None:
+    """As after updates of a method."""
     with torch.no_grad():
         for i, p in enumerate(model.parameters()):
-            p.add_(0.02 * kit.normal(*p.shape, seed=50 + i))
+            p += size * normal(*p.shape, seed=100 * seed + i)
 
 
-def test_it_takes_the_options_of_the_exact_one_and_its_own(kit: Any) -> None:
-    symmetry = TrackedNullSpace(energy=0.8, step_size=0.1, rounds=3, batch_size=5, forget_size=4)
-    assert isinstance(symmetry, NullSpace)
-    assert symmetry.looks_at == (5, 4)
-    told = settings_of(symmetry)
-    assert told == settings_of(NullSpace(energy=0.8, step_size=0.1, batch_size=5, forget_size=4)) | {"rounds": 3}
-    assert json.loads(json.dumps(told)) == told
-    assert "_tracked" not in repr(symmetry)
-    tracked = TrackedNullSpace(energy=0.8, rule="singular_values", rounds=3)._tracked
-    assert (tracked.energy, tracked.rule, tracked.rounds) == (0.8, "singular_values", 3)
-    for bad in ({"energy": 0}, {"energy": 1.5}, {"steps": 0}, {"aim": "up"}):
-        with pytest.raises(InputError):
-            TrackedNullSpace(**bad)  # type: ignore[arg-type]
+def step(null: NullSpace, model: nn.Module, probe: Probe) -> NullMove:
+    move = null.move(model, generator=torch.Generator().manual_seed(0), probe=probe)
+    apply_move(model, move)
+    return move
 
 
-@pytest.mark.parametrize("energy", [0.7, 0.95])
-def test_its_bases_keep_nearly_what_exact_ones_of_the_same_rank_do(kit: Any, energy: float) -> None:
-    """Captured energy on the batch, against the exact basis: all of it at first, nearly all after updates."""
-    model, x, forget = problem(kit)
-    symmetry = TrackedNullSpace(energy=energy, aim="random", step_size=0.02)
-    generator = kit.generator()
-    for call in range(3):
-        move = symmetry.move(model, generator=generator, probe=kit.probe(x, forget=forget))
-        exact = exact_bases(model, [x, forget[0]], energy=energy)
-        assert set(move.bases) == set(exact)
-        for name, basis in move.bases.items():
-            path = name.rpartition(".")[0]
-            rows = kit.inputs(model, path, [x, forget[0]])[0]
-            rows = torch.cat([rows, torch.ones(len(rows), 1, dtype=rows.dtype)], dim=1)
-            (block,) = basis.blocks
-            gram = block.basis.T @ block.basis
-            assert float((gram - torch.eye(len(gram), dtype=gram.dtype)).abs().max()) < 1e-3
-            values = torch.linalg.svdvals(rows).square()
-            best = float(values[: block.rank].sum() / values.sum())
-            captured = float((rows @ block.basis).square().sum() / rows.square().sum())
-            assert captured >= (0.9 if call else 1 - 1e-9) * best
-            assert call or block.rank == exact[name].rank
-            assert torch.equal(basis.reached, exact[name].reached)
-        apply_move(model, move)
-        trained(kit, model, x)
+def angle(one: Tensor, other: Tensor) -> float:
+    """The largest sine of a principal angle between the columns that are not zero."""
+    one, other = one[:, one.any(0)], other[:, other.any(0)]
+    assert one.shape == other.shape
+    return float(torch.linalg.matrix_norm(one - other @ (other.T @ one), 2)) if one.shape[1] else 0.0
 
 
-def test_its_moves_are_orthogonal_to_its_bases(kit: Any) -> None:
-    model, x, forget = problem(kit)
-    symmetry, generator = TrackedNullSpace(energy=0.9), kit.generator()
-    for _ in range(3):
-        move = symmetry.move(model, generator=generator, probe=kit.probe(x, forget=forget))
-        moved = 0
-        for name, basis in move.bases.items():
-            if name in move.shifts:
-                bias = move.shifts[basis.bias].unsqueeze(1)
-                rows = torch.cat([move.shifts[name].flatten(1), bias], dim=1)
-                assert float((rows @ basis.blocks[0].basis).abs().max()) < 1e-12
-                moved += float(rows.norm()) > 0
-        assert moved
-        apply_move(model, move)
-        trained(kit, model, x)
+@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"energy": 0.9, "eta": 0.02, "beta": 0.3},
+        {"energy": 0.97, "rounds": 3, "steps": 2},
+        {"energy": 0.99, "k_max": 3, "protect": "both"},
+    ],
+    ids=str,
+)
+def test_a_sequence_of_moves_is_that_of_the_printed_algorithm(kit: Any, name: str, options: dict[str, Any]) -> None:
+    """Bases and weights of four teleports, between which the weights drift."""
+    make, shape = GEOMETRIES[name]
+    model, forget = kit.built(make), (normal(2, *shape, seed=1), torch.tensor([0, 2]))
+    origin = {n: p.detach().clone() for n, p in model.named_parameters()}
+    drifted(model, 1)
+    expected, null = deepcopy(model), TrackedNullSpace(**options)
+    oracle = warp_loop.Teleport(**{"rounds": 1} | options)
+    for seed in range(4):
+        retain = list(normal(40, *shape, seed=10 + seed).split(16))
+        move = step(null, model, Probe(retain, forget, origin))
+        oracle(expected, retain, forget, origin)
+        for basis in move.bases.values():
+            for own, other in zip(basis.basis, oracle.bases[basis.weight], strict=True):
+                assert angle(own, other) < 1e-9
+        for (parameter, value), other in zip(model.named_parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(value, other, rtol=1e-9, atol=1e-9, msg=lambda m, p=parameter: f"{p}: {m}")
+        for each in (model, expected):
+            drifted(each, 2 + seed)
 
 
-def test_the_generator_alone_decides(kit: Any) -> None:
-    found = []
-    for seed, noise in ((1, 0), (1, 1), (2, 0)):
-        model, x, forget = problem(kit)
-        symmetry, generator = TrackedNullSpace(energy=0.9), kit.generator(seed)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(noise)
-            rng = torch.get_rng_state()
-            for _ in range(2):
-                move = symmetry.move(model, generator=generator, probe=kit.probe(x, forget=forget))
-                apply_move(model, move)
-            assert torch.equal(rng, torch.get_rng_state())
-        found.append({n: t.clone() for n, t in model.state_dict().items()})
-    assert all(torch.equal(found[0][n], found[1][n]) for n in found[0])
-    assert not all(torch.equal(found[0][n], found[2][n]) for n in found[0])
+def test_the_first_bases_are_decomposed_and_later_ones_hold_what_they_say(kit: Any) -> None:
+    make, shape = GEOMETRIES["strided"]
+    model, forget = kit.built(make), (normal(2, *shape, seed=1), torch.tensor([0, 2]))
+    tracked, exact = TrackedNullSpace(energy=0.9), NullSpace(energy=0.9)
+    probe = Probe([normal(40, *shape)], forget)
+    first, expected = (null.move(model, generator=torch.Generator(), probe=probe) for null in (tracked, exact))
+    assert all(torch.equal(shift, expected.shifts[name]) for name, shift in first.shifts.items())
+    drifted(model, 1)
+    later = tracked.move(model, generator=torch.Generator(), probe=Probe([normal(40, *shape, seed=3)], forget))
+    shown = {w.name: SecondMoment(torch.float64) for w in linear_weights(model)}
+    observe(model, [normal(40, *shape, seed=3)], linear_weights(model), lambda weight, x: shown[weight.name].add(x))
+    for name, basis in later.bases.items():
+        assert basis.ranks == first.bases[name].ranks
+        held = (basis.basis * shown[name].times(basis.basis)).sum((1, 2)) / shown[name].energy.sum(1)
+        assert basis.captured <= float(held.min()) + 1e-12
+        assert basis.captured > 0.8
 
 
-def test_a_copy_remembers_for_itself(kit: Any) -> None:
-    """What a copy sees of another network does not reach the one it was copied from."""
-    model, x, forget = problem(kit)
-    symmetry = TrackedNullSpace(energy=0.9)
-    symmetry.move(model, generator=kit.generator(), probe=kit.probe(x, forget=forget))
-    copies = [deepcopy(symmetry) for _ in range(2)]
-    other = kit.built(network, 9)
-    copies[0].move(other, generator=kit.generator(), probe=kit.probe(3 * x, forget=forget))
-    trained(kit, model, x)
-    first, second = (
-        each.move(model, generator=kit.generator(4), probe=kit.probe(x, forget=forget))
-        for each in (symmetry, copies[1])
-    )
-    assert all(torch.equal(s, second.shifts[n]) for n, s in first.shifts.items())
+def test_more_rounds_come_closer_to_the_exact_bases(kit: Any) -> None:
+    make, shape = GEOMETRIES["padded"]
+    model, retain = kit.built(make), normal(40, *shape, seed=3)
+    forget = normal(2, *shape, seed=1), torch.tensor([0, 2])
+    nulls = [TrackedNullSpace(k=3, rounds=rounds) for rounds in (1, 4, 64)]
+    for null in nulls:
+        null.move(model, generator=torch.Generator(), probe=Probe([normal(40, *shape)], forget))
+    drifted(model, 1, 0.3)
+    found = [
+        null.move(model, generator=torch.Generator(), probe=Probe([retain], forget))
+        for null in (*nulls, NullSpace(k=3))
+    ]
+    # Not layer 2: it sees every patch and its mirror image, and rounds keep even and odd directions apart.
+    for path, x in warp_loop.inputs(model, [retain], ["0", "4", "6"]).items():
+        one, four, many, exact = (float((m.bases[f"{path}.weight"].basis[0].T @ x[0]).square().sum()) for m in found)
+        assert one < four < many <= exact * (1 + 1e-12)
+        assert many > 0.999 * exact
 
 
-def test_the_model_and_its_modes_stay(kit: Any) -> None:
-    model, x, forget = problem(kit)
-    model.train()
-    before = {n: t.clone() for n, t in model.state_dict().items()}
-    symmetry = TrackedNullSpace(energy=0.9)
-    for _ in range(2):
-        symmetry.move(model, generator=kit.generator(), probe=kit.probe(x, forget=forget))
-    assert model.training
-    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
-    assert all(len(m._forward_pre_hooks) == 0 for m in model.modules())
+def test_another_network_of_equal_structure_starts_afresh(kit: Any) -> None:
+    make, shape = ARCHITECTURES["mobile"]
+    null, forget = TrackedNullSpace(energy=0.9), (normal(2, *shape, seed=1), torch.tensor([0, 2]))
+    probe = Probe([normal(20, *shape)], forget)
+    for seed in (0, 1):
+        model = kit.built(make, seed)
+        found = null.move(model, generator=torch.Generator(), probe=probe)
+        expected = NullSpace(energy=0.9).move(model, generator=torch.Generator(), probe=probe)
+        assert all(torch.equal(shift, expected.shifts[name]) for name, shift in found.shifts.items())
+        assert deepcopy(null) == null
+        again = deepcopy(null).move(model, generator=torch.Generator(), probe=probe)
+        assert all(torch.equal(shift, expected.shifts[name]) for name, shift in again.shifts.items())
 
 
-def test_the_bases_it_moves_by_are_those_it_tracks(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One refresh a move, given the working copy in eval mode, all batches, and the generator of the move."""
-    model, x, forget = problem(kit)
-    symmetry, generator = TrackedNullSpace(energy=0.9, protect="both"), kit.generator()
-    calls: list[tuple[Any, ...]] = []
-    refresh = symmetry._tracked.refresh
-
-    def spied(model: nn.Module, batches: Any, *, generator: torch.Generator, **others: Any) -> dict[str, InputBasis]:
-        batches = list(batches)
-        found = refresh(model, batches, generator=generator, **others)
-        calls.append((model.training, len(batches), generator, found))
-        return found
-
-    monkeypatch.setattr(symmetry._tracked, "refresh", spied)
-    for _ in range(2):
-        move = symmetry.move(model.train(), generator=generator, probe=kit.probe(x[:6], x[6:], forget=forget))
-        training, count, given, found = calls[-1]
-        assert (training, count) == (False, 3)
-        assert given is generator
-        assert move.bases == found
-    assert len(calls) == 2
+def test_what_moves_may_change_between_moves(kit: Any) -> None:
+    """A bias that is frozen takes the constant out of its layer's inputs; dead coordinates come to life."""
+    model = kit.built(lambda: nn.Sequential(nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3)))
+    null, forget = TrackedNullSpace(energy=0.9), (normal(2, 9, seed=1), torch.tensor([0, 2]))
+    with torch.no_grad():
+        model[0].bias[:3] -= 100
+    first = step(null, model, Probe([normal(30, 9)], forget))
+    assert not bool(first.bases["2.weight"].reached.all())
+    model[0].bias.requires_grad_(False)
+    with torch.no_grad():
+        model[0].bias[:3] += 100
+    second = step(null, model, Probe([normal(30, 9, seed=2)], forget))
+    assert second.bases["0.weight"].d == 9
+    assert bool(second.bases["2.weight"].reached.all())
+    assert "0.bias" in second.left
 
 
-def test_an_example_that_is_not_finite_is_refused_where_no_sample_holds_it(kit: Any) -> None:
-    model, symmetry = kit.built(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))), TrackedNullSpace()
-    symmetry._tracked.examples = 2
-    x = kit.normal(60, 6)
-    symmetry.move(model, generator=kit.generator(), probe=kit.probe(x))
-    broken = x.clone()
-    broken[7, 2] = float("nan")
-    for seed in range(6):
-        with pytest.raises(DataError, match="an example of the probe holds a NaN"):
-            symmetry.move(model, generator=kit.generator(seed), probe=kit.probe(broken))
-    symmetry.move(model, generator=kit.generator(), probe=kit.probe(x))
+def test_a_batch_of_fewer_inputs_than_the_basis_has_columns(kit: Any) -> None:
+    """C B has less than full rank then; the basis is completed and the step still spares what was seen."""
+    model = kit.built(lambda: nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 3)))
+    null, forget = TrackedNullSpace(k=6), (normal(2, 12, seed=1), torch.tensor([0, 2]))
+    step(null, model, Probe([normal(30, 12)], forget))
+    few, before = normal(3, 12, seed=2), deepcopy(model)
+    move = step(null, model, Probe([few], forget))
+    assert any("saw fewer inputs" in note for note in move.notes)
+    with torch.no_grad():
+        torch.testing.assert_close(model(few), before(few), rtol=0, atol=1e-10)
+    assert float(torch.cat([shift.flatten() for shift in move.shifts.values()]).norm()) > 0
+
+
+def test_bases_follow_a_network_through_many_updates() -> None:
+    """After 10, 40 and 160 updates with a move every 10, a round misses at most 2 % more of the energy of fresh inputs
+    than exact bases of equal rank. Seen: .01230, .01214, .01308, and .01255, .01260, .01378 for exact ones, which know
+    one batch alone.
+    """
+    data = load_digits()
+    x, y = data.train.x, data.train.y
+    torch.manual_seed(0)
+    model = SmallResNet(width=8)
+    adam = torch.optim.Adam(model.parameters(), 1e-3)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        i = torch.randint(len(x), (64,), generator=draw)
+        adam.zero_grad()
+        F.cross_entropy(model(x[i]), y[i]).backward()
+        adam.step()
+    retain, forget, fresh = torch.arange(0, 900), torch.arange(900, 1000), x[1000:1300]
+    sgd, null = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9), TrackedNullSpace(energy=0.99)
+    seen = {}
+    for update in range(161):
+        if update % 10 == 0:
+            batch = x[retain[torch.randperm(900, generator=draw)[:200]]]
+            probe = Probe([batch], (x[forget[:16]], y[forget[:16]]))
+            model.eval()
+            move = null.move(model, generator=torch.Generator(), probe=probe)
+            if update in (10, 40, 160):
+                seen[update] = missed(model, move, batch, fresh)
+            apply_move(model, move)
+        model.train()
+        i, j = (own[torch.randperm(len(own), generator=draw)[:64]] for own in (retain, forget))
+        sgd.zero_grad()
+        (0.95 * F.cross_entropy(model(x[i]), y[i]) - 0.05 * F.cross_entropy(model(x[j]), y[j])).backward()
+        sgd.step()
+    assert all(tracked <= 1.02 * exact for tracked, exact in seen.values()), seen
+
+
+def missed(model: nn.Module, move: NullMove, batch: Tensor, fresh: Tensor) -> tuple[float, float]:
+    """The mean share of the energy of fresh inputs, over layers, that tracked bases miss, and exact ones of equal
+    rank.
+    """
+    weights = [weight for weight in linear_weights(model) if weight.name in move.bases]
+    held, own = ({w.name: SecondMoment(torch.float64) for w in weights} for _ in range(2))
+    observe(model, [fresh], weights, lambda weight, columns: held[weight.name].add(columns))
+    observe(model, [batch], weights, lambda weight, columns: own[weight.name].add(columns))
+    shares = []
+    for name, moment in held.items():
+        tracked = move.bases[name].basis.double()
+        exact = own[name].leading(1.0, k=tracked.shape[2]).basis
+        total = moment.energy.sum()
+        shares.append([1 - float((basis * moment.times(basis)).sum() / total) for basis in (tracked, exact)])
+    return tuple(torch.tensor(shares).mean(0).tolist())  # type: ignore[return-value]

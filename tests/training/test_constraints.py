@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.symmetry.move import ChannelMove, Translation, apply_move
+from warp_unlearning.symmetry.move import AxisMap, ChannelMove, Translation, apply_move
+from warp_unlearning.symmetry.null_space import InputBasis
 from warp_unlearning.training.constraints import InputComplement, Mask
 from warp_unlearning.training.stepper import Stepper
 
@@ -18,6 +19,14 @@ Points = Callable[..., TensorExamples]
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def bases(**columns: Tensor) -> dict[str, InputBasis]:
+    """Bases of layers without groups all of whose inputs are reached."""
+    return {
+        name: InputBasis(name, None, b[None], (b.shape[1],), torch.ones(1, len(b), dtype=torch.bool), 1.0, len(b))
+        for name, b in columns.items()
+    }
 
 
 def orthonormal(rows: int, columns: int, seed: int = 0) -> Tensor:
@@ -65,25 +74,25 @@ def test_responses_to_protected_inputs_stay_the_same() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 4)).double()
-    bases = {"0.weight": orthonormal(18, 7), "2.weight": orthonormal(12, 5)}
+    columns = {"0.weight": orthonormal(18, 7), "2.weight": orthonormal(12, 5)}
     x, y = normal(6, 2, 4, 4), torch.tensor([0, 1, 2, 3, 0, 1])
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    stepper = Stepper(model, momentum=0.9, weight_decay=0.1, constraint=InputComplement(bases))
+    stepper = Stepper(model, momentum=0.9, weight_decay=0.1, constraint=InputComplement(bases(**columns)))
     for _ in range(20):
         stepper.step(F.cross_entropy(model(x), y), lr=0.05)
     for name, p in model.named_parameters():
-        if name not in bases:
+        if name not in columns:
             assert torch.equal(p, before[name])
             continue
         moved = (p.detach() - before[name]).flatten(1)
         assert moved.norm() > 1e-2
-        assert (moved @ bases[name]).abs().max() < 1e-12
+        assert (moved @ columns[name]).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 6])
 def test_the_projection_takes_back_only_the_protected_part(rank: int) -> None:
     basis = orthonormal(6, rank)
-    constraint, before, after = InputComplement({"w": basis}), normal(3, 6, seed=1), normal(3, 6, seed=2)
+    constraint, before, after = InputComplement(bases(w=basis)), normal(3, 6, seed=1), normal(3, 6, seed=2)
     explicit = (after - before) @ (torch.eye(6, dtype=torch.float64) - basis @ basis.T)
     torch.testing.assert_close(constraint.limit("w", after, before), before + explicit)
     torch.testing.assert_close(
@@ -100,12 +109,12 @@ def test_bases_follow_a_move_with_the_inputs(
     """After a move that rescales, exactly the moved inputs are protected, by an orthonormal basis."""
     model = network()
     inputs = normal(6, rank, seed=4)
-    constraint = InputComplement({"3.weight": torch.linalg.qr(inputs)[0]})
+    constraint = InputComplement(bases(**{"3.weight": torch.linalg.qr(inputs)[0]}))
     order, scale = [3, 0, 5, 1, 4, 2], torch.tensor([2.0, 0.5, 4.0, 1.0, 3.0, 0.25], dtype=torch.float64)
     move = hidden_move(order, scale)
     constraint.carry(move)
     moved_inputs = inputs[order] * scale.unsqueeze(1)
-    basis = constraint.bases["3.weight"]
+    basis = constraint.bases["3.weight"].basis[0]
     torch.testing.assert_close(basis.T @ basis, torch.eye(rank, dtype=torch.float64))
     apply_move(model, move)
     before = model[3].weight.detach().clone()
@@ -117,19 +126,35 @@ def test_bases_follow_a_move_with_the_inputs(
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("rank", [3, 6])
 def test_taps_that_meet_only_padding_are_left_as_they_are(layout: torch.memory_format, rank: int) -> None:
-    taps, basis = torch.tensor([4, 5]), orthonormal(8, rank)
+    taps = torch.tensor([4, 5])
     wide = torch.zeros(4, 9, rank, dtype=torch.float64)
-    wide[:, taps] = basis.reshape(4, 2, rank)
+    wide[:, taps] = orthonormal(8, rank).reshape(4, 2, rank)
     step = normal(5, 4, 3, 3, seed=7).contiguous(memory_format=layout)
-    expected = InputComplement({"w": wide.flatten(0, 1)}).limit_gradient("w", step)
-    found = InputComplement({"w": basis}, met={"w": taps}).limit_gradient("w", step)
-    torch.testing.assert_close(found, expected)
+    protected = bases(w=wide.flatten(0, 1))
+    found = InputComplement(protected, met={"w": taps}).limit_gradient("w", step)
+    torch.testing.assert_close(found, InputComplement(protected).limit_gradient("w", step))
     assert torch.equal(found.flatten(2)[:, :, [0, 8]], step.flatten(2)[:, :, [0, 8]])
     assert not torch.allclose(found.flatten(2)[:, :, taps], step.flatten(2)[:, :, taps])
 
 
+def test_groups_that_trade_places_take_their_bases_along() -> None:
+    """Four groups of two rows, each of which reads inputs of its own; the third never sees its first coordinate."""
+    inputs = normal(4, 9, 3, seed=2)
+    inputs[2, 0] = 0
+    reached = (inputs != 0).any(2)
+    basis = InputBasis("w", None, torch.linalg.qr(inputs)[0] * reached[..., None], (3,) * 4, reached, 1.0, 3)
+    constraint = InputComplement({"w": basis})
+    order = torch.tensor([2, 3, 0, 1, 6, 7, 4, 5])
+    constraint.carry(ChannelMove({"w": (AxisMap(0, order, torch.arange(1.0, 9.0).double()),)}))
+    moved = inputs[[1, 0, 3, 2]]
+    step = constraint.limit_gradient("w", normal(8, 1, 3, 3, seed=5)).reshape(4, 2, 9)
+    assert step.norm() > 1
+    assert (step @ moved).abs().max() < 1e-12
+    assert torch.equal(constraint.bases["w"].reached, (moved != 0).any(2))
+
+
 def test_a_move_that_leaves_inputs_leaves_the_basis() -> None:
     basis = orthonormal(6, 5)
-    constraint = InputComplement({"w": basis})
+    constraint = InputComplement(bases(w=basis))
     constraint.carry(Translation({"w": normal(3, 6)}))
-    assert torch.equal(constraint.bases["w"], basis)
+    assert torch.equal(constraint.bases["w"].basis[0], basis)

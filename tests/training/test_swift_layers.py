@@ -20,6 +20,7 @@ from warp_unlearning.training import swift_layers
 from warp_unlearning.training.swift_layers import SwiftLayers
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -254,7 +255,7 @@ class Shuffling:
 
     def __init__(self, model: nn.Module, generator: torch.Generator, log: list[str]) -> None:
         self.model, self.generator, self.log = model, generator, log
-        self.certificates: list[int] = []
+        self.certificates: list[SimpleNamespace] = []
         self.orders: list[list[int]] = []
         self.modes: list[bool] = []
 
@@ -267,7 +268,7 @@ class Shuffling:
         # A defence may leave the model in a mode of its own.
         self.model.eval()
         apply_move(self.model, move)
-        self.certificates.append(update.step)
+        self.certificates.append(SimpleNamespace(step=update.step, notes=("shuffled",)))
         return move
 
     def finish(self) -> None:
@@ -329,9 +330,10 @@ def test_the_defence_is_called_between_updates_and_at_the_end() -> None:
     assert defense.session is not None
     # The method's mode is put back after every move, whatever the defence left.
     assert defense.session.modes == [True, True, True, True]
-    assert result.teleports == [1, 2, 4]
+    assert [certificate.step for certificate in result.teleports] == [1, 2, 4]
     (deletion,) = result.record.deletions
     assert deletion.defense == {"name": "shuffle", "options": {}}
+    assert deletion.verdicts == {"defense": ["shuffled"]}
     assert deletion.experiment_only
     assert deletion.original == model_digest(build(torch.float64))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from warp_unlearning.runs.fleet_engine import FleetEngine
 from warp_unlearning.runs.idle_engine import IdleEngine
 from warp_unlearning.runs.store import Store
 from warp_unlearning.studies import study
-from warp_unlearning.studies.study import STUDIES, Asked, Size, study_settings
+from warp_unlearning.studies.cell_settings import StudyArm
+from warp_unlearning.studies.study import NULL_SPACE, STUDIES, Asked, Size, study_settings
 from warp_unlearning.training.lane import DeviceLane
 from warp_unlearning.workflows.reproduce import (
     RESULTS,
@@ -30,7 +32,7 @@ from warp_unlearning.workflows.reproduce import (
 
 LANES = FleetEngine(2, lambda: DeviceLane(torch.device("cpu")))
 NGP = {"epochs": 2, "batch_size": 16}
-TINY = Size("npz", "mlp", {"hidden": [8]}, {"epochs": 5, "batch_size": 16}, 6, 2, 2, 60, 20, 0, 20)
+TINY = Size({"name": "npz"}, "mlp", {"hidden": [8]}, {"epochs": 5, "batch_size": 16}, 6, 2, 2, 60, 20, 0, 20)
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +55,10 @@ def config(blobs: Path, **changes: Any) -> ReproduceConfig:
     return ReproduceConfig(**{**given, "method_options": {"ngp": NGP}, **changes})
 
 
+def arms_of(size: str) -> Sequence[StudyArm]:
+    return study_settings("table1", size, Asked()).arms
+
+
 def reproduce(request: ReproduceRequest, **options: Any) -> tuple[dict[str, Any], list[Event]]:
     events: list[Event] = []
     return carry_out_study(prepare_study(request), LANES, watch=events.append, **options), events
@@ -62,15 +68,14 @@ def test_a_study_is_stopped_goes_on_and_grows(blobs: Path, tmp_path: Path) -> No
     request = ReproduceRequest(config(blobs), tmp_path / "out")
     results, _ = reproduce(request, budget=0.0)
     assert not results["complete"]
-    assert results["left"] == 6 * (1 + 1 + 2 * 5)
+    assert results["left"] == 6 * (1 + 1 + 2 * 7)
     assert all(arm["problem"] for arm in results["arms"])
     results, _ = reproduce(request, command="warp reproduce table1")
     assert results["complete"]
     assert not results["failures"]
     assert results["shadows_complete"] == 6
-    assert [arm["name"] for arm in results["arms"]] == [
-        "ngp", "ngp + warp", "ngp + published", "ngp + conjugate", "ngp + kick"
-    ]  # fmt: skip
+    defenses = ["warp", "fastwarp", "warp_guarded", "cob", "conjugate", "kick"]
+    assert [arm["name"] for arm in results["arms"]] == ["ngp", *(f"ngp + {name}" for name in defenses)]
     table = (tmp_path / "out" / TABLE).read_text()
     assert "NGP + WARP" in table
     assert "paper 0.545" in table
@@ -79,7 +84,7 @@ def test_a_study_is_stopped_goes_on_and_grows(blobs: Path, tmp_path: Path) -> No
     larger, events = reproduce(ReproduceRequest(config(blobs, shadows=8), tmp_path / "out"))
     assert larger["complete"]
     begun = [event for event in events if event.what == "started"]
-    assert len(begun) == 2 * (1 + 1 + 2 * 5)
+    assert len(begun) == 2 * (1 + 1 + 2 * 7)
 
 
 @pytest.mark.parametrize("name", ["whitebox", "radar", "risk-vs-norm"])
@@ -91,7 +96,7 @@ def test_studies_of_the_same_models_share_them(blobs: Path, tmp_path: Path, name
 
 
 @pytest.mark.parametrize("name", STUDIES)
-@pytest.mark.parametrize("size", ["small", "paper"])
+@pytest.mark.parametrize("size", study.SIZES)
 def test_every_study_has_arms_that_can_be_made(name: str, size: str) -> None:
     from warp_unlearning.defense.registry import make_defense
     from warp_unlearning.methods.registry import make_method
@@ -128,10 +133,10 @@ def test_the_size_of_the_paper() -> None:
     assert settings.network_options == {"stem": "imagenet"}
 
 
-def test_only_pgu_at_the_size_of_the_paper_teleports_other_than_each_epoch() -> None:
-    for size, expected in (("paper", {"pgu + warp", "pgu + published", "pgu + kick"}), ("small", set())):
-        arms = study_settings("table1", size, Asked()).arms
-        assert {arm.name for arm in arms if "every" in arm.defense_settings} == expected
+def test_only_pgu_on_images_teleports_other_than_each_epoch() -> None:
+    for size, expected in (("paper", 95), ("small-images", 10), ("small", None)):
+        found = {a.name: a.defense_settings["every"] for a in arms_of(size) if "every" in a.defense_settings}
+        assert found == ({} if expected is None else {f"pgu + {name}": expected for name in NULL_SPACE})
     asked = Asked(("pgu",), defense_options={"warp": {"every": 19}})
     assert study_settings("table1", "paper", asked).arms[1].defense_settings["every"] == 19
 
@@ -147,6 +152,8 @@ def test_only_pgu_at_the_size_of_the_paper_teleports_other_than_each_epoch() -> 
         ({"methods": ["npg"]}, "ngp"),
         ({"defenses": ["none", "wrap"]}, "warp"),
         ({"recipes": Path("nowhere.yaml")}, "nowhere.yaml"),
+        ({"size": "small-images", "data_path": None}, "/usr/share/datasets/fashion-mnist"),
+        ({"made_with": "0.1"}, "can only be read; add --only-results"),
     ],
     ids=str,
 )
@@ -179,9 +186,29 @@ def test_results_of_a_device_that_is_not_here_can_be_read(blobs: Path, tmp_path:
     results = carry_out_study(
         prepare_study(ReproduceRequest(asked, tmp_path / "other", only_results=True)), IdleEngine()
     )
-    assert results["left"] == 6 * (1 + 1 + 2 * 5)
+    assert results["left"] == 6 * (1 + 1 + 2 * 7)
     assert "other machines" in results["hardware"]["device"]
     assert (tmp_path / "other" / TABLE).is_file()
+
+
+def test_results_of_version_0_1_are_read_under_names_of_their_own(blobs: Path, tmp_path: Path) -> None:
+    asked = config(blobs, made_with="0.1", methods=["ngp", "srf_on"], defense_options={"warp": {"radius": 0.3}})
+    results, _ = reproduce(ReproduceRequest(asked, tmp_path / "out", only_results=True), budget=0.0)
+    assert [arm["name"] for arm in results["arms"]] == [
+        *("ngp", "ngp + warp_guarded (0.1)"),
+        *("srf_on_strict (0.1)", "srf_on_strict (0.1) + warp_guarded (0.1)"),
+    ]
+    table = (tmp_path / "out" / TABLE).read_text()
+    assert "| NGP | not measured; paper 0.545" in table
+    assert "| SF strict (0.1) | not measured |" in table
+    assert "| NGP + WARP guarded (0.1) | not measured |" in table
+    assert "Arms named (0.1)" in table
+    with pytest.raises(InputError, match=r"results of version 0\.1 are kept of table1, .* not of tradeoff"):
+        prepare_study(ReproduceRequest(config(blobs, study="tradeoff", made_with="0.1"), tmp_path, only_results=True))
+    with pytest.raises(InputError, match=r"version 0\.1 had no arms with the defence 'cob'"):
+        prepare_study(
+            ReproduceRequest(config(blobs, defenses=["cob"], made_with="0.1"), tmp_path / "cob", only_results=True)
+        )
 
 
 @pytest.mark.parametrize(
@@ -237,7 +264,7 @@ def test_a_study_of_times_is_done_alone_and_shown(blobs: Path, tmp_path: Path) -
     assert prepared.planned.alone
     results = carry_out_study(prepared, FleetEngine(1, lambda: DeviceLane(torch.device("cpu"))))
     assert results["complete"]
-    assert [row["defense"] for row in results["rows"]] == [None, "warp", "fastwarp"]
+    assert [row["defense"] for row in results["rows"]] == list(study.DEFENSES)
     assert "NGP + WARP" in (tmp_path / "out" / TABLE).read_text()
 
 

@@ -46,13 +46,13 @@ def test_tuned_settings_are_those_of_each_arm(recipes: Path) -> None:
     assert found["ngp + warp"].defense_settings["step_size"] == 0.03
     warp = found["ngp + warp"].defense_settings
     assert found["ngp + kick"].defense_settings == warp | {"aim": "random"}
-    assert found["ngp + published"].defense_settings == warp | {"protect": "retain", "relearning": None}
-    assert found["ngp + published"].method_settings["lr"] == 0.25
+    assert found["ngp + kick"].method_settings["lr"] == 0.25
+    assert found["ngp + fastwarp"].method_settings["lr"] == 0.5
 
 
 def test_what_is_given_goes_over_the_recipes_of_every_arm_that_has_it(recipes: Path) -> None:
     found = arms_of(recipes, method_options={"ngp": {"epochs": 7}}, defense_options={"warp": {"step_size": 0.5}})
-    assert [arm.method_settings["epochs"] for arm in found.values()] == [7] * 5
+    assert [arm.method_settings["epochs"] for arm in found.values()] == [7] * 7
     assert [found[name].method_settings["lr"] for name in ("ngp", "ngp + warp", "ngp + kick")] == [0.5, 0.25, 0.25]
     assert found["ngp + warp"].defense_settings["step_size"] == 0.5
     assert found["ngp + kick"].defense_settings["step_size"] == 0.03

@@ -13,7 +13,7 @@ from warp_unlearning.studies.study import Size
 from warp_unlearning.workflows import study_cost
 from warp_unlearning.workflows.study_cost import require_gpu
 
-SMALL = Size("npz", "mlp", {"hidden": [8]}, {"epochs": 5, "batch_size": 10}, 6, 2, 2, 60, 20, 0, 20)
+SMALL = Size({"name": "npz"}, "mlp", {"hidden": [8]}, {"epochs": 5, "batch_size": 10}, 6, 2, 2, 60, 20, 0, 20)
 
 
 def test_hours_are_those_of_all_originals(blobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

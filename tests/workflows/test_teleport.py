@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from warp_unlearning.defense.teleport import teleport
-from warp_unlearning.errors import DataError, InputError
+from warp_unlearning.defense.certificate import Drift
+from warp_unlearning.defense.teleporter import teleport
+from warp_unlearning.errors import DataError, InputError, WarpWarning
 from warp_unlearning.models.digest import model_digest
 from warp_unlearning.models.weights import read_weights, save_weights
 from warp_unlearning.runs.directory import open_run
-from warp_unlearning.symmetry.certificate import Drift
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.compose import Compose
 from warp_unlearning.symmetry.null_space import NullSpace
@@ -163,7 +163,7 @@ def test_the_worst_of_both_sets_decides(
 
 
 def test_a_function_that_was_not_kept_does_not_hold(trained: Path, tmp_path: Path) -> None:
-    far = ("energy=0.05", "step_size=5", "radius=50", "aim=random")
+    far = ("energy=0.05", "step_size=5", "aim=random")
     found = move(trained, tmp_path / "run", "null_space", settings=far)
     assert not found["verdict"]["holds"]
     assert found["verdict"]["measured"] > 0.01
@@ -364,13 +364,14 @@ def test_a_network_that_cannot_be_traced_is_named_and_leaves_no_folder(trained: 
     with pytest.raises(InputError, match=r"Branching cannot be traced by torch\.fx .*symmetry that needs no trace"):
         teleport_run(request, builder=Branching)
     assert not (tmp_path / "run").exists()
-    request = TeleportRequest(file, tmp_path / "run", ["null_space"], config)
+    request = TeleportRequest(file, tmp_path / "run", ["null_space"], (*config, "aim=random", "energy=0.8"))
     assert teleport_run(request, builder=Branching).certificate["verdict"]["holds"]
 
 
 def test_a_network_whose_channels_are_pinned_stays_bit_identical_and_says_why(trained: Path, tmp_path: Path) -> None:
     file, config = own(tmp_path, Curved(), trained)
-    outcome = teleport_run(TeleportRequest(file, tmp_path / "run", ["change_of_basis"], config), builder=Curved)
+    with pytest.warns(WarpWarning, match="ChangeOfBasis does little on this network"):
+        outcome = teleport_run(TeleportRequest(file, tmp_path / "run", ["change_of_basis"], config), builder=Curved)
     assert "nothing moved: the result is bit-identical" in outcome.notes
     assert outcome.certificate["verdict"]["holds"]
     assert outcome.certificate["from_model"] == outcome.certificate["to_model"] == model_digest(state(file))

@@ -148,6 +148,7 @@ def test_shadows_train_on_their_half_and_retrained_models_on_what_is_retained(tu
         assert all(torch.allclose(value, kept[name], atol=1e-5) for name, value in model.state_dict().items())
 
 
+@pytest.mark.filterwarnings("ignore::warp_unlearning.errors.WarpWarning")
 def test_objectives_are_those_of_models_unlearned_by_hand(tuned: Tuned) -> None:
     plan, store = tuned.prepared.plan, tuned.prepared.store
     data = load_data(**plan.settings.data)

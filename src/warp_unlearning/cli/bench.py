@@ -13,8 +13,10 @@ from .options import Json
 
 def bench(
     out: Annotated[Path, typer.Option("--out", help="Folder for the numbers.")],
-    size: Annotated[str, typer.Option(help="small (digits), paper (CIFAR-10) or auto.")] = "auto",
-    data_path: Annotated[Path | None, typer.Option(help="Folder of CIFAR-10, for the size of the paper.")] = None,
+    size: Annotated[
+        str, typer.Option(help="small (digits), small-images (Fashion-MNIST), paper (CIFAR-10) or auto.")
+    ] = "auto",
+    data_path: Annotated[Path | None, typer.Option(help="Folder of the images, for all sizes but small.")] = None,
     at_once: Annotated[
         list[int] | None, typer.Option(help="Models at once on a GPU; several times for more sizes.")
     ] = None,

@@ -25,13 +25,18 @@ def reproduce(
     out: Annotated[Path, typer.Option("--out", help="Folder for the study; one that was stopped goes on.")],
     config: ConfigFile = None,
     override: Overrides = None,
-    size: Annotated[str | None, typer.Option(help="small (digits, minutes), paper (CIFAR-10, a GPU) or auto.")] = None,
-    data_path: Annotated[Path | None, typer.Option(help="Folder of CIFAR-10.")] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            help="small (digits, minutes), small-images (Fashion-MNIST, hours), paper (CIFAR-10, a GPU) or auto."
+        ),
+    ] = None,
+    data_path: Annotated[Path | None, typer.Option(help="Folder of Fashion-MNIST or CIFAR-10.")] = None,
     methods: Annotated[str | None, typer.Option(help="Methods, with commas between them; all six by default.")] = None,
     defenses: Annotated[
         str | None,
         typer.Option(
-            help="Of none, warp, published, conjugate, kick, fastwarp, with commas between; all of the study's."
+            help="Of none, warp, fastwarp, warp_guarded, cob, conjugate, kick, with commas between; all by default."
         ),
     ] = None,
     shadows: Annotated[int | None, typer.Option(help="Shadow models; more of them later go on from these.")] = None,
@@ -53,6 +58,9 @@ def reproduce(
     only_results: Annotated[
         bool, typer.Option("--only-results", help="Do no job: write tables from what the store holds.")
     ] = False,
+    made_with: Annotated[
+        str | None, typer.Option(help="0.1: read its stored results, with --only-results and its names of defences.")
+    ] = None,
     plan: Plan = False,
     progress: ProgressStyle = "auto",
     as_json: Json = False,
@@ -84,6 +92,7 @@ def reproduce(
         recipes=recipes,
         seed=seed,
         device=device,
+        made_with=made_with,
         methods=_names(methods),
         defenses=_names(defenses),
     )

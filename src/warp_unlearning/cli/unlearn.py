@@ -73,8 +73,7 @@ def _show(summary: dict[str, Any], out: Path) -> None:
 def _show_defense(about: dict[str, Any]) -> None:
     drift, energy, count = about["largest_retain_drift"], about["forget_energy"], about["teleports"]
     typer.echo(
-        f"defended by {about['name']}: {count} teleport{'s' * (count != 1)}, {about['shortened']} shortened and "
-        f"{about['taken_back']} taken back"
+        f"defended by {about['name']}: {count} teleport{'s' * (count != 1)}, {about['taken_back']} taken back"
         + ("" if drift is None else f"; the largest change of the retain loss by one is {drift:+.2g}")
     )
     if None not in energy.values():

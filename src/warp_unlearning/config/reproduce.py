@@ -15,10 +15,12 @@ class ReproduceConfig(Section):
     """Everything that decides the results of a study, and `shadows`, which may grow."""
 
     study: str = "table1"
-    size: Literal["auto", "small", "paper"] = Field(
-        default="auto", description="digits in minutes, or CIFAR-10 with ResNet-18; auto is paper where there is a GPU"
+    size: Literal["auto", "small", "small-images", "paper"] = Field(
+        default="auto",
+        description="digits in minutes, 5,000 images of Fashion-MNIST in hours, or CIFAR-10 with ResNet-18; auto is "
+        "paper where there is a GPU, else small",
     )
-    data_path: Path | None = Field(default=None, description="folder of CIFAR-10, for the size of the paper")
+    data_path: Path | None = Field(default=None, description="folder of the images, for all sizes but small")
     methods: list[str] = Field(default_factory=lambda: list(SIX), min_length=1, description="methods to study")
     defenses: list[str] | None = Field(
         default=None, min_length=1, description='defences to study, "none" among them; all of the study if null'
@@ -36,6 +38,9 @@ class ReproduceConfig(Section):
     )
     defense_options: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description='settings by defence ("kick" is the control), or by "method + defence"'
+    )
+    made_with: Literal["0.1"] | None = Field(
+        default=None, description="the version whose stored results are read, with its names of defences"
     )
     seed: int = 0
     defense_seed: int = Field(default=0, ge=0, lt=2**63, description="what defences draw from: a study is repeatable")

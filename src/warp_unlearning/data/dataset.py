@@ -7,7 +7,7 @@ otherwise, normalised by the moments of their training part; floating-point arra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -39,6 +39,14 @@ class ImageData:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     digest: str
+
+    def first(self, count: int) -> ImageData:
+        """The first `count` training examples and at most as many of the test part, normalised as they are."""
+        if not 1 <= count <= len(self.train):
+            raise InputError(f"{count} of the {len(self.train)} training examples of {self.name}; give 1 to all")
+        train, test = (part.select(torch.arange(min(count, len(part)))) for part in (self.train, self.test))
+        digest = array_digest(np.frombuffer(bytes.fromhex(self.digest), np.uint8), np.array(count))
+        return replace(self, train=train, test=test, digest=digest)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -36,15 +36,21 @@ def load_data(
     path: Path | None = None,
     fetch: bool = False,
     size: tuple[int, int] | None = None,
+    examples: int | None = None,
 ) -> ImageData:
     """The data set `name`, from `path` unless it is `digits`, which needs none.
 
     `fetch` brings CIFAR-10 into the folder `path` if it is not there. `size` (height, width) resizes a folder
-    of images.
+    of images. `examples` takes the first so many training examples, and of the test part at most as many.
 
     >>> len(load_data("digits").train)
     1400
     """
+    found = _whole(name, path=path, fetch=fetch, size=size)
+    return found if examples is None else found.first(examples)
+
+
+def _whole(name: str, *, path: Path | None, fetch: bool, size: tuple[int, int] | None) -> ImageData:
     if name not in NAMES:
         raise InputError(f"there is no data set {name!r}; {nearest(name, NAMES)}")
     if fetch and name != "cifar10":

@@ -10,8 +10,8 @@ from ..errors import InputError, nearest
 from ..symmetry.options import Option, check_options, options_of
 from ..symmetry.registry import make_symmetry, symmetry_options
 from ..symmetry.symmetry import settings_of
+from .base import Defense
 from .conjugate import Conjugate
-from .protocol import Defense
 from .warp import Warp
 
 
@@ -27,8 +27,19 @@ class _Recipe:
 
 
 _DEFENSES: Mapping[str, _Recipe] = {
-    "warp": _Recipe(Warp, "null_space", "Null-space teleports between the updates, their bases decomposed each time."),
-    "fastwarp": _Recipe(Warp, "tracked_null_space", "The same with bases that follow the model."),
+    "warp": _Recipe(
+        Warp,
+        "null_space",
+        "The paper's WARP: null-space teleports between the updates, their bases decomposed each time.",
+    ),
+    "fastwarp": _Recipe(Warp, "tracked_null_space", "The paper's FastWARP: the same with bases that follow the model."),
+    "warp_guarded": _Recipe(
+        Warp,
+        "null_space",
+        "Ours: WARP that also keeps the inputs of what is forgotten, and takes back teleports that relearn it.",
+        {"relearning": 0.02},
+        {"protect": "both"},
+    ),
     "cob": _Recipe(Warp, "change_of_basis", "One change of basis after the last update.", {"every": "end"}),
     "conjugate": _Recipe(
         Conjugate,
@@ -41,21 +52,16 @@ _DEFENSES: Mapping[str, _Recipe] = {
 _ABOUT: Mapping[str, str] = {
     "every": "when to teleport: after each epoch, once at the end, after so many updates, or null",
     "gradient_threshold": "teleport also after an update where the mean forget gradient is longer",
-    "tolerance": "rise of the loss of unseen retained examples beyond which a teleport is halved",
-    "relearning": "share by which the loss of the examples to forget may fall in a teleport; null lifts the bound",
-    "halvings": "how often it is halved before it is taken back",
+    "tolerance": "rise of the loss of unseen retained examples beyond which a teleport is taken back",
+    "relearning": "fall of the loss of examples to forget, as a share, beyond which one is taken back; null for none",
     "momentum": "carry the optimizer's momentum across a teleport, or reset it",
-    "certify": "full: all that can be said of a teleport; brief: what its bounds take anyway, in less time",
     "match": "length of an update: that of the plain one (length), or the same effect on the loss (effect)",
 }
 
 
 @dataclass(frozen=True)
 class DefenseOptions:
-    """What a defence does, its options, and the symmetry it moves along with the options of that.
-
-    Where both have an option of one name, that of the symmetry is given as `symmetry={name: value}`.
-    """
+    """What a defence does, its options, and the symmetry it moves along with the options of that."""
 
     about: str
     options: tuple[Option, ...]
@@ -82,7 +88,7 @@ def defense_options(name: str) -> DefenseOptions:
 def make_defense(name: str, /, **options: Any) -> Defense:
     """The defence `name` with its options and those of its symmetry; unknown ones are errors that name the nearest.
 
-    `symmetry` chooses another symmetry by name, or gives options to the symmetry alone: {"halvings": 2}, with "name"
+    `symmetry` chooses another symmetry by name, or gives options to the symmetry alone: {"steps": 2}, with "name"
     among them for another.
 
     >>> make_defense("warp", energy=0.95, every=10).symmetry.energy

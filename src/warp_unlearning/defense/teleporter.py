@@ -1,315 +1,249 @@
-"""One teleport of a model in place: proposed by a symmetry, judged on data, shortened or taken back, and certified."""
+"""One teleport of a model in place: proposed by a symmetry, judged on data, kept or taken back, and certified."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
-from math import isfinite
-from typing import NamedTuple
+import warnings
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from time import perf_counter
 
 import torch
 from torch import Tensor, nn
 
-from ..collection import collection_put_off
-from ..errors import InputError
+from ..data.examples import Examples, as_examples
+from ..errors import InputError, WarpWarning
 from ..gradients.energy import gradient_energy
-from ..linalg.on_host import on_host
+from ..methods.protocol import Task
+from ..models.example_checks import check_examples
+from ..models.full_precision import full_precision
 from ..models.normalisation import norm_mode
-from ..module_tree import parameters_by_name
-from ..symmetry.certificate import (
-    Certificate,
-    Certify,
-    Distances,
-    Labelled,
-    drift_numbers,
-    read_distances,
-    read_drift,
-)
-from ..symmetry.halving import longest_that_does
-from ..symmetry.move import Move, Translation, apply_move
-from ..symmetry.null_move import NullMove
-from ..symmetry.null_space import NullSpace
-from ..symmetry.symmetry import Probe, Symmetry
-from .certifying import Drifts, Others, Teleported, known_distances
-from .judging import Judging
-from .probing import View
-from .stopwatch import Stopwatch
+from ..randomness import Streams
+from ..symmetry.move import Move, apply_move
+from ..symmetry.null_space import NullMove
+from ..symmetry.symmetry import Probe, Sizes, Symmetry, require_symmetry
+from .certificate import STAYED, Certificate, Drift, certified, drift
+
+Labelled = tuple[Tensor, Tensor]
+State = Mapping[str, Tensor]
+
+# Enough to see the mean loss to a few hundredths of its spread, and a small part of what the bases cost.
+JUDGES = 512
+# What a symmetry that needs no data is certified on, and how many inputs run at once.
+BATCH = 256
+# Entries of inputs that a GPU is given at once where examples are small: fewer launches.
+_ENTRIES_ON_GPU = 2**23
 
 
 @dataclass(frozen=True, eq=False)
+class View:
+    """`retain` and `forget` are what a symmetry may look at; `judges` are retain examples that it has not seen, or the
+    same where there are too few; `validation` is held-out data where there is some.
+    """
+
+    retain: Labelled
+    judges: Labelled
+    forget: Labelled | None
+    validation: Labelled | None
+
+    @property
+    def batches(self) -> tuple[Tensor, ...]:
+        """The retain inputs in batches."""
+        x = self.retain[0]
+        size = BATCH if x.device.type == "cpu" else max(BATCH, _ENTRIES_ON_GPU * len(x) // max(1, x.numel()))
+        return torch.split(x, size)
+
+    @property
+    def compared(self) -> dict[str, Labelled]:
+        """The sets whose logits a teleport compares, before it and after."""
+        x, y = self.retain
+        sets = {"judges": self.judges, "forget": self.forget, "validation": self.validation}
+        return {"retain": (x[:JUDGES], y[:JUDGES])} | {name: pair for name, pair in sets.items() if pair is not None}
+
+
+def draw_view(
+    retain: Examples,
+    forget: Examples | None,
+    validation: Examples | None,
+    sizes: Sizes,
+    *,
+    generator: torch.Generator,
+) -> View:
+    """Examples in random order: at most a fifth of the retain set judges, and as many others are looked at as the
+    symmetry asks for.
+    """
+    order = torch.randperm(len(retain), generator=generator)
+    judging = min(JUDGES, len(retain) // 5)
+    judges, looked_at = order[:judging], order[judging : judging + (sizes.retain or BATCH)]
+
+    def some(examples: Examples | None, count: int) -> Labelled | None:
+        if examples is None:
+            return None
+        return _take(examples, torch.randperm(len(examples), generator=generator)[:count])
+
+    return View(
+        retain=_take(retain, looked_at),
+        judges=_take(retain, judges if judging else looked_at),
+        forget=some(forget, sizes.forget or BATCH),
+        validation=some(validation, JUDGES),
+    )
+
+
+@dataclass(eq=False)
 class Teleporter:
     """Moves `model` by members of `symmetry`, away from the weights `reference`.
 
     A move after which the mean loss of the judges is more than `tolerance` above its value just before, or the mean
-    loss of the forget examples more than the share `relearning` below it, is halved, at most `halvings` times, and
-    taken back if that does not help; moves that are not shifts cannot be halved. Trials begin at twice the length that
-    did no harm the last time. A bound of None does not bind. A brief certificate is made of what that takes anyway,
-    without looking at other examples or at single layers. Where more teleports are to come (`repeated`), the first
-    makes ready what they repeat.
+    loss of the forget examples more than the share `relearning` below it, is taken back. A bound of None does not bind.
     """
 
     model: nn.Module
     symmetry: Symmetry
-    reference: Mapping[str, Tensor]
+    reference: State
     tolerance: float | None = None
     relearning: float | None = None
-    halvings: int = 4
-    certify: Certify = "full"
-    repeated: bool = False
-    _judging: Judging = field(default_factory=Judging, init=False, repr=False)
-
-    def teleport(self, view: View, *, generator: torch.Generator) -> tuple[Move | None, Certificate]:
-        """The move that was made, or None where it was taken back, and its certificate; batch norm is in eval mode."""
-        device = view.judges[0].device
-        watch = Stopwatch(device)
-        # On a GPU a collection of garbage may take longer than all of it.
-        with nullcontext() if device.type == "cpu" else collection_put_off(), norm_mode(self.model, "eval"):
-            judged = _Judged.by(self.model, view, self._judging)
-            others = Others.by(self.model, view) if self.certify == "full" else None
-            probe = Probe(view.batches, view.forget, self.reference)
-            proposed = self.symmetry.move(self.model, generator=generator, probe=probe)
-            before = _snapshot(self.model, proposed if self.certify == "brief" else None)
-            known = isinstance(proposed, NullMove) and proposed.energies is not None
-            energy = None if known else _energy(self.model, view.forget)
-            made = self._settle(proposed, before, view, judged)
-            energies = self._energies(proposed, made, energy, view.forget)
-            if self.repeated:
-                self._judging.make_ready(self.model, _judged_inputs(view))
-            drifts = made.drifts
-            if drifts is None:
-                drifts = judged.drifts(_Judged.by(self.model, view, self._judging), view)
-            done = Teleported(
-                self.model, self.symmetry, self.reference, view, before, proposed, made.scale, drifts, energies
-            )
-            return made.move, done.briefly(watch, made.far) if others is None else done.fully(others, watch)
-
-    def _settle(self, move: Move, before: Mapping[str, Tensor], view: View, seen: _Judged) -> _Made:
-        """Make the move, or the longest part of it found that stays within bounds."""
-        bound = self.tolerance is not None or self.relearning is not None
-        # Without bounds nobody asks, unless it is for the certificate.
-        asked = bound or self.certify == "brief"
-        shift = _Shift.of(self.model, move, before) if isinstance(move, Translation) else None
-
-        known: dict[int, _Made] = {}
-
-        def launched(halved: int) -> tuple[_Made, _Look | None]:
-            scale = 0.5**halved
-            if shift is None:
-                apply_move(self.model, move)
-            else:
-                shift.make(scale)
-            part = move.scaled(scale) if isinstance(move, Translation) and halved else move
-            # A longer part than did no harm the last time will do some, most of the time: all else of it can wait.
-            likely = halved >= self._judging.halved
-            look = self._look(move, scale, before, view, seen, likely=likely) if asked else None
-            return _Made(part, scale, None, halved=halved), look
-
-        def tried(halved: int) -> _Made:
-            if halved not in known:
-                # Where the next is likely to do, a GPU looks at it meanwhile: to read twice takes longer than to look.
-                both = asked and halved + 1 == self._judging.halved and self._judging.at_once
-                each = [launched(number) for number in ((halved, halved + 1) if both else (halved,))]
-                known.update((made.halved, made) for made in _read_all(each))
-            return known[halved]
-
-        halvings = self.halvings if shift is not None else 0
-        made = longest_that_does(tried, self._harmless, halvings=halvings, before=self._judging.halved)
-        if shift is not None:
-            self._judging.halved = halvings if made is None else made.halved
-        if made is None:
-            _restore(self.model, before)
-            return _Made(None, 0.0, seen.drifts(seen, view) if self.certify == "brief" else None)
-        if shift is not None:
-            # A longer part may have been tried since.
-            shift.make(made.scale)
-        return made
-
-    def _look(
-        self, move: Move, scale: float, before: Mapping[str, Tensor], view: View, seen: _Judged, *, likely: bool
-    ) -> _Look:
-        """What the move that was made did, not read; and where it is `likely` to be kept, how far it went, for a brief
-        certificate, and the energy it led to, if these are known without looking again: so that a GPU is given the one
-        while it does the other.
-        """
-        after = _Judged.by(self.model, view, self._judging)
-        brief = likely and self.certify == "brief"
-        far = known_distances(self.model, self.reference, before, move) if brief else None
-        energy = self._energy_of_part(move, scale, view.forget) if likely else None
-        return _Look(seen.numbers(after, view), far, energy, partial(seen.read, view=view))
-
-    def _energy_of_part(self, move: Move, scale: float, forget: Labelled | None) -> Tensor | None:
-        """Σᵢ ‖∇ℓᵢ‖² after a part of a move, where that of the whole is known, not read; None where no graph has it."""
-        known = isinstance(move, NullMove) and move.energies is not None
-        if not known or forget is None or scale in (0.0, 1.0) or not isinstance(self.symmetry, NullSpace):
-            return None
-        return self.symmetry.energy_now(self.model, forget)
-
-    def _harmless(self, made: _Made) -> bool:
-        if made.drifts is None:
-            return True
-        judges, forget = made.drifts
-        if self.tolerance is not None and not judges.loss_change <= self.tolerance:
-            return False
-        if self.relearning is None or forget is None:
-            return True
-        return forget.loss_after >= (1 - self.relearning) * forget.loss_before
-
-    def _energies(
-        self, move: Move, made: _Made, before: float | None, forget: Labelled | None
-    ) -> tuple[float | None, float | None]:
-        if isinstance(move, NullMove) and move.energies is not None and forget is not None:
-            before, whole = (energy / len(forget[1]) for energy in move.energies)
-            if made.scale in (0.0, 1.0):
-                return before, whole if made.scale else before
-            after = made.energy
-            if after is None:
-                later = self._energy_of_part(move, made.scale, forget)
-                after = None if later is None else float(later)
-            if after is not None and isfinite(after):
-                return before, after / len(forget[1])
-        return before, _energy(self.model, forget)
-
-
-class _Made(NamedTuple):
-    """The move that was made, or None where it was taken back, the share of the proposed one that it is, what was seen
-    of it, how far it went and the summed energy it led to, where these were read with it, and how often it was halved.
-    """
-
-    move: Move | None
-    scale: float
-    drifts: Drifts | None
-    far: Distances | None = None
-    energy: float | None = None
-    halved: int = 0
-
-
-class _Look(NamedTuple):
-    """Numbers of the drifts, how far the move went and the summed energy, the latter two where they were asked for, all
-    of them not read; and what makes drifts of the numbers.
-    """
-
-    numbers: list[Tensor]
-    far: Tensor | None
-    energy: Tensor | None
-    drifts: Callable[[Sequence[Tensor]], Drifts]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """All of it."""
-        return [*self.numbers, *(part for part in (self.far, self.energy) if part is not None)]
-
-    def told(self, made: _Made, read: Sequence[Tensor]) -> _Made:
-        """What was made, with what was read of `tensors`."""
-        rest = iter(read[len(self.numbers) :])
-        return made._replace(
-            drifts=self.drifts(read[: len(self.numbers)]),
-            far=None if self.far is None else read_distances(next(rest)),
-            energy=None if self.energy is None else float(next(rest)),
-        )
-
-
-def _read_all(each: Sequence[tuple[_Made, _Look | None]]) -> list[_Made]:
-    """What was made, each with what was seen of it, by one read."""
-    read = iter(on_host([tensor for _, look in each if look is not None for tensor in look.tensors]))
-    return [made if look is None else look.told(made, [next(read) for _ in look.tensors]) for made, look in each]
-
-
-@dataclass(frozen=True, eq=False)
-class _Judged:
-    """Logits of the judges and of the forget examples at one moment."""
-
-    judges: Tensor
-    forget: Tensor | None
+    certificates: list[Certificate] = field(default_factory=list, init=False)
 
     @classmethod
-    def by(cls, model: nn.Module, view: View, judging: Judging) -> _Judged:
-        judges, *forget = judging.logits(model, _judged_inputs(view))
-        return cls(judges, forget[0] if forget else None)
+    def during(cls, task: Task, model: nn.Module, symmetry: Symmetry, **bounds: float | None) -> Teleporter:
+        """One that leads away from the original, with a copy of the symmetry, which may remember `model`."""
+        reference = {name: value.detach() for name, value in task.original.state_dict().items()}
+        return cls(model, deepcopy(symmetry), reference, **bounds)
 
-    def drifts(self, after: _Judged, view: View) -> Drifts:
-        """Both compared with what they are later, in one read."""
-        return self.read(on_host(self.numbers(after, view)), view)
+    def teleport_on(self, task: Task, streams: Streams) -> Move | None:
+        """Teleport on examples of the task, the k-th time with what `streams.of(k)` draws."""
+        own, sizes = streams.of(len(self.certificates)), self.symmetry.looks_at
+        view = draw_view(task.retain, task.forget, task.validation, sizes, generator=own.generator("view"))
+        return self.teleport(view, generator=own.generator("move"))[0]
 
-    def numbers(self, after: _Judged, view: View) -> list[Tensor]:
-        """What `read` makes the comparison of, not read."""
-        numbers = [drift_numbers(self.judges, after.judges, view.judges[1])]
-        if self.forget is not None and after.forget is not None and view.forget is not None:
-            numbers.append(drift_numbers(self.forget, after.forget, view.forget[1]))
-        return numbers
+    def teleport(self, view: View, *, generator: torch.Generator) -> tuple[Move | None, Certificate]:
+        """The move that was made, or None where it was taken back, and its certificate. Batch norm is in eval mode
+        meanwhile.
+        """
+        model, sets, began = self.model, view.compared, _now(view)
+        with norm_mode(model, "eval"):
+            before = {name: value.detach().clone() for name, value in model.state_dict().items()}
+            logits = _logits(model, sets)
+            probe = Probe(view.batches, view.forget, self.reference)
+            move = self.symmetry.move(model, generator=generator, probe=probe)
+            known = move.energies if isinstance(move, NullMove) else None
+            start = _energy(model, view.forget) if known is None else known[0]
+            apply_move(model, move)
+            drifts = _drifts(logits, _logits(model, sets), sets)
+            kept = self._harmless(drifts)
+            if not kept:
+                _restore(model, before)
+                drifts = _drifts(logits, logits, sets)
+            end = start if not kept else _energy(model, view.forget) if known is None else known[1]
+            certificate = certified(
+                model,
+                self.symmetry,
+                move,
+                made=kept,
+                before=before,
+                reference=self.reference,
+                batches=view.batches,
+                drifts=drifts,
+                energies=None if start is None or end is None else (start, end),
+            )
+        certificate = replace(certificate, seconds=_now(view) - began)
+        self._warn_once(certificate)
+        self.certificates.append(certificate)
+        return move if kept else None, certificate
 
-    def read(self, numbers: Sequence[Tensor], view: View) -> Drifts:
-        """The comparison by its numbers, on the host, which others may follow."""
-        judges = read_drift(numbers[0], len(view.judges[1]))
-        if self.forget is None or view.forget is None:
-            return Drifts(judges, None)
-        return Drifts(judges, read_drift(numbers[1], len(view.forget[1])))
+    def _harmless(self, drifts: Mapping[str, Drift]) -> bool:
+        """Comparisons that a loss which is no number fails."""
+        if self.tolerance is not None and not drifts["judges"].loss_change <= self.tolerance:
+            return False
+        forget, share = drifts.get("forget"), self.relearning
+        return forget is None or share is None or forget.loss_after >= (1 - share) * forget.loss_before
+
+    def _warn_once(self, certificate: Certificate) -> None:
+        stayed = [note for note in certificate.notes if STAYED in note]
+        if stayed and not any(STAYED in note for earlier in self.certificates for note in earlier.notes):
+            warnings.warn(
+                f"{certificate.symmetry} does little on this network: {stayed[0]}. NullSpace reaches more at a lower "
+                "energy; ChangeOfBasis, Permutation or AttentionBasis reach others, and Compose(...) joins several",
+                WarpWarning,
+                stacklevel=2,
+            )
 
 
-def _judged_inputs(view: View) -> list[Tensor]:
-    return [view.judges[0]] if view.forget is None else [view.judges[0], view.forget[0]]
+@torch.no_grad()
+def _logits(model: nn.Module, sets: Mapping[str, Labelled]) -> dict[str, Tensor]:
+    with full_precision():
+        return {name: torch.cat([model(part) for part in torch.split(x, JUDGES)]) for name, (x, _) in sets.items()}
+
+
+def _drifts(before: State, after: State, sets: Mapping[str, Labelled]) -> dict[str, Drift]:
+    return {name: drift(before[name], after[name], y) for name, (_, y) in sets.items()}
+
+
+def teleport(
+    model: nn.Module,
+    symmetry: Symmetry,
+    *,
+    retain: object,
+    forget: object | None = None,
+    reference: nn.Module | State | None = None,
+    seed: int | None = None,
+) -> tuple[nn.Module, Certificate]:
+    """A copy of `model` moved along `symmetry`, and what the move did; `model` itself stays as it is.
+
+    `retain` are examples whose outputs are to stay, `forget` those whose gradients a null-space move makes small; each
+    is a pair of tensors (x, y), a `Dataset` of such pairs, or a `DataLoader`. `reference` are the weights an attacker
+    holds, from which distances are taken: those of `model` unless given. The move is drawn from the operating system's
+    entropy; `seed` fixes it for experiments, and then anybody who knows it can undo it.
+    """
+    require_symmetry(symmetry)
+    moved = deepcopy(model)
+    first = next(moved.parameters(), None)
+    if first is None:
+        raise InputError("the model has no parameters; there is nothing to move")
+    given = {"retain": retain} if forget is None else {"retain": retain, "forget": forget}
+    sets: dict[str, Examples] = {name: as_examples(each, what=name).to(first.device) for name, each in given.items()}
+    check_examples(moved, sets)
+    streams = Streams.secret(seed)
+    view = draw_view(sets["retain"], sets.get("forget"), None, symmetry.looks_at, generator=streams.generator("view"))
+    teleporter = Teleporter(moved, deepcopy(symmetry), _reference(model, reference))
+    return moved, teleporter.teleport(view, generator=streams.generator("move"))[1]
+
+
+def _reference(model: nn.Module, given: nn.Module | State | None) -> State:
+    state = model.state_dict()
+    weights = state if given is None else given.state_dict() if isinstance(given, nn.Module) else given
+    if missing := [n for n, v in state.items() if n not in weights or weights[n].shape != v.shape]:
+        raise InputError(
+            f"the reference has no {missing[0]} of shape {tuple(state[missing[0]].shape)}; "
+            "give the weights of the same architecture"
+        )
+    return {name: weights[name].detach().to(value, copy=True) for name, value in state.items()}
 
 
 def _energy(model: nn.Module, forget: Labelled | None) -> float | None:
-    """Mean squared gradient norm, or None where there is nothing to measure or the network does not allow it."""
+    """Σ ‖∇ℓᵢ‖², or None where there is nothing to measure or the network does not allow it."""
     if forget is None:
         return None
     try:
         with torch.no_grad():
-            return float(gradient_energy(model, *forget).double().mean())
+            return float(gradient_energy(model, *forget).double().sum())
     except InputError:
         return None
 
 
-def _snapshot(model: nn.Module, move: Move | None) -> dict[str, Tensor]:
-    """What the model holds, by name: for a shift what it changes, for any other move, and without one, all of it."""
-    if isinstance(move, Translation):
-        shifted = _shifted(model, move)
-        kept = [torch.empty_like(value) for value in shifted.values()]
-        if kept:
-            with torch.no_grad():
-                torch._foreach_copy_(kept, list(shifted.values()))
-        return dict(zip(shifted, kept, strict=True))
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def _shifted(model: nn.Module, move: Translation) -> dict[str, Tensor]:
-    """The tensors of a model that a shift changes, by name. It names parameters, most of the time, which are found
-    several times as fast as all that a model holds.
-    """
-    named: Mapping[str, Tensor] = parameters_by_name(model)
-    if not move.shifts.keys() <= named.keys():
-        named = model.state_dict(keep_vars=True)
-    return {name: named[name] for name in move.shifts if name in named}
-
-
-@dataclass(eq=False)
-class _Shift:
-    """Tensors of a model, what they were, by how much a move shifts them, and how much of that was made."""
-
-    tensors: list[Tensor]
-    before: list[Tensor]
-    shifts: list[Tensor]
-    made: float = 0.0
-
-    @classmethod
-    def of(cls, model: nn.Module, move: Translation, before: Mapping[str, Tensor]) -> _Shift:
-        tensors = _shifted(model, move)
-        shifts = [move.shifts[name].to(tensor) for name, tensor in tensors.items()]
-        return cls(list(tensors.values()), [before[name] for name in tensors], shifts)
-
-    @torch.no_grad()
-    def make(self, scale: float) -> None:
-        """Shift the tensors by so much of the move from where they were."""
-        if self.tensors and self.made != scale:
-            self.made = scale
-            torch._foreach_copy_(self.tensors, self.before)
-            torch._foreach_add_(self.tensors, self.shifts, alpha=scale)
-
-
 @torch.no_grad()
-def _restore(model: nn.Module, before: Mapping[str, Tensor]) -> None:
-    state = model.state_dict(keep_vars=True)
-    if before:
-        torch._foreach_copy_([state[name] for name in before], list(before.values()))
+def _restore(model: nn.Module, before: State) -> None:
+    for name, value in model.state_dict(keep_vars=True).items():
+        value.copy_(before[name])
+
+
+def _take(examples: Examples, index: Tensor) -> Labelled:
+    batch = examples.take(index)
+    return batch.x, batch.y
+
+
+def _now(view: View) -> float:
+    """Seconds on a clock, once the device of the view has done what it was given."""
+    if view.judges[0].is_cuda:
+        torch.cuda.synchronize(view.judges[0].device)
+    return perf_counter()

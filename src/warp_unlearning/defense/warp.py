@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from ..errors import InputError, nearest
+from ..errors import InputError, WarpWarning, nearest
 from ..methods.protocol import Task, require
 from ..models.normalisation import norm_mode
 from ..randomness import Streams
-from ..symmetry.certificate import Certificate, Certify
 from ..symmetry.move import MomentumReset, Move
 from ..symmetry.null_space import NullSpace
 from ..symmetry.symmetry import Symmetry, require_symmetry
 from ..training.update import Update
-from .probing import View, draw_view
-from .teleporter import Teleporter
+from .certificate import Certificate
+from .teleporter import BATCH, Teleporter
 
 Moment = Literal["epoch", "end"]
 Momentum = Literal["carry", "reset"]
@@ -30,12 +30,11 @@ Momentum = Literal["carry", "reset"]
 class Warp:
     """Teleport along `symmetry` while a method forgets.
 
-    `every`: after each "epoch", once at the "end", after so many updates, or None for never; with `gradient_threshold`
-    also after an update where the norm of the mean forget gradient exceeds it. A teleport that raises the mean loss of
-    retain examples it has not seen by more than `tolerance` above its value just before, or lowers that of the forget
-    examples by more than the share `relearning`, is halved, at most `halvings` times, then taken back; None lifts the
-    second bound. `momentum` is carried across as a covector, or "reset". `certify="brief"` writes down what the bounds
-    take anyway, and does not look at other examples or at single layers, which takes longer than a tracked teleport.
+    `every`: after each "epoch", once at the "end", after every so many updates, or None for never; with
+    `gradient_threshold` also after an update where the norm of the mean forget gradient exceeds it. A teleport is taken
+    back if it raises the mean loss of retained examples that it has not seen by more than `tolerance`, or lowers that
+    of the examples to forget by more than the share `relearning`, where that is given. `momentum` is carried across as
+    a covector, or "reset".
     """
 
     name: ClassVar[str] = "warp"
@@ -44,17 +43,13 @@ class Warp:
     every: Moment | int | None = field(default="epoch", kw_only=True)
     gradient_threshold: float | None = field(default=None, kw_only=True)
     tolerance: float = field(default=0.01, kw_only=True)
-    relearning: float | None = field(default=0.02, kw_only=True)
-    halvings: int = field(default=4, kw_only=True)
+    relearning: float | None = field(default=None, kw_only=True)
     momentum: Momentum = field(default="carry", kw_only=True)
-    certify: Certify = field(default="full", kw_only=True)
 
     def __post_init__(self) -> None:
         require_symmetry(self.symmetry)
-        require(self, positive=("gradient_threshold",), not_negative=("tolerance", "relearning", "halvings"))
-        require(self, choices={"momentum": get_args(Momentum), "certify": get_args(Certify)})
-        if not isinstance(self.halvings, int):
-            raise InputError(f"halvings is {self.halvings!r}; it must be a whole number of at least 0")
+        require(self, positive=("gradient_threshold",), not_negative=("tolerance", "relearning"))
+        require(self, choices={"momentum": get_args(Momentum)})
         if isinstance(self.every, str):
             if self.every not in get_args(Moment):
                 raise InputError(f"every is {self.every!r}; {nearest(self.every, get_args(Moment))}, or give a number")
@@ -65,7 +60,7 @@ class Warp:
             raise InputError(f"every is {self.every!r}; it must be 'epoch', 'end' or a whole number of at least 1")
 
     def start(self, model: nn.Module, task: Task, *, streams: Streams) -> WarpSession:
-        """A session with a symmetry of its own, so that nothing tracked for one network meets another."""
+        """A session with a copy of the symmetry, so that bases of one network never serve another."""
         return WarpSession(self, model, task, streams)
 
 
@@ -74,30 +69,35 @@ class WarpSession:
 
     def __init__(self, settings: Warp, model: nn.Module, task: Task, streams: Streams) -> None:
         self._settings, self._model, self._task, self._streams = settings, model, task, streams
-        symmetry = deepcopy(settings.symmetry)
-        reference = {name: value.detach() for name, value in task.original.state_dict().items()}
-        self._teleporter = Teleporter(
-            model,
-            symmetry,
-            reference,
-            tolerance=settings.tolerance,
-            relearning=settings.relearning,
-            halvings=settings.halvings,
-            certify=settings.certify,
-            repeated=settings.every != "end",
-        )
-        self.certificates: list[Certificate] = []
+        bounds = {"tolerance": settings.tolerance, "relearning": settings.relearning}
+        self._teleporter = Teleporter.during(task, model, settings.symmetry, **bounds)
+
+    @property
+    def certificates(self) -> list[Certificate]:
+        """One for each teleport so far, those taken back included."""
+        return self._teleporter.certificates
 
     def between(self, update: Update) -> Move | None:
-        """Teleport if this is the moment."""
-        if not self._due(update):
-            return None
-        return self._teleport()
+        """Teleport if it is time."""
+        return self._teleport() if self._due(update) else None
 
     def finish(self) -> None:
-        """Teleport once, if the end is the moment."""
+        """Teleport once, if the end is the time; warn if no teleport was made in the whole run."""
         if self._settings.every == "end":
             self._teleport()
+        if not any(certificate.scale for certificate in self.certificates):
+            tries = len(self.certificates)
+            what = f"all {tries} teleports were taken back" if tries else "it was never time for a teleport"
+            warnings.warn(
+                f"the defence moved nothing: {what}. Lower step_size or eta, or raise tolerance, if teleports do harm; "
+                "give another `every` or `gradient_threshold` if there were none",
+                WarpWarning,
+                stacklevel=2,
+            )
+
+    def brought_back(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The state as it is: a teleport keeps no basis to come back from."""
+        return state
 
     def _due(self, update: Update) -> bool:
         every = self._settings.every
@@ -109,20 +109,14 @@ class WarpSession:
         return threshold is not None and self._forget_gradient(update) > threshold
 
     def _teleport(self) -> Move | None:
-        streams = self._streams.of(len(self.certificates))
-        move, certificate = self._teleporter.teleport(self._view(streams), generator=streams.generator("move"))
-        self.certificates.append(certificate)
+        move = self._teleporter.teleport_on(self._task, self._streams)
         return MomentumReset(move) if move is not None and self._settings.momentum == "reset" else move
-
-    def _view(self, streams: Streams) -> View:
-        task, sizes = self._task, self._teleporter.symmetry.looks_at
-        return draw_view(task.retain, task.forget, task.validation, sizes, generator=streams.generator("view"))
 
     def _forget_gradient(self, update: Update) -> float:
         """‖∇ mean ℓ‖ over a random batch of the forget set, with batch norm in eval mode."""
         generator = self._streams.generator("gradient", update.step)
         order = torch.randperm(len(self._task.forget), generator=generator)
-        batch = self._task.forget.take(order[: max(1, self._teleporter.symmetry.looks_at.forget or 256)])
+        batch = self._task.forget.take(order[: max(1, self._teleporter.symmetry.looks_at.forget or BATCH)])
         trained = [p for p in self._model.parameters() if p.requires_grad]
         with norm_mode(self._model, "eval"):
             loss = F.cross_entropy(self._model(batch.x), batch.y)

@@ -15,8 +15,8 @@ from torch.func import grad, vmap
 
 from .each_gradient import shares_of
 from .energy import cross_entropy, sum_of_uses
-from .layer_norm_apart import LayerNormApart
 from .math_attention import math_attention
+from .other_forms import LayerNormApart
 from .parameter_slots import parameters_replaced
 from .traced_pass import traced_pass
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from ..errors import InputError
-from .layer_norm_apart import LayerNormApart
+from .other_forms import LayerNormApart
 from .parameter_slots import copy_with_same_parameters, parameters_replaced
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -34,10 +34,17 @@ def per_sample_gradients(
 
 
 def clipped_mean_gradient(
-    model: nn.Module, x: Tensor, y: Tensor, *, clip: float, chunk: int = 32
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    clip: float,
+    beside: Mapping[str, Tensor] | None = None,
+    chunk: int = 32,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The mean over the batch of g_i · min(1, clip / ‖g_i‖), the norm taken over all parameters, and the mean loss.
 
+    g_i is the gradient of an example's cross-entropy plus `beside`, by parameter name: that of another loss.
     At most `chunk` examples' gradients are held at once.
     """
     total: dict[str, Tensor] = {}
@@ -45,6 +52,8 @@ def clipped_mean_gradient(
     for some_x, some_y in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
         gradients, loss = per_sample_gradients(model, some_x, some_y)
         losses.append(loss)
+        for name, other in (beside or {}).items():
+            gradients[name] = gradients[name] + other
         energy = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)
         factor = (clip / energy.sqrt().clamp(min=1e-30)).clamp(max=1.0)
         for name, g in gradients.items():

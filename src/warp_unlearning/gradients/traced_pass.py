@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..kernels.rectified import differentiated_twice
 from .ghost.rule import Passing
+from .other_forms import HardsigmoidClamped
 from .uses import Trace, traced_copy
 
 
@@ -59,7 +60,8 @@ def _as_laid_out(model: nn.Module, x: Tensor, inputs_only: bool) -> TracedPass:
     trace = Trace(passing=Passing(inputs_only=inputs_only))
     copy = traced_copy(model, trace)
     try:
-        return TracedPass(model, copy, trace, copy(x))
+        with HardsigmoidClamped():
+            return TracedPass(model, copy, trace, copy(x))
     except BaseException:
         trace.close()
         raise

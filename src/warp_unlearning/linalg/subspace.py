@@ -1,185 +1,216 @@
-"""The directions that hold most of a second moment, and projections onto their complement.
+"""Leading subspaces of layer inputs, and projections beside them.
 
-A second moment C = Σ p pᵀ, shape (d, d), has the squared singular values of the matrix of columns p as its eigenvalues.
-Projections are two thin products; a d×d projector is never formed.
+Inputs are the columns of X, (groups, d, n): a layer with groups has a subspace for each. Their second moment C = X Xᵀ
+has the squared singular values of X as its eigenvalues. A basis is a tensor (groups, d, k) of orthonormal columns; a
+group that needs fewer than k has zero columns last. A d × d projector is never formed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import InputError
-from .gram import gram
-from .orthonormal import orthonormal
 
 Rule = Literal["energy", "singular_values"]
 
+# Narrower blocks of a Gram matrix multiply more slowly than leaving out the upper half saves.
+_NARROWEST_BLOCK = 192
+# Rounding errors of a second moment, in units of its type's, make eigenvalues of up to 5 times that of the largest:
+# seen from 64 to 2,304 coordinates and up to 60,000 inputs.
+_ROUNDING = 32
+
 
 @dataclass(frozen=True, eq=False)
-class Subspace:
-    """An orthonormal `basis` of shape (d, k), and the share of the energy (squared singular values) it captures."""
+class Leading:
+    """The leading eigenvectors of a second moment.
+
+    `basis` is (groups, d, k), `energies` (groups, k) holds the eigenvalues, `ranks` says how many columns each group
+    uses, `captured` is the share of the energy that the basis holds in the group where it holds least.
+    """
 
     basis: Tensor
+    energies: Tensor
+    ranks: tuple[int, ...]
     captured: float
 
+
+class SecondMoment:
+    """The second moment of inputs that arrive in batches, in `dtype`.
+
+    Only coordinates that some input reaches are multiplied: thousands of zero rows and columns can keep an eigensolver
+    from converging. The inputs themselves are kept while they are fewer than these coordinates, so that a wide layer
+    never has a d × d matrix. With `exact` they are kept throughout, compressed by QR: squaring them, as a second moment
+    does, would lose singular values below the root of the rounding error. With `along`, a basis, C · along is summed up
+    instead of C.
+    """
+
+    def __init__(self, dtype: torch.dtype, *, exact: bool = False, along: Tensor | None = None) -> None:
+        self.dtype, self.along, self.positions = dtype, along, 0
+        self._exact = exact
+        self._noise = torch.finfo(dtype).eps  # of the inputs, where they come in a coarser type
+        self._energy: Tensor | None = None
+        self._kept: Tensor | None = None  # (groups, d, n)
+        self._reached: Tensor | None = None  # int64, ascending: the coordinates of `_sum`
+        self._sum: Tensor | None = None  # (groups, reached, reached), or (groups, reached, k) with `along`
+
     @property
-    def rank(self) -> int:
-        """k, the number of directions."""
-        return self.basis.shape[1]
+    def energy(self) -> Tensor:
+        """The diagonal of C, (groups, d)."""
+        assert self._energy is not None, "no inputs were added"
+        return self._energy
 
-    def project_out(self, rows: Tensor) -> Tensor:
-        """Each row of shape (..., d) less its part in the subspace."""
-        return project_out(rows, self.basis)
+    def add(self, columns: Tensor) -> None:
+        """Take in inputs (groups, d, n)."""
+        self.positions += columns.shape[2]
+        self._noise = max(self._noise, torch.finfo(columns.dtype).eps)
+        columns = columns.to(self.dtype)
+        energy = torch.linalg.vector_norm(columns, dim=2).square()
+        self._energy = energy if self._energy is None else self._energy + energy
+        reached = self._reach()
+        if self._sum is None and self.along is None:
+            # A copy, since what runs next may write over what a layer was given.
+            kept = columns.clone() if self._kept is None else torch.cat([self._kept, columns], 2)
+            if self._exact and kept.shape[2] > 2 * reached:
+                kept = self._widened(torch.linalg.qr(self._restricted(kept).mT, mode="r").R.mT)
+            if self._exact or kept.shape[2] <= reached:
+                self._kept = kept
+                return
+            self._kept, columns = None, kept
+        some = self._restricted(columns)
+        product = gram(some) if self.along is None else some @ (some.mT @ self._restricted(self.along))
+        self._sum = product if self._sum is None else self._sum.add_(product)
 
-    def missed(self, rows: Tensor) -> float:
-        """The share of the energy of rows (n, d) that lies outside of the subspace."""
-        return float(self.missed_share(rows))
+    def times(self, basis: Tensor) -> Tensor:
+        """C · basis for a basis (groups, d, k)."""
+        if self._sum is None:
+            assert self._kept is not None, "no inputs were added"
+            return self._kept @ (self._kept.mT @ basis)
+        return self._widened(self._sum if self.along is basis else self._sum @ self._restricted(basis))
 
-    def missed_share(self, rows: Tensor) -> Tensor:
-        """`missed` as a tensor, not read."""
-        return energy_share(self.outside(rows), rows)
+    def leading(
+        self, energy: float, *, k: int | None = None, k_max: int | None = None, rule: Rule = "energy"
+    ) -> Leading:
+        """The leading directions that hold `energy` of C by `rule`, at most `k_max`; or `k` of them, where it is given,
+        as far as C has so many.
+        """
+        if self._sum is None:
+            assert self._kept is not None, "no inputs were added"
+            columns = self._restricted(self._kept)
+            values, vectors = _singular(columns) if self._exact else _descending(columns.mT @ columns)
+        else:
+            columns, (values, vectors) = None, _descending(self._sum)
+        floor = None
+        if columns is not None and self._exact:
+            # Those of the decomposition, and those of inputs in a coarser type.
+            errors = max(self.positions, columns.shape[1]) * torch.finfo(self.dtype).eps
+            floor = max(errors, values.shape[1] * self._noise) ** 2
+        ranks = rank_for(values, energy if k is None else 1.0, rule=rule, floor=floor)
+        limit = min(n for n in (k, k_max, int(ranks.max())) if n is not None)
+        ranks = ranks.clamp(max=limit)
+        kept = values[:, :limit] * (torch.arange(limit, device=values.device) < ranks[:, None])
+        basis = vectors[..., :limit] * (kept > 0)[:, None]
+        if columns is not None and not self._exact:
+            # X = U S Vᵀ: the Gram matrix of the inputs has V, and X V = U S.
+            basis = orthonormal(columns @ basis)
+        total = values.sum(1)
+        shares = torch.where(total > 0, kept.sum(1) / total, 1.0)
+        return Leading(self._widened(basis), kept, tuple(ranks.tolist()), float(shares.min()))
 
-    def outside(self, rows: Tensor) -> Tensor:
-        """Something that has the energy of rows (n, d) outside of the subspace."""
-        return self.project_out(rows)
+    def _reach(self) -> int:
+        """Make room for the coordinates that inputs reach by now; returns how many they are."""
+        before, self._reached = self._reached, (self.energy > 0).any(0).nonzero().flatten()
+        if self._sum is not None and before is not None and len(before) < len(self._reached):
+            place, (groups, _, width) = torch.searchsorted(self._reached, before), self._sum.shape
+            self._sum = self._sum.new_zeros(groups, len(self._reached), width).index_copy_(1, place, self._sum)
+            if self.along is None:
+                square = self._sum.new_zeros(groups, len(self._reached), len(self._reached))
+                self._sum = square.index_copy_(2, place, self._sum)
+        return len(self._reached)
 
-    def without_last(self) -> Subspace:
-        """What the subspace is in its first d − 1 coordinates: the span of its vectors with the last one left out."""
-        turned = last_in_one_column(self.basis)
-        return Subspace(_unit_columns(turned[:-1]), self.captured)
+    def _restricted(self, columns: Tensor) -> Tensor:
+        assert self._reached is not None
+        return columns if len(self._reached) == columns.shape[1] else columns[:, self._reached]
 
-    def narrowed(self, columns: Tensor) -> Subspace:
-        """The same subspace in some of its coordinates, int64 indices, where it is zero in the others."""
-        return Subspace(self.basis.index_select(0, columns), self.captured)
-
-    def within(self, columns: Tensor, d: int) -> Subspace:
-        """The same subspace where its coordinates are some, int64 indices, of d."""
-        return Subspace(self.basis.new_zeros(d, self.rank).index_copy_(0, columns, self.basis), self.captured)
-
-    def to(self, dtype: torch.dtype) -> Subspace:
-        """The same subspace in another floating-point type."""
-        return Subspace(self.basis.to(dtype), self.captured)
-
-
-def rank_for(eigenvalues: Tensor, fraction: float, *, rule: Rule = "energy") -> int:
-    """The smallest k whose leading `eigenvalues` (descending, of C) hold `fraction` of the total.
-
-    With rule "energy" the total is that of the eigenvalues, with "singular_values" that of their square roots, which
-    keeps many more directions for the same number. A fraction of 1 means the numerical rank.
-
-    >>> rank_for(torch.tensor([8.0, 1.0, 1.0, 0.0]), 0.9)
-    2
-    """
-    if not 0 < fraction <= 1:
-        raise InputError(f"the fraction of energy to keep is {fraction}; it must be above 0 and at most 1")
-    values = eigenvalues.double().clamp(min=0)
-    if values.numel() == 0 or values[0] <= 0:
-        return 0
-    floor = values[0] * len(values) * torch.finfo(eigenvalues.dtype).eps
-    rank = int((values > floor).sum())
-    if fraction == 1:
-        return rank
-    weights = values if rule == "energy" else values.sqrt()
-    share = weights.cumsum(0) / weights.sum()
-    return min(int((share < fraction).sum()) + 1, rank)
-
-
-def principal_subspace(
-    second_moment: Tensor, fraction: float, *, rule: Rule = "energy", dtype: torch.dtype = torch.float64
-) -> Subspace:
-    """The leading eigenvectors of a second moment (d, d) that hold `fraction` of it, decomposed in `dtype`.
-
-    Coordinates that no data reaches (zero rows and columns) are left out first: an eigensolver may fail to converge on
-    thousands of them. The basis has the dtype of the input and zeros in those coordinates.
-    """
-    alive = second_moment.diagonal() > 0
-    values, vectors = torch.linalg.eigh(restricted(second_moment, alive).to(dtype))
-    values, vectors = values.double().flip(0).clamp(min=0), vectors.flip(1)
-    rank = rank_for(values, fraction, rule=rule)
-    basis = second_moment.new_zeros(len(second_moment), rank)
-    basis[alive] = vectors[:, :rank].to(basis.dtype)
-    total = float(values.sum())
-    return Subspace(basis, float(values[:rank].sum()) / total if total else 0.0)
-
-
-def principal_subspace_of(
-    rows: Tensor, fraction: float, *, rule: Rule = "energy", dtype: torch.dtype = torch.float64
-) -> Subspace:
-    """The leading right singular vectors of `rows` (n, d) that hold `fraction` of it.
-
-    Decomposes the smaller of the second moment (d, d) and the Gram matrix (n, n), in `dtype`: with rows = U S Vᵀ, the
-    Gram matrix has eigenvectors U and V = rowsᵀ U S⁻¹.
-    """
-    exact = rows.to(dtype)
-    if len(rows) >= rows.shape[1]:
-        return principal_subspace(gram(exact), fraction, rule=rule, dtype=dtype).to(rows.dtype)
-    dual = principal_subspace(gram(exact.mT), fraction, rule=rule, dtype=dtype)
-    # The images of the trailing eigenvectors are not orthogonal to rounding: they are smaller than U is accurate.
-    return Subspace(orthonormal(exact.mT @ dual.basis).to(rows.dtype), dual.captured)
+    def _widened(self, columns: Tensor) -> Tensor:
+        assert self._reached is not None
+        if columns.shape[1] == self.energy.shape[1]:
+            return columns
+        wide = columns.new_zeros(len(columns), self.energy.shape[1], columns.shape[2])
+        return wide.index_copy_(1, self._reached, columns)
 
 
-def row_space(rows: Tensor, *, noise: float = 0.0) -> Subspace:
-    """The span of `rows` (n, d), by the singular values of the rows themselves.
-
-    Singular values down to `noise` or the rounding error of float64, relative to the largest, count: their squares need
-    not be representable beside each other, as they must be in a second moment.
-    """
-    alive = (rows != 0).any(0)
-    exact = rows[:, alive].double()
-    if len(exact) > exact.shape[1]:
-        exact = torch.linalg.qr(exact, mode="r").R
-    values, right = torch.linalg.svd(exact, full_matrices=False)[1:]
-    floor = max(noise, max(exact.shape) * torch.finfo(torch.float64).eps)
-    rank = int((values > floor * values[0]).sum()) if values.numel() else 0
-    basis = rows.new_zeros(rows.shape[1], rank)
-    basis[alive] = right[:rank].mT.to(basis.dtype)
-    total = float(values.square().sum())
-    return Subspace(basis, float(values[:rank].square().sum()) / total if total else 0.0)
+def gram(columns: Tensor) -> Tensor:
+    """X Xᵀ for X of shape (groups, d, n), made of the blocks on and below its diagonal, at about half the price."""
+    d = columns.shape[1]
+    blocks = max(1, min(6, d // _NARROWEST_BLOCK))
+    if blocks == 1:
+        return columns @ columns.mT
+    total = columns.new_empty(len(columns), d, d)
+    for begin, end in pairwise([d * i // blocks for i in range(blocks + 1)]):
+        total[:, begin:, begin:end] = columns[:, begin:] @ columns[:, begin:end].mT
+        total[:, begin:end, end:] = total[:, end:, begin:end].mT
+    return total
 
 
-def restricted(second_moment: Tensor, alive: Tensor) -> Tensor:
-    """The rows and columns of a second moment (d, d) marked in `alive`, bool (d)."""
-    return second_moment if bool(alive.all()) else second_moment[alive][:, alive]
+def orthonormal(columns: Tensor) -> Tensor:
+    """An orthonormal basis of the span of columns (groups, d, k), by Cholesky QR twice; zero columns stay zero."""
+    for most in (inf, 0.3):
+        columns = F.normalize(columns, dim=1, eps=torch.finfo(columns.dtype).tiny)
+        gram_matrix = columns.mT @ columns
+        gram_matrix.diagonal(dim1=1, dim2=2)[:] = 1.0
+        factor, failed = torch.linalg.cholesky_ex(gram_matrix)
+        # The second time leaves rounding errors alone where the first made columns that are nearly orthogonal.
+        if bool(failed.any() | (torch.linalg.vector_norm(gram_matrix.tril(-1)) > most)):
+            basis: Tensor = torch.linalg.qr(columns).Q
+            return basis * columns.any(1, keepdim=True)
+        columns = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
+    return columns
 
 
 def project_out(rows: Tensor, basis: Tensor) -> Tensor:
-    """Each row of shape (..., d) less its part in the span of `basis` (d, k): rows − (rows B) Bᵀ."""
-    if rows.dim() == 2:
-        return torch.addmm(rows, rows @ basis, basis.mT, alpha=-1)
+    """Each row of shape (..., d) less its part in the span of `basis` (..., d, k): rows − (rows B) Bᵀ."""
     return rows - (rows @ basis) @ basis.mT
 
 
-def energy_share(part: Tensor, whole: Tensor) -> Tensor:
-    """‖part‖² / ‖whole‖², and 0 of nothing, in float64."""
-    return energy_shares([part], [whole])[0]
+def rank_for(eigenvalues: Tensor, fraction: float, *, rule: Rule = "energy", floor: float | None = None) -> Tensor:
+    """The smallest k whose leading `eigenvalues` (..., n), descending, hold `fraction` of the total, int64 (...).
+
+    With rule "energy" the total is that of the eigenvalues, with "singular_values" that of their square roots, which
+    keeps many more directions for the same number. Eigenvalues below `floor` times the largest (32 rounding errors of
+    their type, if None) are taken for zeros; a fraction of 1 means all others.
+
+    >>> rank_for(torch.tensor([8.0, 1.0, 1.0, 0.0]), 0.9)
+    tensor(2)
+    """
+    if not 0 < fraction <= 1:
+        raise InputError(f"the fraction of energy to keep is {fraction}; it must be above 0 and at most 1")
+    floor = _ROUNDING * torch.finfo(eigenvalues.dtype).eps if floor is None else floor
+    wanted = eigenvalues > eigenvalues[..., :1].clamp(min=0) * floor
+    if fraction < 1:
+        weights = eigenvalues.double().clamp(min=0)
+        weights = weights if rule == "energy" else weights.sqrt()
+        wanted &= weights.cumsum(-1) - weights < fraction * weights.sum(-1, keepdim=True)
+    return wanted.sum(-1)
 
 
-def energy_shares(parts: Sequence[Tensor], wholes: Sequence[Tensor]) -> Tensor:
-    """`energy_share` of each, float64 (n)."""
-    inside, total = (torch.stack(torch._foreach_norm(list(each), 2, dtype=torch.float64)) for each in (parts, wholes))
-    return torch.where(total == 0, 0.0, inside / total).square()
+def _descending(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (groups, n), largest first and none below 0, and eigenvectors of symmetric matrices."""
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        # Single precision fails now and then where double converges.
+        values, vectors = (part.to(matrix) for part in torch.linalg.eigh(matrix.double()))
+    return values.flip(-1).clamp(min=0), vectors.flip(-1)
 
 
-def last_in_one_column(columns: Tensor) -> Tensor:
-    """Orthonormal columns of the same span, of which at most the first has a last entry other than zero."""
-    last = columns[-1]
-    if not bool(last[1:].any()):
-        return columns
-    # The reflection that takes `last` to a multiple of the first axis, away from it for the sake of rounding.
-    normal = last.clone()
-    normal[0] += torch.where(last[0] < 0, -1.0, 1.0) * last.norm()
-    turned: Tensor = columns - torch.outer(columns @ normal, normal) * (2 / normal.dot(normal))
-    return turned
-
-
-def _unit_columns(columns: Tensor) -> Tensor:
-    """The columns brought to length one, without those that are zero to rounding."""
-    length = columns.norm(dim=0)
-    long = length > 8 * torch.finfo(columns.dtype).eps
-    unit: Tensor = columns[:, long] / length[long]
-    return unit
+def _singular(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared singular values and left singular vectors of (groups, d, n)."""
+    vectors, values, _ = torch.linalg.svd(columns, full_matrices=False)
+    return values.square(), vectors

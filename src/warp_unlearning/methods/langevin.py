@@ -13,16 +13,17 @@ from math import sqrt
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..data.sampling import batch_shape, endless, epoch
-from ..errors import WarpWarning
+from ..errors import InputError, WarpWarning
 from ..gradients.per_sample import clipped_mean_gradient
 from ..stats.langevin import langevin_noise
 from ..symmetry.move import Move
 from ..symmetry.then import then
 from ..training.stepper import Stepper
 from ..training.update import Update, Updates
+from .anchor import Anchor
 from .protocol import NormMode, Task, option, require
 
 
@@ -32,12 +33,17 @@ class NoiseWarning(WarpWarning):
 
 @dataclass(frozen=True, kw_only=True)
 class Langevin:
-    """θ ← θ − η [α clip(∇ℓ_retain) − (1 − α) clip(∇ℓ_forget) + decay · θ] + √(2ησ²) N(0, I), each example's gradient
-    clipped to norm `clip`.
+    """Projected noisy gradient descent on α (ℓ_retain + λ ‖θ − θ_p‖²) − (1 − α) ℓ_forget from the original weights θ_p:
 
-    σ is `noise`, or, where `epsilon` is given, the closed form of the accounting with K = all steps, S = the forget
-    set, n = forget and retain, m = `strong_convexity`. At small ε and large forget sets that noise destroys a deep
-    network; a warning says so beforehand.
+        θ ← Π[θ − η g + √(2ησ²) N(0, I)],    g = α meanᵢ clip(∇ℓᵢ + 2λ(θ − θ_p)) − (1 − α) meanⱼ clip(∇ℓⱼ),
+
+    with i over a batch to keep and j over one to forget. As in the accounting, every example's gradient is clipped to
+    norm C = `clip`, the pull λ = `pull` towards θ_p being part of what an example to keep is charged with. Π scales the
+    weights down to ‖θ‖ = `radius` where they are longer; without a radius they stay.
+
+    σ is `noise`, or, where `epsilon` is given, what the accounting asks for with η, C, the strong convexity m = 2αλ of
+    the pull, K = all steps, S = the forget set, n = forget and retain. At small ε and large forget sets that noise
+    destroys a deep network; a warning says so beforehand.
     """
 
     name: ClassVar[str] = "langevin"
@@ -50,17 +56,23 @@ class Langevin:
         None, "noise by the closed form for this ε instead of `noise`; a label, not a guarantee"
     )
     delta: float | None = option(None, "δ of the closed form; 1/n unless given")
-    strong_convexity: float = option(1.0, "m of the closed form")
-    alpha: float = option(1.0, "weight of the retain gradient; below 1 the forget gradient is ascended with 1 - alpha")
-    clip: float = option(1.0, "norm to which each example's gradient is clipped")
-    decay: float = option(0.0, "pull of the weights towards 0")
+    alpha: float = option(0.95, "weight of the retain loss; 1 - alpha weighs the forget loss, which is ascended")
+    clip: float = option(1.0, "C: norm to which each example's gradient is clipped")
+    pull: float = option(0.5, "λ: weight of the squared distance to the original weights in the retain loss")
+    radius: float | None = option(None, "norm of all weights beyond which a step is scaled back to it")
     lr: float = option(0.01, "step size η")
     epochs: int = option(3, "passes over the retain set")
     batch_size: int = option(128, "examples a batch")
 
     def __post_init__(self) -> None:
-        require(self, positive=("epsilon", "delta", "strong_convexity", "clip", "lr"), shares=("alpha",))
-        require(self, counts=("epochs", "batch_size"), not_negative=("noise", "decay"))
+        require(self, positive=("epsilon", "delta", "clip", "lr", "radius"), shares=("alpha",))
+        require(self, counts=("epochs", "batch_size"), not_negative=("noise", "pull"))
+        convexity = 2 * self.alpha * self.pull
+        if self.epsilon is not None and not 0 < self.lr * convexity <= 1:
+            raise InputError(
+                f"langevin: lr is {self.lr}, alpha {self.alpha} and pull {self.pull}; the accounting behind epsilon "
+                "holds for 0 < 2 · lr · alpha · pull ≤ 1"
+            )
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """One noisy step a retain batch."""
@@ -68,14 +80,21 @@ class Langevin:
         of = self.epochs * batches
         scale = sqrt(2 * self.lr) * self.noise_level(forget=len(task.forget), retain=len(task.retain), steps=of)
         _warn_if_drowned(model, scale * sqrt(of), self.epsilon)
-        stepper = Stepper(model, momentum=0.0, weight_decay=self.decay)
+        stepper = Stepper(model, momentum=0.0)
+        anchor = Anchor(model)
         device = stepper.parameters[0].device
         noise = Noise(task.streams.generator("noise", device=device))
         forget_order = endless(len(task.forget), self.batch_size, generator=task.streams.generator("forget"))
         for e in range(self.epochs):
             order = epoch(len(task.retain), self.batch_size, generator=task.streams.generator("retain", e))
             for i, index in enumerate(order, e * batches + 1):
-                gradient, loss = clipped_mean_gradient(model, *task.retain.take(index), clip=self.clip)
+                pulled = torch.autograd.grad(self.pull * anchor.distance_squared(model), stepper.parameters)
+                gradient, loss = clipped_mean_gradient(
+                    model,
+                    *task.retain.take(index),
+                    clip=self.clip,
+                    beside=dict(zip(stepper.names, pulled, strict=True)),
+                )
                 terms = {"retain": loss}
                 if self.alpha < 1:
                     forget = task.forget.take(next(forget_order))
@@ -83,8 +102,16 @@ class Langevin:
                     gradient = {n: self.alpha * g - (1 - self.alpha) * ascent[n] for n, g in gradient.items()}
                 stepper.step_along(gradient, lr=self.lr)
                 noise.add_to(stepper.names, stepper.parameters, scale)
+                self._project(list[Tensor](stepper.parameters))
                 moved = yield Update(i, of, e, i == (e + 1) * batches, terms)
+                anchor.carry(moved)
                 noise.carry(moved)
+
+    @torch.no_grad()
+    def _project(self, parameters: list[Tensor]) -> None:
+        if self.radius is not None:
+            norm = torch.stack(torch._foreach_norm(parameters)).norm()
+            torch._foreach_mul_(parameters, (self.radius / norm).clamp(max=1.0))
 
     def noise_level(self, *, forget: int, retain: int, steps: int) -> float:
         """σ: as given, or by the closed form for `epsilon`."""
@@ -93,7 +120,7 @@ class Langevin:
         return langevin_noise(
             self.epsilon,
             steps=steps,
-            strong_convexity=self.strong_convexity,
+            strong_convexity=2 * self.alpha * self.pull,
             step_size=self.lr,
             clip=self.clip,
             removed=forget,
@@ -133,7 +160,7 @@ def _warn_if_drowned(model: nn.Module, spread: float, epsilon: float | None) -> 
         warnings.warn(
             f"langevin: {cause} noise of standard deviation {spread:.3g} over all steps, where a typical weight is "
             f"{typical:.3g}; the model will not stay usable. Raise epsilon, "
-            "forget fewer examples, or set a smaller noise",
+            "forget fewer examples, lower clip, or set a smaller noise",
             NoiseWarning,
             stacklevel=2,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from typing import ClassVar, get_args
 
 import torch
@@ -12,12 +13,12 @@ from torch import Tensor, nn
 from ..data.batches import shuffled
 from ..data.examples import Examples
 from ..data.sampling import batch_shape
-from ..errors import InputError
-from ..linalg.principal_subspaces import principal_subspaces
-from ..linalg.subspace import Rule, restricted
+from ..errors import InputError, WarpWarning
+from ..linalg.subspace import Rule, SecondMoment
 from ..models.normalisation import norm_mode, predict
-from ..symmetry.layer_inputs import input_second_moments
+from ..symmetry.layer_inputs import LinearWeight, linear_weights, observe, read_by_others
 from ..symmetry.move import Move
+from ..symmetry.null_space import InputBasis
 from ..training.constraints import InputComplement
 from ..training.schedule import geometric
 from ..training.scoring import accuracy
@@ -30,7 +31,8 @@ from .protocol import NormMode, Task, option, require
 class ProjectedGradient:
     """Descends mean −log(1 − (p_y − offset)) − entropy_weight · H(p) on forget batches, every step projected, layer by
     layer, onto the complement of the span of the retained inputs. That loss is bounded. Parameters that are not the
-    weight of a linear map (batch norm, biases) do not move, nor do running statistics.
+    weight of a linear map (batch norm, biases) do not move, nor do running statistics; a warning names weights of
+    other layers.
 
     With a validation set it stops once accuracy on the forget set has fallen below that on the validation set, and
     keeps, of the last two epochs, the one with the smaller difference.
@@ -102,33 +104,48 @@ class ProjectedGradient:
 
 
 def retained_complement(model: nn.Module, task: Task, *, samples: int, energy: float, rule: Rule) -> InputComplement:
-    """The projection that leaves each layer's response to `samples` retain examples as it is."""
+    """The projection that leaves each layer's response to `samples` retain examples as it is.
+
+    It covers the weights of Linear, convolution and MultiheadAttention layers; one warning names the others.
+    """
     order = torch.randperm(len(task.retain), generator=task.streams.generator("samples"))[:samples]
+    batches = [task.retain.take(index).x for index in torch.split(order, 256)]
+    parameters = dict(model.named_parameters())
+    moments: dict[str, SecondMoment] = {}
+
+    def record(weight: LinearWeight, columns: Tensor) -> None:
+        moments.setdefault(weight.name, SecondMoment(torch.float64)).add(columns)
+
     with norm_mode(model, "eval"):
-        moments = input_second_moments(model, (task.retain.take(index).x for index in torch.split(order, 256)))
+        elsewhere = read_by_others(model, batches[0][:1])
+        # Biases stay, so that no constant 1 is among the inputs.
+        weights = [
+            replace(weight, bias=None)
+            for weight in linear_weights(model)
+            if weight.name in parameters and id(parameters[weight.name]) not in elsewhere
+        ]
+        observe(model, batches, weights, record)
     if not moments:
         raise InputError("pgu found no Linear or Conv layer to project; it cannot change this model")
-    parameters = dict(model.named_parameters())
-    reached = {name: moment.diagonal() > 0 for name, moment in moments.items()}
-    live = [restricted(moments.pop(name), mask) for name, mask in reached.items()]
-    bases: dict[str, Tensor] = {}
+    left = [n for n, p in parameters.items() if p.requires_grad and p.dim() > 1 and n not in moments]
+    if left:
+        warnings.warn(
+            f"pgu leaves {', '.join(left)} as they are: only weights that nothing but Linear, Conv or "
+            "MultiheadAttention layers read can be kept from changing the answers on retained examples",
+            WarpWarning,
+            stacklevel=2,
+        )
+    bases: dict[str, InputBasis] = {}
     met: dict[str, Tensor] = {}
-    for (name, mask), found in zip(reached.items(), principal_subspaces(live, energy, rule=rule), strict=True):
-        channels = parameters[name].shape[1]
-        basis = found.basis.new_zeros(len(mask), found.rank)
-        basis[mask] = found.basis
-        taps = _met_taps(mask.reshape(channels, -1))
-        if taps is not None:
-            met[name] = taps
-            basis = basis.reshape(channels, -1, found.rank).index_select(1, taps).flatten(0, 1)
-        bases[name] = basis.to(parameters[name].dtype)
+    for name in list(moments):
+        moment = moments.pop(name)
+        found, reached = moment.leading(energy, rule=rule), moment.energy > 0
+        basis = found.basis.to(parameters[name].dtype)
+        bases[name] = InputBasis(name, None, basis, found.ranks, reached, found.captured, moment.positions)
+        taps = reached.reshape(-1, parameters[name][0, 0].numel()).any(0)
+        if not taps.all():
+            met[name] = taps.nonzero().flatten()
     return InputComplement(bases, met=met)
-
-
-def _met_taps(reached: Tensor) -> Tensor | None:
-    """The taps that bool (in, taps) marks in some channel, int64; None for all of them, and where none is."""
-    met = reached.any(0)
-    return None if bool(met.all()) or not bool(met.any()) else met.nonzero().flatten()
 
 
 class Stop:

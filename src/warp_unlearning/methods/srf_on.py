@@ -20,7 +20,6 @@ from ..data.sampling import batch_shape
 from ..data.taken import Given
 from ..gradients.per_sample import per_sample_gradients
 from ..models.normalisation import norm_mode, predict
-from ..symmetry.move import Move
 from ..training.constraints import Mask
 from ..training.repeated import Function
 from ..training.schedule import cosine
@@ -34,15 +33,17 @@ FisherKind = Literal["batch", "sample"]
 @dataclass(frozen=True, kw_only=True)
 class SrfOn:
     """Every iteration t of n takes a retain step; each `forget_every`-th takes before it a forget step, which ascends
-    c_t · mean_i w_i ℓ_i with w_i ∝ ℓ_i^−λ (mean 1, not differentiated) and c_t = strength · ½(1 + cos πt/n), on the
-    weights whose Fisher information is at least `ratio` times larger for the forget set than for the retain set,
-    clipped to norm `max_norm`. Forget and retain steps have momentum of their own. After each iteration the weights are
-    drawn back to where it started by 1 − slow.
+    c_t · mean_i w_i ℓ_i with w_i ∝ ℓ_i^−λ (mean 1, not differentiated) and c_t = strength · ½(1 + cos πt/n).
+
+    Both steps are of one SGD with one momentum, its rate falling by the same cosine. The gradient of a forget step is
+    zero outside the mask, the weights whose Fisher information is at least `ratio` times larger for the forget set than
+    for the retain set, then clipped to norm `max_norm`. As published, weight decay and the momentum of retain steps
+    still move the other weights. With `strict_mask` they do not: forget steps have a momentum of their own, and what
+    the mask leaves out stays bit-identical.
     """
 
     name: ClassVar[str] = "srf_on"
     norm_mode: ClassVar[NormMode] = "train"
-    masks: ClassVar[bool] = True
 
     iterations: int = option(1500, "retain steps")
     forget_every: int = option(5, "a forget step in each of so many iterations")
@@ -53,39 +54,34 @@ class SrfOn:
         "batch", "squares of batch-mean gradients (as published), or of single examples' (sample)"
     )
     max_norm: float = option(7.0, "norm to which the forget gradient is clipped")
-    slow: float = option(1.0, "share of each iteration's move that is kept")
     lr: float = option(0.01, "learning rate at the start, of both kinds of step")
     momentum: float = option(0.9, "momentum of SGD")
     weight_decay: float = option(5e-4, "weight decay of SGD")
     batch_size: int = option(128, "examples a batch")
+    strict_mask: bool = option(False, "forget steps leave weights outside of the mask as they are, to the bit")
 
     def __post_init__(self) -> None:
-        require(self, positive=("strength", "ratio", "max_norm", "lr", "slow"), shares=("slow", "momentum"))
+        require(self, positive=("strength", "ratio", "max_norm", "lr"), shares=("momentum",))
         require(self, counts=("iterations", "forget_every", "batch_size"), not_negative=("reweighting",))
         require(self, not_negative=("weight_decay",), choices={"fisher": get_args(FisherKind)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """Iterations of one retain step, some with a forget step before it."""
         mask = self._mask(model, task)
-        forgetting = Stepper(
-            model,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            constraint=mask,
-            max_norm=self.max_norm,
-        )
-        repairing = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay)
-        slow = SlowWeights(model, share=self.slow)
+        sgd = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay)
+        forgetting = sgd
+        if self.strict_mask:
+            forgetting = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay, constraint=mask)
 
         def ascend(x: Tensor, y: Tensor, fade: Number) -> dict[str, Tensor]:
             each = F.cross_entropy(predict(model, x), y, reduction="none")
-            forgetting.step(-self.strength * fade * (self._weights(each) * each).mean(), lr=self.lr * fade)
+            loss = -self.strength * fade * (self._weights(each) * each).mean()
+            forgetting.step(loss, lr=self.lr * fade, through=mask, max_norm=self.max_norm)
             return {"forget": each.mean()}
 
         def repair(x: Tensor, y: Tensor, fade: Number) -> dict[str, Tensor]:
             loss = F.cross_entropy(predict(model, x), y, reduction="none").mean()
-            repairing.step(loss, lr=self.lr * fade)
-            slow.finish(model)
+            sgd.step(loss, lr=self.lr * fade)
             return {"retain": loss}
 
         updates = {"forget": task.repeated(ascend), "retain": task.repeated(repair)}
@@ -94,17 +90,22 @@ class SrfOn:
         step, of = 0, self.iterations + ceil(self.iterations / self.forget_every)
         for t in range(self.iterations):
             fade = cosine(t / self.iterations)
-            slow.start(model)
             for phase in ("forget", "retain") if t % self.forget_every == 0 else ("retain",):
                 terms = updates[phase](*next(batches[phase]), fade)
                 step += 1
                 ends = phase == "retain" and ((t + 1) % an_epoch == 0 or t + 1 == self.iterations)
-                frozen = mask.frozen if phase == "forget" else {}
+                frozen = mask.frozen if self.strict_mask and phase == "forget" else {}
                 moved = yield Update(step, of, t // an_epoch, ends, terms, frozen)
-                # Both steppers hold momentum; the mask belongs to one of them.
-                forgetting.carry(moved)
-                repairing.carry(moved)
-                slow.carry(moved)
+                sgd.carry(moved)
+                if self.strict_mask:
+                    forgetting.carry(moved)
+                elif moved is not None:
+                    mask.carry(moved)
+
+    @property
+    def masks(self) -> bool:
+        """Whether some updates leave entries of weights as they are."""
+        return self.strict_mask
 
     def _weights(self, each: Tensor) -> Tensor:
         weights = 1 / (each.detach().clamp(min=0) ** self.reweighting + 1e-15)
@@ -121,33 +122,6 @@ class SrfOn:
             for examples in (task.forget, task.retain)
         )
         return Mask({n: (forget[n] + 1e-15) / (retain[n] + 1e-15) >= self.ratio for n in forget})
-
-
-class SlowWeights:
-    """Draws the weights back, after an iteration, to (1 − share) · θ_start + share · θ."""
-
-    def __init__(self, model: nn.Module, *, share: float) -> None:
-        self._share = share
-        self._names = [n for n, _ in model.named_parameters()]
-        self._start = [p.detach().clone() for p in model.parameters()] if share < 1 else []
-
-    @torch.no_grad()
-    def start(self, model: nn.Module) -> None:
-        """Remember where the iteration starts, always in the same tensors, which a captured step knows."""
-        for start, parameter in zip(self._start, model.parameters(), strict=False):
-            start.copy_(parameter)
-
-    @torch.no_grad()
-    def finish(self, model: nn.Module) -> None:
-        """Keep only `share` of what the iteration moved."""
-        for parameter, start in zip(model.parameters(), self._start, strict=False):
-            parameter.copy_(torch.lerp(start, parameter, self._share))
-
-    def carry(self, move: Move | None) -> None:
-        """Follow a move inside the iteration."""
-        if move is not None and self._start:
-            for name, start in zip(self._names, self._start, strict=True):
-                start.copy_(move.point(name, start))
 
 
 def fisher_diagonal(

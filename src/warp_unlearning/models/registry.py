@@ -49,7 +49,7 @@ def model_options(name: str) -> dict[str, object]:
     """The options of the model `name` and their defaults; None marks an option that must be given.
 
     >>> model_options("small_resnet")
-    {'classes': 10, 'width': 16, 'in_channels': 1}
+    {'classes': 10, 'width': 16, 'in_channels': 1, 'stem_stride': 1}
     """
     parameters = signature(_model(name)).parameters.values()
     return {p.name: None if p.default is Parameter.empty else p.default for p in parameters}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .shadow_arm import Arm
 
 _METHODS = {
@@ -14,20 +16,39 @@ _METHODS = {
     "retrain": "retraining",
     "finetune": "fine-tuning",
     "langevin": "Langevin noise",
+    "srf_on_strict": "SF strict",
 }
-DEFENSES = {"warp": "WARP", "fastwarp": "FastWARP", "cob": "change of basis", "conjugate": "conjugate"}
+DEFENSES = {
+    "warp": "WARP",
+    "fastwarp": "FastWARP",
+    "warp_guarded": "WARP guarded",
+    "cob": "change of basis",
+    "conjugate": "conjugate",
+}
+_STUDIED = {"kick": "random kick", "warp_published": "WARP as published", "fastwarp_guarded": "FastWARP guarded"}
+OLD = " (0.1)"
+"""Ends the names of what an earlier version of the program measured with another algorithm."""
 NO_DEFENSE = "no defence"
 LONGEST = 34
 
 
 def method_label(name: str) -> str:
-    """The method's usual name."""
-    return _METHODS.get(name, name)
+    """The method's usual name.
+
+    >>> method_label("srf_on_strict (0.1)")
+    'SF strict (0.1)'
+    """
+    return _labelled(_METHODS, name)
 
 
 def defense_label(name: str | None) -> str:
     """The defence's usual name; "no defence" for None."""
-    return NO_DEFENSE if name is None else DEFENSES.get(name, name)
+    return NO_DEFENSE if name is None else _labelled(DEFENSES | _STUDIED, name)
+
+
+def _labelled(known: Mapping[str, str], name: str) -> str:
+    base = name.removesuffix(OLD)
+    return known.get(base, base) + name[len(base) :]
 
 
 def arm_label(arm: Arm) -> str:

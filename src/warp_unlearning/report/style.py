@@ -66,10 +66,11 @@ _LOOKS: dict[str | None, Look] = {
     None: Look("#000000", "-", "o"),
     "warp": Look("#0072b2", (0, (6, 2)), "s"),
     "fastwarp": Look("#d55e00", (0, (3, 1.5)), "^"),
+    "warp_guarded": Look("#56b4e9", (0, (4, 1, 1, 1)), "p"),
     "cob": Look("#009e73", (0, (6, 1.5, 1, 1.5)), "D"),
     "conjugate": Look("#aa4499", (0, (1, 1)), "v"),
 }
-_OTHERS = (Look("#56b4e9", (0, (8, 2, 1, 2, 1, 2)), "P"), Look("#8c6d00", (0, (2, 4)), "X"), Look(FAINT, "-.", "*"))
+_OTHERS = (Look("#e69f00", (0, (8, 2, 1, 2, 1, 2)), "P"), Look("#8c6d00", (0, (2, 4)), "X"), Look(FAINT, "-.", "*"))
 
 
 def look(defense: str | None, defenses: list[str | None]) -> Look:

@@ -13,7 +13,7 @@ found by its key on another.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -161,7 +161,7 @@ def plan_cells(settings: CellSettings, data: ImageData, *, defense_seed: int) ->
                 about = {
                     **audited,
                     **sets,
-                    "arm": {k: v for k, v in asdict(arm).items() if k not in ("called", "sets", "swept")},
+                    "arm": arm.ingredients,
                     "seed": settings.seed,
                     "defense_seed": defense_seed if arm.defense is not None else None,
                     "pair": settings.pair_examples if is_paired(settings, shadow, part) else 0,

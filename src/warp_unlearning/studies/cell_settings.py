@@ -21,6 +21,11 @@ class StudyArm(Arm):
     swept: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def shown_method(self) -> str:
+        """The method as tables call it."""
+        return self.method
+
+    @property
     def shown_defense(self) -> str | None:
         """The defence as tables call it."""
         return self.called or self.defense
@@ -28,7 +33,7 @@ class StudyArm(Arm):
     @property
     def name(self) -> str:
         """As tables show it."""
-        defended = self.method if self.shown_defense is None else f"{self.method} + {self.shown_defense}"
+        defended = self.shown_method if self.shown_defense is None else f"{self.shown_method} + {self.shown_defense}"
         return " ".join([defended, *(f"{key}={value:g}" for key, value in self.swept.items())])
 
 

@@ -38,6 +38,7 @@ from .cell_settings import StudyArm
 from .forget_energies import forget_energies
 from .gpu_trouble import gpu_trouble
 from .half import as_half
+from .quietly import quietly
 from .stored import array_bytes, weight_bytes, weights_of
 from .workplace import Workplace
 
@@ -134,13 +135,15 @@ class CellWork:
     def _unlearn(self, model: nn.Module, task: Task, arm: StudyArm, cell: Cell) -> Generator[object, None, Driven]:
         number = self.plan.settings.first_shadow + cell.shadow
         secret = Streams.secret(self.defense_seed).of("study defense", number, cell.part, arm.method)
-        driven = yield from drive(
-            model,
-            task,
-            make_method(arm.method, **arm.method_settings),
-            defense=None if arm.defense is None else make_defense(arm.defense, **arm.defense_settings),
-            secret=secret,
-            interval=_READ_EVERY,
+        driven = yield from quietly(
+            drive(
+                model,
+                task,
+                make_method(arm.method, **arm.method_settings),
+                defense=None if arm.defense is None else make_defense(arm.defense, **arm.defense_settings),
+                secret=secret,
+                interval=_READ_EVERY,
+            )
         )
         return driven
 

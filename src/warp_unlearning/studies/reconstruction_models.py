@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..attacks.reconstruction.threat import Schedule, Threat
 from ..data.examples import TensorExamples
-from ..defense.protocol import Defense
+from ..defense.base import Defense
 from ..defense.registry import make_defense
 from ..models.conv_generator import ConvGenerator
 from ..models.registry import build_model, suggest_options
@@ -25,13 +25,15 @@ from ..unlearning.driver import unlearn
 from .one_step import OneStep
 from .reconstruction_images import Pictures
 from .reconstruction_settings import POOL, RETAIN, ReconstructionSettings
+from .shadow_settings import ALGORITHM
+from .study import NULL_SPACE, VARIANTS
 
 _BATCH = 2048
 
 
 @dataclass(frozen=True)
 class ImageArm:
-    """A defence by name, or "none", with its options."""
+    """A defence by name, or "none", with its options; "kick" is the control of WARP."""
 
     defense: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -44,8 +46,14 @@ class ImageArm:
         """The defence, its retain batch no larger than what is retained."""
         if self.defense == "none":
             return None
-        fits = {"batch_size": min(_BATCH, retained)} if self.defense in ("warp", "fastwarp") else {}
-        return make_defense(self.defense, **{**fits, **self.options})
+        fits = {"batch_size": min(_BATCH, retained)} if self.defense in NULL_SPACE else {}
+        name = "warp" if self.defense in VARIANTS else self.defense
+        return make_defense(name, **{**fits, **VARIANTS.get(self.defense, {}), **self.options})
+
+    @property
+    def ingredients(self) -> dict[str, Any]:
+        """What of the arm decides a result, for keys."""
+        return asdict(self) | ({} if self.defense == "none" else {"algorithm": ALGORITHM})
 
 
 def new_model(pictures: Pictures, settings: ReconstructionSettings) -> nn.Module:

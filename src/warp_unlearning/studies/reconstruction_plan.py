@@ -121,7 +121,7 @@ def _row(settings: ReconstructionSettings, data: ImageData, cell: ImageCell, nee
             name: getattr(settings, name)
             for name in ("targets", "large_loss", "decoys", "probes", "rate", "ascent", "retained")
         },
-        "arm": asdict(cell.arm),
+        "arm": cell.arm.ingredients,
         "attack": asdict(cell.attack),
         "search": asdict(settings.search(cell.attack.name)),
         "needs": [need.digest for need in needs],

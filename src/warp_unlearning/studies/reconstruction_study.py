@@ -18,7 +18,7 @@ from .reconstruction_plan import ROW, ImageCell, ReconstructionPlan, plan_images
 from .reconstruction_rows import ImageAttack
 from .reconstruction_settings import ReconstructionSettings, reconstruction_settings
 from .reconstruction_work import FOUND, ReconstructionWork
-from .study import Asked
+from .study import DEFENSES, Asked
 
 SCHEMA_VERSION = 1
 ATTACKS = (
@@ -39,7 +39,7 @@ ATTACKS = (
     "generative@filtered",
     "generative@scale-free",
 )
-ARMS = ("none", "cob", "warp", "conjugate")
+ARMS = tuple(defense or "none" for defense in DEFENSES)
 SPREADS, SIGMAS = (0.1, 0.2, 0.4, 0.8), (0.0, 0.1, 0.2, 0.4, 0.8)
 _SAID = (
     "One image is forgotten at a time by one step of NegGrad+ beside a retain batch of 5: methods, shadows and forget "

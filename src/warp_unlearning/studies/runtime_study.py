@@ -1,4 +1,4 @@
-"""What a defence costs: seconds of one unlearning by every method alone, with WARP and with FastWARP.
+"""What a defence costs: seconds of one unlearning by every method alone, with each defence.
 
 | kind | what it leaves | needs |
 |---|---|---|
@@ -61,7 +61,7 @@ def plan_runtime(asked: Asked, size_name: str, *, runs: int = RUNS, defense_seed
 
 
 def _settings(asked: Asked, size_name: str) -> CellSettings:
-    # The arms are those of the study of exact against tracked bases; shadows come in pairs, and the first is timed.
+    # Shadows come in pairs, and the first is timed.
     return study_settings("fastwarp", size_name, replace(asked, shadows=2, forget_sets=1, pairs=0))
 
 
@@ -78,7 +78,7 @@ def timed_plan(settings: CellSettings, *, runs: int, defense_seed: int) -> CellP
             "forget": array_digest(cells.forgotten(0, 0)),
             "retain": array_digest(cells.retained(0, 0)),
             "validation": array_digest(cells.division.validation),
-            "arm": {k: v for k, v in asdict(arm).items() if k not in ("called", "sets", "swept")},
+            "arm": arm.ingredients,
             "seed": settings.seed,
             "defense_seed": defense_seed if arm.defense is not None else None,
             "runs": runs,

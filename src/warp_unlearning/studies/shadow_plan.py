@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -152,7 +152,7 @@ def _unlearning(
     return {
         "forget": array_digest(forgotten(design, task.shadow, task.part)),
         "retain": array_digest(retained(design, task.shadow, task.part)),
-        "arm": asdict(arm),
+        "arm": arm.ingredients,
         "seed": settings.seed,
         "defense_seed": secret_name if arm.defense is not None else None,
     }

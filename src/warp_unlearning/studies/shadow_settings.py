@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+ALGORITHM = 2
+"""In the keys of arms whose defence or method is another since version 0.1; their old results keep the old keys."""
+_OTHER_METHODS = ("srf_on", "langevin")
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -20,6 +24,14 @@ class Arm:
     def name(self) -> str:
         """As tables show it."""
         return self.method if self.defense is None else f"{self.method} + {self.defense}"
+
+    @property
+    def ingredients(self) -> dict[str, Any]:
+        """What of the arm decides a result, for keys."""
+        names = ("method", "method_settings", "defense", "defense_settings")
+        found = {name: getattr(self, name) for name in names}
+        changed = self.defense is not None or self.method in _OTHER_METHODS
+        return found | ({"algorithm": ALGORITHM} if changed else {})
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import InputError, nearest
 from ..methods.recipes import SMALL_DATA
@@ -16,21 +16,17 @@ EPSILONS = (1.0, 4.0, 8.0, 16.0)
 ENERGIES = (0.95, 0.97, 0.99, 0.995, 0.999)
 BATCHES = (256, 512, 1024, 2048, 4096)
 STRENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
-TELEPORTS_EVERY = {"pgu": 95}
-"""Updates between teleports at the size of the paper, where a method's epochs are short: those of pgu pass over the
-forgotten examples alone, in 19 updates, and there are 100 of them."""
-
-SizeName = Literal["small", "paper"]
 Settings = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Size:
     """Data, network and recipe of the shadows, and how many there are; `sets` is for methods that `more_sets` does not
-    name.
+    name. `small` data take the methods' settings for them. `every` is after how many updates null-space defences
+    teleport where a method's epochs are short: those of pgu pass over the forgotten examples alone.
     """
 
-    data: str
+    data: Mapping[str, Any]
     network: str
     network_options: Mapping[str, Any]
     training: Mapping[str, Any]
@@ -42,12 +38,29 @@ class Size:
     pairs: int
     pair_examples: int
     more_sets: Mapping[str, int] = field(default_factory=dict)
+    small: bool = True
+    every: Mapping[str, int] = field(default_factory=dict)
 
 
 SIZES: Mapping[str, Size] = {
-    "small": Size("digits", "mlp", {"hidden": [64]}, asdict(RECIPES["small"]), 16, 10, 4, 1000, 100, 4, 150),
+    "small": Size({"name": "digits"}, "mlp", {"hidden": [64]}, asdict(RECIPES["small"]), 16, 10, 4, 1000, 100, 4, 150),
+    "small-images": Size(
+        {"name": "fashion_mnist", "examples": 5000},
+        "small_resnet",
+        {"width": 8, "stem_stride": 2},
+        asdict(RECIPES["small"]),
+        16,
+        10,
+        4,
+        1000,
+        200,
+        4,
+        500,
+        # 30 epochs of 2 updates.
+        every={"pgu": 10},
+    ),
     "paper": Size(
-        "cifar10",
+        {"name": "cifar10"},
         "resnet18",
         {"stem": "imagenet"},
         asdict(RECIPES["paper"]),
@@ -59,17 +72,25 @@ SIZES: Mapping[str, Size] = {
         8,
         1000,
         {"ngp": 10, "bad_teacher": 10},
+        small=False,
+        # 100 epochs of 19 updates.
+        every={"pgu": 95},
     ),
 }
-
-
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "kick": {"aim": "random"},
-    "published": {"protect": "retain", "relearning": None},
+NEEDS_DATA: Mapping[str, str] = {
+    "small-images": "Fashion-MNIST; give the folder of its four idx files with --data-path (Debian's package "
+    "dataset-fashion-mnist puts them in /usr/share/datasets/fashion-mnist)",
+    "paper": "CIFAR-10; give its folder with --data-path (`warp train --data cifar10 -o data.fetch=true` says how to "
+    "get it)",
 }
-"""WARP under names of their own: a random null-space move of the same length, which shows what the descent adds; and
-the paper's form, which protects what is retained alone and may learn the forgotten examples again.
+"""What has to be there for a size beside the program, and how to get it."""
+
+DEFENSES = (None, "warp", "fastwarp", "warp_guarded", "cob", "conjugate", "kick")
+VARIANTS: Mapping[str, Mapping[str, Any]] = {"kick": {"aim": "random"}}
+"""WARP under names of their own: a random null-space move of the length that the descent would have, which shows what
+the descent adds.
 """
+NULL_SPACE = ("warp", "fastwarp", "warp_guarded", *VARIANTS)
 
 
 @dataclass(frozen=True)
@@ -92,27 +113,34 @@ class Asked:
     data_path: Any = None
 
 
+Arms = Callable[[Asked, Size], Iterator[StudyArm]]
+
+
 @dataclass(frozen=True)
 class Study:
     """What a study shows, and its arms."""
 
     about: str
-    arms: Callable[[Asked, Size, bool], Iterator[StudyArm]]
+    arms: Arms
 
 
 def study_settings(name: str, size_name: str, asked: Asked) -> CellSettings:
     """The settings of a study at a size, as asked."""
-    study, size = find_study(name), SIZES[size_name]
-    arms = _chosen(list(study.arms(asked, size, size_name == "small")), name, asked)
+    size = SIZES[size_name]
+    return settings_of(_chosen(list(find_study(name).arms(asked, size)), name, asked), size, asked)
+
+
+def settings_of(arms: Sequence[StudyArm], size: Size, asked: Asked) -> CellSettings:
+    """The settings of a study with these arms."""
     if asked.forget_sets is not None:
-        arms = tuple(replace(arm, sets=asked.forget_sets) for arm in arms)
+        arms = [replace(arm, sets=asked.forget_sets) for arm in arms]
     training = {**size.training, **({} if asked.epochs is None else {"epochs": asked.epochs})}
     return CellSettings(
-        data={"name": size.data, "path": asked.data_path},
+        data={**size.data, "path": asked.data_path},
         network=size.network,
         network_options=size.network_options,
         training=training,
-        arms=arms,
+        arms=tuple(arms),
         shadows=size.shadows if asked.shadows is None else asked.shadows,
         parts=size.parts,
         audited=size.audited,
@@ -140,10 +168,9 @@ def find_study(name: str) -> Study:
     return STUDIES[name]
 
 
-def _arm(
+def study_arm(
     asked: Asked,
     size: Size,
-    small: bool,
     method: str,
     defense: str | None = None,
     *,
@@ -152,56 +179,54 @@ def _arm(
     swept: Mapping[str, float] | None = None,
 ) -> StudyArm:
     """An arm with the settings asked for, those of the method under this defence before those of the method."""
-    start = SMALL_DATA.get(method, {}) if small else {}
+    start = SMALL_DATA.get(method, {}) if size.small else {}
     chosen = asked.method_options.get(f"{method} + {defense}", asked.method_options.get(method, {}))
     own = asked.defense_options.get(f"{method} + {defense}", asked.defense_options.get(defense or "", {}))
+    often = {"every": size.every[method]} if method in size.every and defense in NULL_SPACE else {}
     return StudyArm(
         method,
         {**start, **chosen, **(method_settings or {})},
         "warp" if defense in VARIANTS else defense,
-        {**_teleporting(method, defense, small), **own, **(defense_settings or {})},
+        {
+            **VARIANTS.get(defense or "", {}),
+            **often,
+            **own,
+            **(defense_settings or {}),
+        },
         called=defense if defense in VARIANTS else None,
         sets=size.more_sets.get(method, size.sets),
         swept=swept or {},
     )
 
 
-def _teleporting(method: str, defense: str | None, small: bool) -> dict[str, Any]:
-    """How a study teleports unless it is asked otherwise. It keeps no certificates, so they need not say all."""
-    if defense not in ("warp", "fastwarp", *VARIANTS):
-        return {}
-    variant = VARIANTS.get(defense, {})
-    rare = {} if small or method not in TELEPORTS_EVERY else {"every": TELEPORTS_EVERY[method]}
-    return {**variant, **rare, "certify": "brief"}
-
-
-def _defended(*defenses: str | None) -> Callable[[Asked, Size, bool], Iterator[StudyArm]]:
+def _defended(*defenses: str | None) -> Arms:
     """Every method with each of these defences."""
 
-    def arms(asked: Asked, size: Size, small: bool) -> Iterator[StudyArm]:
+    def arms(asked: Asked, size: Size) -> Iterator[StudyArm]:
         for method in asked.methods:
-            yield from (_arm(asked, size, small, method, defense) for defense in defenses)
+            yield from (study_arm(asked, size, method, defense) for defense in defenses)
 
     return arms
 
 
-def _langevin(asked: Asked, size: Size, small: bool) -> Iterator[StudyArm]:
-    """Calibrated noise alone and with WARP, beside NegGrad+ with and without it."""
-    yield from (_arm(asked, size, small, "ngp", defense) for defense in (None, "warp"))
+def _langevin(asked: Asked, size: Size) -> Iterator[StudyArm]:
+    """Calibrated noise alone and with every defence, beside NegGrad+ with and without them."""
+    defenses = DEFENSES if size.small else (None, "warp")
+    yield from (study_arm(asked, size, "ngp", defense) for defense in defenses)
     for epsilon in EPSILONS:
-        for defense in (None, "warp"):
+        for defense in defenses:
             noise, swept = {"epsilon": epsilon}, {"epsilon": epsilon}
-            yield _arm(asked, size, small, "langevin", defense, method_settings=noise, swept=swept)
+            yield study_arm(asked, size, "langevin", defense, method_settings=noise, swept=swept)
 
 
-def _tradeoff(asked: Asked, size: Size, small: bool) -> Iterator[StudyArm]:
+def _tradeoff(asked: Asked, size: Size) -> Iterator[StudyArm]:
     """Every method and defence over learning rates from a quarter to four times the chosen one."""
     for method in asked.methods:
-        for defense in (None, "warp", "kick", "conjugate"):
-            plain = _arm(asked, size, small, method, defense)
+        for defense in DEFENSES if size.small else (None, "warp", "kick", "conjugate"):
+            plain = study_arm(asked, size, method, defense)
             for factor in STRENGTHS:
                 lr, swept = factor * _learning_rate(plain), {"lr_factor": factor}
-                yield _arm(asked, size, small, method, defense, method_settings={"lr": lr}, swept=swept)
+                yield study_arm(asked, size, method, defense, method_settings={"lr": lr}, swept=swept)
 
 
 def _learning_rate(arm: StudyArm) -> float:
@@ -210,25 +235,27 @@ def _learning_rate(arm: StudyArm) -> float:
     return float(make_method(arm.method, **arm.method_settings).lr)  # type: ignore[attr-defined]
 
 
-def _sensitivity(asked: Asked, size: Size, small: bool) -> Iterator[StudyArm]:
-    """The first method alone, and with WARP at each energy and each size of the retain batch."""
+def _sensitivity(asked: Asked, size: Size) -> Iterator[StudyArm]:
+    """The first method alone, with each defence of null spaces at each energy and each size of the retain batch, and
+    with the defences that have neither.
+    """
     method = asked.methods[0]
-    yield _arm(asked, size, small, method)
-    for name, values in (("energy", ENERGIES), ("batch_size", BATCHES)):
-        for value in values:
-            yield _arm(asked, size, small, method, "warp", defense_settings={name: value}, swept={name: float(value)})
+    for defense in DEFENSES if size.small else (None, "warp"):
+        if defense not in NULL_SPACE:
+            yield study_arm(asked, size, method, defense)
+            continue
+        for name, values in (("energy", ENERGIES), ("batch_size", BATCHES)):
+            for value in values:
+                given, swept = {name: value}, {name: float(value)}
+                yield study_arm(asked, size, method, defense, defense_settings=given, swept=swept)
 
 
-_EVERY = (None, "warp", "published", "conjugate", "kick")
 STUDIES: Mapping[str, Study] = {
-    "table1": Study(
-        "U-LiRA on every method alone, with WARP, with WARP as published, with Conjugate and with a random kick",
-        _defended(*_EVERY),
-    ),
-    "whitebox": Study("attackers who hold the weights of both models", _defended(*_EVERY)),
-    "radar": Study("privacy and accuracy of every method in one figure", _defended(*_EVERY)),
-    "risk-vs-norm": Study("risk of forgotten points beside the norms of their gradients", _defended(*_EVERY)),
-    "fastwarp": Study("exact against tracked null spaces", _defended(None, "warp", "fastwarp")),
+    "table1": Study("U-LiRA on every method alone, with each defence, and with a random kick", _defended(*DEFENSES)),
+    "whitebox": Study("attackers who hold the weights of both models", _defended(*DEFENSES)),
+    "radar": Study("privacy and accuracy of every method in one figure", _defended(*DEFENSES)),
+    "risk-vs-norm": Study("risk of forgotten points beside the norms of their gradients", _defended(*DEFENSES)),
+    "fastwarp": Study("exact against followed bases", _defended(*DEFENSES)),
     "langevin": Study("calibrated noise beside WARP", _langevin),
     "tradeoff": Study("privacy against accuracy over learning rates", _tradeoff),
     "sensitivity": Study("WARP's energy and retain batch", _sensitivity),

@@ -31,6 +31,7 @@ def study_results(name: str, plan: CellPlan, store: Store) -> dict[str, Any]:
     for i, (arm, row) in enumerate(zip(settings.arms, rows, strict=True)):
         summaries = cell_summaries(plan, store, arm)
         row |= {
+            "method": arm.shown_method,
             "defense": arm.shown_defense,
             "swept": dict(arm.swept),
             "sets": arm.sets,

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..data.dataset import ImageData
@@ -121,7 +121,7 @@ class TuningPlan:
         return {
             **self._measured(task.unit),
             "part": task.unit.part,
-            "arm": asdict(task.arm),
+            "arm": task.arm.ingredients,
             "seed": self.settings.seed,
             "needs": [need.digest for need in needs],
         }

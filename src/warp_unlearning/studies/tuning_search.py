@@ -190,7 +190,7 @@ def _described(arm: TunedArm, settings: TuningSettings, about: Mapping[str, Any]
     found: dict[str, Any] = plain(
         {
             **about,
-            "start": asdict(arm.start),
+            "start": arm.start.ingredients,
             "space": space,
             "network": settings.network,
             "network_options": settings.network_options,

@@ -7,6 +7,9 @@
 | batch sizes | 64, 128, 256 |
 | weights and shares | 0 to 1; from 0.01 on where 0 is no value |
 | temperatures | 0.1 to 5 |
+| length of a teleport's step | 0.005 to 0.5 of the weights, uniform in the logarithm |
+| pull of a teleport away from the original | 0.01 to 1, uniform in the logarithm |
+| energy that a null space leaves | 0.95 to 0.999 |
 
 Momentum stays at the method's own. Where these do not hold what a method is known to need, its own range does: pgu
 takes learning rates up to 1, since little of a projected step is left, and five times as many passes, since one is over
@@ -135,23 +138,23 @@ _BY_METHOD: Mapping[str, Mapping[str, _Rule]] = {
         "strength": _fixed(Span(0.1, 100.0, log=True)),
         "reweighting": _WEIGHT,
         "ratio": _fixed(Span(0.1, 10.0, log=True)),
-        "slow": _SHARE,
     },
     "langevin": {
         "noise": _RATE,
         "alpha": _WEIGHT,
         "clip": _fixed(Span(0.1, 10.0, log=True)),
-        "decay": _RATE,
+        # With lr up to 0.1 the accounting holds for all of it.
+        "pull": _fixed(Span(1e-3, 5.0, log=True)),
     },
 }
-_BY_SYMMETRY_OPTION: Mapping[str, Range] = {
+_BY_DEFENSE_OPTION: Mapping[str, Range] = {
     "step_size": Span(0.005, 0.5, log=True),
     "steps": Span(1, 5, whole=True),
-    "dispersion": Span(0.0, 1.0),
-    "radius": Span(0.1, 1.0),
-    "energy": Span(0.9, 0.999),
+    "dispersion": Span(0.01, 1.0, log=True),
+    "energy": Span(0.95, 0.999),
     "spread": Span(0.05, 0.95),
 }
+_EVERY = Choice(("epoch", "end"))
 
 
 def method_space(name: str, limits: Limits, *, changed: Space | None = None) -> dict[str, Range]:
@@ -170,9 +173,10 @@ def defense_space(name: str, *, changed: Space | None = None) -> dict[str, Range
     """The ranges of a defence's settings and those of its symmetry, `changed` over ours."""
     about = defense_options(name)
     known = [*about.options, *about.symmetry_options]
-    theirs = [option.name for option in about.symmetry_options]
-    ours = {option: _BY_SYMMETRY_OPTION[option] for option in theirs if option in _BY_SYMMETRY_OPTION}
-    return _changed(name, ours, known, changed)
+    ours = {option.name: _BY_DEFENSE_OPTION[option.name] for option in known if option.name in _BY_DEFENSE_OPTION}
+    # Null spaces are left again and again; a change of basis is one, at its own time.
+    often = {"every": _EVERY} if "energy" in ours else {}
+    return _changed(name, {**ours, **often}, known, changed)
 
 
 def corners(space: Space) -> list[dict[str, Any]]:

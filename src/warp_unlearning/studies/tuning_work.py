@@ -27,6 +27,7 @@ from ..training.scoring import logits
 from ..training.training import Training, training_steps
 from ..unlearning.driver import drive, working_copy
 from .gpu_trouble import gpu_trouble
+from .quietly import quietly
 from .shadow_settings import Arm
 from .shadow_work import new_network
 from .stored import weight_bytes, weights_of
@@ -99,12 +100,14 @@ class TuningWork:
             Streams(streams.number(unit.part), "unlearn"),
             self.place.repeater(),
         )
-        yield from drive(
-            model,
-            task,
-            make_method(arm.method, **arm.method_settings),
-            defense=None if arm.defense is None else make_defense(arm.defense, **arm.defense_settings),
-            secret=Streams.secret(streams.number("defense", unit.part)),
+        yield from quietly(
+            drive(
+                model,
+                task,
+                make_method(arm.method, **arm.method_settings),
+                defense=None if arm.defense is None else make_defense(arm.defense, **arm.defense_settings),
+                secret=Streams.secret(streams.number("defense", unit.part)),
+            )
         )
         return model.eval()
 

@@ -1,123 +1,300 @@
 """What enters each linear map of a network, by one forward pass over the data.
 
-For a Linear layer an input is a row of the last axis; for a convolution it is a patch, unfolded with the layer's own
-kernel, stride, padding and dilation, laid out as (channels, taps) like a row of the flattened weight. So W flattened to
-(out, d) acts on inputs of length d, and ΔW with ΔW p = 0 for every input p leaves the layer's output unchanged. Each
-group of a grouped convolution has inputs of its own.
+An input of a Linear layer is a row of the last axis; an input of a convolution is a patch, laid out as (channels, taps)
+like a row of the flattened weight. So W flattened to (out, d) acts on inputs of length d, and ΔW with ΔW p = 0 for
+every input p leaves the layer's output unchanged. Each group of a grouped convolution has inputs of its own; so have
+the queries, keys and values of an `nn.MultiheadAttention`, whose in_proj_weight is treated as a layer of three groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeGuard
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels.one_pixel_norm import one_pixel_norms
-from .kernel_window import Taps, Window, batched
-from .linear_weights import LinearWeight, linear_weights
+from ..errors import InputError
+from ..gradients.parameter_slots import copy_with_same_parameters
+from ..gradients.uses import Trace, parameters_used_elsewhere
 
-Record = Callable[[LinearWeight, nn.Module, Tensor], None]
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Entries of patches that are laid out at once: 256 MiB in float32, and more on a GPU, which wants few launches.
+_PIECE, _PIECE_ON_GPU = 2**26, 2**29
 
 
-def run_watched(
-    model: nn.Module,
-    batches: Iterable[Tensor],
-    layers: Iterable[nn.Module],
-    record: Callable[[nn.Module, Tensor], None],
-) -> None:
-    """Run the model, as it stands, over the batches and show `record` every input of the given layers.
+@dataclass(frozen=True, eq=False)
+class LinearWeight:
+    """One weight that acts as a linear map on what enters `layers`, all the layers that hold it.
 
-    What is shown is the layer's own input, which a later in-place operation may write over: it must be used at once.
+    `bias` is added to its output; None where there is none, or where the layers differ in it or others hold it too.
+    `groups` equal consecutive blocks of rows see inputs of their own; d is the length of such a row.
     """
 
-    def hook(layer: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-        # What is made of inputs is many small operations, none of which has to be looked at.
-        with torch._C.DisableTorchFunction():
-            record(layer, (args[0] if args else named["input"]).detach())
+    name: str
+    tensor: Tensor
+    bias: str | None
+    groups: int
+    layers: tuple[nn.Module, ...]
 
-    handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in layers]
+    @property
+    def d(self) -> int:
+        """Coordinates of an input, without a constant for the bias."""
+        return self.tensor[0].numel()
+
+
+# Takes a weight and inputs of one of its layers as columns, (groups, d, positions).
+Record = Callable[[LinearWeight, Tensor], None]
+# Takes the arguments with which a layer is called.
+Hook = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
+
+
+def linear_weights(model: nn.Module) -> list[LinearWeight]:
+    """The weights of every Linear, Conv1d, Conv2d, Conv3d and MultiheadAttention that computes what its class does.
+
+    Left out are weights that are computed at every call (a parametrisation), that another kind of layer holds too (an
+    embedding tied to the output), that lie in the memory of another, or whose layers differ in their groups.
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    entangled = _overlapping(tensor for _, tensor in tensors)
+    names = {id(tensor): name for name, tensor in reversed(tensors) if id(tensor) not in entangled}
+    owners: dict[int, int] = {}
+    uses: dict[int, list[tuple[nn.Module, str, str, int]]] = {}
+    for module in model.modules():
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            owners[id(tensor)] = owners.get(id(tensor), 0) + 1
+        for weight, bias, groups in _maps_of(module):
+            uses.setdefault(id(getattr(module, weight)), []).append((module, weight, bias, groups))
+    found = []
+    for key, each in uses.items():
+        first, weight, bias, groups = each[0]
+        if key not in names or len(each) != owners[key] or len({use[3] for use in each}) > 1:
+            continue
+        common = getattr(first, bias, None)
+        shared = all(getattr(module, name, None) is common for module, _, name, _ in each)
+        own = common is not None and shared and owners.get(id(common)) == len(each)
+        layers = tuple(dict.fromkeys(module for module, *_ in each))
+        found.append(
+            LinearWeight(names[key], getattr(first, weight), names.get(id(common)) if own else None, groups, layers)
+        )
+    return found
+
+
+def _overlapping(tensors: Iterable[Tensor]) -> set[int]:
+    """Ids of the tensors that share memory with another of them."""
+    found: set[int] = set()
+    places = []
+    for tensor in tensors:
+        if tensor.layout is torch.strided and tensor.numel() > 0:
+            last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+            storage, begin = tensor.untyped_storage()._cdata, int(tensor.storage_offset())
+            places.append(((storage, begin), (storage, begin + last + 1), id(tensor)))
+    end, furthest = (0, 0), 0
+    for begins, ends, key in sorted(places):
+        if begins < end:
+            found |= {furthest, key}
+        end, furthest = max((end, furthest), (ends, key))
+    return found
+
+
+def _maps_of(module: nn.Module) -> list[tuple[str, str, int]]:
+    """The linear maps of what enters a module: attributes of the weight and its bias, and how many groups it has."""
+    kinds = (nn.Linear, *_CONVOLUTIONS, nn.MultiheadAttention)
+    kind = next((kind for kind in kinds if isinstance(module, kind)), None)
+    methods = ("forward", "_conv_forward")
+    # Whatever has a forward pass of its own may do anything with its weight.
+    if kind is None or any(
+        name in vars(module) or getattr(type(module), name, None) is not getattr(kind, name, None) for name in methods
+    ):
+        return []
+    if not isinstance(module, nn.MultiheadAttention):
+        return [("weight", "bias", getattr(module, "groups", 1))]
+    if module._qkv_same_embed_dim:
+        return [("in_proj_weight", "in_proj_bias", 3)]
+    return [(f"{part}_proj_weight", "", 1) for part in "qkv"]
+
+
+def _is_attention(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
+    return isinstance(module, nn.MultiheadAttention) and bool(_maps_of(module))
+
+
+def observe(model: nn.Module, batches: Iterable[Tensor], weights: Iterable[LinearWeight], record: Record) -> None:
+    """Run the model, as it stands, over the batches and show `record` all inputs of the layers of `weights`.
+
+    A constant 1 is the last coordinate of the inputs of a weight that has a bias. Large inputs come in several parts.
+    """
+    of_layers: dict[nn.Module, list[LinearWeight]] = {}
+    for weight in weights:
+        for layer in weight.layers:
+            of_layers.setdefault(layer, []).append(weight)
+    hooks: dict[nn.Module, Hook] = {}
+    for module in model.modules():
+        own = of_layers.get(module, [])
+        if _is_attention(module):
+            # It reads the weight of `out_proj` and does not call that layer.
+            hooks[module] = partial(_show_attention, record, module, own + of_layers.get(module.out_proj, []))
+        elif own:
+            hooks[module] = partial(_show, record, module, own[0])
+    run_hooked(model, batches, hooks)
+
+
+def run_hooked(model: nn.Module, batches: Iterable[Tensor], hooks: Mapping[nn.Module, Hook]) -> None:
+    """Run the model, as it stands, over the batches, calling each module's hook with its arguments beforehand.
+
+    A hook must use what it is given at once: a later in-place operation may write over it.
+    """
+
+    def call(hook: Hook, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        hook(args, named)
+
+    handles = [m.register_forward_pre_hook(partial(call, hook), with_kwargs=True) for m, hook in hooks.items()]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    # The fast path of a transformer layer calls none of the layers inside.
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad():
             for x in batches:
-                with one_pixel_norms():
-                    model(x)
+                model(x.clone())
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for handle in handles:
             handle.remove()
-
-
-def observe_inputs(model: nn.Module, batches: Iterable[Tensor], record: Record) -> None:
-    """`run_watched` over every layer of every linear weight, which `record` is told too."""
-    weights = {layer: weight for weight in linear_weights(model) for layer in weight.layers}
-    run_watched(model, batches, weights, lambda layer, x: record(weights[layer], layer, x))
-
-
-def input_second_moments(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-    """C = Σ p pᵀ in float64, shape (d, d), for each weight of a Linear or ungrouped Conv1d/Conv2d, keyed by the
-    weight's name.
-
-    The model is evaluated as it stands (put it in eval mode) and is left unchanged. A weight used by several modules
-    sums the inputs of all. Layers that are never reached, or whose weight is not a parameter, have no entry.
-    """
-    weight_names = {id(p): name for name, p in model.named_parameters()}
-    moments: dict[str, Tensor] = {}
-
-    def record(module: nn.Module, x: Tensor) -> None:
-        columns = layer_columns(module, x).double()
-        moment = columns.mT @ columns
-        name = weight_names[id(module.weight)]
-        moments[name] = moments[name] + moment if name in moments else moment
-
-    # A weight that is computed from others at every call (a parametrisation) is no parameter that could be moved.
-    layers = [m for m in model.modules() if has_linear_inputs(m) and id(m.weight) in weight_names]
-    run_watched(model, batches, layers, record)
-    return moments
 
 
 def reached_inputs(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:
     """Which coordinates of each linear weight's inputs are ever other than zero: bool (groups, d), by weight name.
 
-    The coordinates are those of a row of the flattened weight, without a constant for the bias. A tap that meets
-    nothing but padding, or a channel that is never active, is not reached: the weights behind it do nothing.
+    A tap that meets nothing but padding, or a channel that is never active, is not reached: the weights behind it do
+    nothing. The constant of a bias is not among the coordinates.
     """
     reached: dict[str, Tensor] = {}
 
-    def record(weight: LinearWeight, layer: nn.Module, x: Tensor) -> None:
-        # Whether a coordinate is reached is a question about sums of |x|, which commute with unfolding.
-        x = batched(layer, x) if isinstance(layer, nn.Conv1d | nn.Conv2d) else x.reshape(-1, x.shape[-1])
-        size = x.abs().amax(0, keepdim=True)
-        found = (layer_rows(layer, size) != 0).any(1).repeat_interleave(weight.groups // groups_of(layer), 0)
+    def record(weight: LinearWeight, columns: Tensor) -> None:
+        found = (columns[:, : weight.d] != 0).any(2)
         reached[weight.name] = reached[weight.name] | found if weight.name in reached else found
 
-    observe_inputs(model, batches, record)
+    observe(model, batches, linear_weights(model), record)
     return reached
 
 
-def has_linear_inputs(module: nn.Module) -> bool:
-    """Whether the module is one whose inputs `layer_columns` can lay out."""
-    if isinstance(module, nn.Conv1d | nn.Conv2d):
-        return module.groups == 1 and module.padding_mode == "zeros"
-    return isinstance(module, nn.Linear)
+def read_by_others(model: nn.Module, x: Tensor) -> set[int]:
+    """Ids of the trainable parameters that something other than the layers of `linear_weights` reads."""
+    working = copy_with_same_parameters(model)
+    trace = Trace()
+    layers = {layer for weight in linear_weights(working) for layer in weight.layers}
+    attention = {m.out_proj for m in working.modules() if _is_attention(m)}
+    for layer in layers - attention:
+        vars(layer)["forward"] = partial(_with_views, trace, layer, layer.forward)
+    try:
+        with torch.enable_grad():
+            output = working(x.clone())
+    finally:
+        for layer in layers - attention:
+            del vars(layer)["forward"]
+    if not isinstance(output, Tensor):
+        raise InputError(f"the model returns a {type(output).__name__}; wrap it so that it returns the logits alone")
+    return parameters_used_elsewhere(output.grad_fn, trace)
 
 
-def layer_columns(module: nn.Module, x: Tensor) -> Tensor:
-    """The inputs of one ungrouped layer as rows, shape (positions, d)."""
-    return layer_rows(module, x)[0]
+def _with_views(trace: Trace, layer: nn.Module, forward: Any, *args: Any, **named: Any) -> Any:
+    """Call `forward` with views of the layer's parameters, whose nodes tell these uses from all others."""
+    modules = [layer, layer.out_proj] if isinstance(layer, nn.MultiheadAttention) else [layer]
+    held = [dict(module._parameters) for module in modules]
+    try:
+        for module, own in zip(modules, held, strict=True):
+            views = {name: p.view_as(p) for name, p in own.items() if p is not None}
+            trace.nodes.update(view.grad_fn for view in views.values() if view.grad_fn is not None)
+            # Assignment by attribute would refuse tensors that are no nn.Parameter.
+            module._parameters.update(views)  # type: ignore[arg-type]
+        return forward(*args, **named)
+    finally:
+        for module, own in zip(modules, held, strict=True):
+            module._parameters.update(own)
 
 
-def layer_rows(module: nn.Module, x: Tensor, *, taps: Taps | None = None) -> Tensor:
-    """The inputs of each group of one layer as rows, shape (groups, positions, d); of a convolution, those that `taps`
-    of its kernel read, where they are given.
+def _show(
+    record: Record, layer: nn.Module, weight: LinearWeight, args: tuple[Any, ...], named: Mapping[str, Any]
+) -> None:
+    x: Tensor = (args[0] if args else named["input"]).detach()
+    if not isinstance(layer, _CONVOLUTIONS):
+        record(weight, _columns(weight, x))
+        return
+    patches = _patches(layer, x)
+    images = 1 + len(layer.kernel_size)
+    room = (_PIECE_ON_GPU if x.is_cuda else _PIECE) * patches.shape[images] // max(1, patches.numel())
+    for part in torch.split(patches, max(1, room), dim=images):
+        record(weight, _with_constant(weight, part.reshape(weight.groups, weight.d, -1)))
+
+
+def _show_attention(
+    record: Record,
+    layer: nn.MultiheadAttention,
+    weights: list[LinearWeight],
+    args: tuple[Any, ...],
+    named: Mapping[str, Any],
+) -> None:
+    inputs = [(args[i] if i < len(args) else named[part]) for i, part in enumerate(("query", "key", "value"))]
+    for weight in weights:
+        if weight.tensor is layer.out_proj.weight:
+            # What it multiplies is no module's input: let the layer compute with the identity in its place.
+            alike, joined = copy(layer), copy(layer.out_proj)
+            joined._parameters = {"weight": nn.Parameter(torch.eye(weight.d).to(weight.tensor)), "bias": None}
+            alike._modules = {"out_proj": joined}
+            record(weight, _columns(weight, alike.forward(*args, **named)[0]))
+        elif weight.groups == 3:
+            each = [_columns(weight, x) for x in inputs]
+            most = max(columns.shape[2] for columns in each)
+            # Fewer keys than queries are filled up with zeros, which a second moment does not notice.
+            record(weight, torch.cat([F.pad(columns, (0, most - columns.shape[2])) for columns in each]))
+        else:
+            parts = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+            for x in (x for x, part in zip(inputs, parts, strict=True) if part is weight.tensor):
+                record(weight, _columns(weight, x))
+
+
+def _columns(weight: LinearWeight, x: Tensor) -> Tensor:
+    return _with_constant(weight, x.detach().reshape(1, -1, x.shape[-1]).mT)
+
+
+def _with_constant(weight: LinearWeight, columns: Tensor) -> Tensor:
+    return columns if weight.bias is None else F.pad(columns, (0, 0, 0, 1), value=1.0)
+
+
+def _patches(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
+    """The patches of a convolution as a view of the padded images: (channels, *kernel, images, *places).
+
+    `F.unfold` gives the same numbers in two dimensions, and launches a kernel for every image on a GPU.
     """
-    if not isinstance(module, nn.Conv1d | nn.Conv2d):
-        return x.reshape(1, -1, x.shape[-1])
-    window = Window(module)
-    # Positions stay side by side in memory: turning patches around costs more than their use.
-    patches = window.patches(x, window.all_taps if taps is None else taps)
-    return patches.reshape(module.groups, -1, patches.shape[3:].numel()).mT
+    kernel: tuple[int, ...] = layer.kernel_size
+    x = x if x.dim() == len(kernel) + 2 else x[None]
+    padding = _padding(layer)
+    if any(padding):
+        x = F.pad(x, padding, mode="constant" if layer.padding_mode == "zeros" else layer.padding_mode)
+    axes = list(zip(x.shape[2:], x.stride()[2:], kernel, layer.stride, layer.dilation, strict=True))
+    places = [(size - dilation * (taps - 1) - 1) // stride + 1 for size, _, taps, stride, dilation in axes]
+    between_taps = [step * dilation for _, step, _, _, dilation in axes]
+    between_places = [step * stride for _, step, _, stride, _ in axes]
+    return x.as_strided(
+        (x.shape[1], *kernel, x.shape[0], *places),
+        (x.stride(1), *between_taps, x.stride(0), *between_places),
+        x.storage_offset(),
+    )
 
 
-def groups_of(module: nn.Module) -> int:
-    """How many groups of output rows see inputs of their own."""
-    return module.groups if isinstance(module, nn.Conv1d | nn.Conv2d) else 1
+def _padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[int]:
+    """How much is added before and after each axis, the last axis first, by the settings that the layer reads."""
+    if layer.padding_mode != "zeros":
+        return layer._reversed_padding_repeated_twice
+    if isinstance(layer.padding, str):
+        reach = [
+            d * (taps - 1) * (layer.padding == "same")
+            for d, taps in zip(layer.dilation, layer.kernel_size, strict=True)
+        ]
+        each = [(n // 2, n - n // 2) for n in reach]
+    else:
+        each = [(n, n) for n in layer.padding]
+    return [n for sides in reversed(each) for n in sides]

@@ -36,8 +36,8 @@ class Move(Protocol):
         """A label on each entry of tensor `name` (a mask, say), following the entries wherever they go."""
 
     def inputs(self, name: str, value: Tensor) -> Tensor:
-        """Columns of layer inputs, shape (d, k), of the layer whose weight is `name`; directions only, not
-        orthonormal.
+        """Columns of layer inputs, shape (d, k) or (groups, d, k), of the layer whose weight is `name`; directions
+        only, not orthonormal.
         """
 
     def inverse(self) -> Move:
@@ -157,17 +157,22 @@ class ChannelMove:
         return self._each(name, value, lambda m, v: m.reorder(v))
 
     def inputs(self, name: str, value: Tensor) -> Tensor:
-        """Layer inputs after the move: axis 1 of the weight, whose taps are laid out (in, taps) along d.
-
-        A grouped convolution has inputs of its own in every group and no basis for all; its columns stay.
+        """Layer inputs after the move, (d, k) or (groups, d, k): axis 1 of the weight, whose taps are laid out
+        (in, taps) along d. Groups of rows that trade places take their inputs with them.
         """
+        groups = len(value) if value.dim() == 3 else 1
         for axis_map in self.axes.get(name, ()):
-            if isinstance(axis_map, HeadMap) and axis_map.axis == 1:
-                value = axis_map.apply_inverse_transpose(value.unsqueeze(0)).squeeze(0)
-            elif isinstance(axis_map, AxisMap) and axis_map.axis == 1 and axis_map.length:
-                channels = axis_map.length
-                rows = value.reshape(1, channels, value.numel() // channels)
-                value = axis_map.apply_inverse_transpose(rows).reshape(value.shape)
+            first = axis_map.blocks[0] if isinstance(axis_map, BlockMap) else axis_map
+            if isinstance(first, HeadMap) and first.axis == 1:
+                rows = value.reshape(groups, *value.shape[-2:])
+            elif isinstance(first, AxisMap) and first.axis == 1 and first.length:
+                rows = value.reshape(groups, first.length, value.numel() // (groups * first.length))
+            else:
+                if groups > 1 and isinstance(first, AxisMap) and first.order is not None:
+                    size = len(first.order) // groups
+                    value = value[(first.order[::size] // size).to(value.device)]
+                continue
+            value = axis_map.apply_inverse_transpose(rows).reshape(value.shape)
         return value
 
     def inverse(self) -> ChannelMove:

@@ -1,166 +1,430 @@
-"""Null-space moves: weights shifted orthogonally to what enters their layers on data that is to be kept.
+"""Null-space moves: the paper's Algorithm TAU (`NullSpace`) and Algorithm FastWARP (`TrackedNullSpace`).
 
-With B an orthonormal basis of a layer's inputs, ΔW B = 0 leaves the layer's outputs, and so the inputs of all layers
-behind it, as they were: on those inputs the function is kept however long the move. A basis that holds `energy` < 1 of
-the inputs' squared singular values, or inputs it has not seen, make this approximate; the certificate says by how much.
+With B an orthonormal basis of what enters a layer on retained data, an update with [ΔW Δb] B = 0 leaves the layer's
+outputs on that data, and so the inputs of all layers behind it, as they were. A step goes down
 
-The move descends L(θ) = ½ Σᵢ ‖∇ℓᵢ(θ)‖² − (β/2) ‖θ − θ_org‖² through the projector I − BBᵀ, the sum being over a batch
-of examples to forget. Units are relative, so that settings carry over between networks: steps have the length
-`step_size` · ‖θ_org‖, and β is `dispersion` times the ratio of the two terms' projected gradients, so that
-`dispersion` = 1 gives both the same pull. The second term has no gradient at θ_org and pulls along whatever
-displacement there is; a random kick of length `kick` · ‖θ_org‖ is added to the displacement before its direction is
-taken. As the term has no lower bound, ‖θ − θ_org‖ stays within `radius` · ‖θ_org‖, or where it is if it is further. All
-norms are over movable weights that inputs reach.
+    L(θ) = ½ Σᵢ ‖∇ℓᵢ(θ)‖² − (β/2) ‖θ − θ_org‖²,    W ← W − η (∇_W L)(I − BBᵀ),
+
+the sum being over examples to forget. A basis that holds `energy` < 1 of the inputs, or inputs it has not seen, make
+this approximate. A bias moves with its weight: its input is the constant 1, the last coordinate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from math import isfinite
-from typing import Literal, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf, isfinite
+from typing import Any, Literal, get_args
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..errors import DataError, InputError, WarpError, nearest
+from ..cuda_graphs import graphs_are_there
+from ..errors import DataError, InputError, nearest
+from ..gradients.captured_energy import CapturedEnergy
+from ..gradients.energy import gradient_energy
 from ..gradients.parameter_slots import copy_with_same_parameters
-from ..linalg.subspace import Rule
+from ..linalg.subspace import Rule, SecondMoment, orthonormal, project_out
 from ..module_tree import modes_of, restore_modes, set_mode
-from .forget_energy import EagerEnergy, Examples, ForgetEnergy, ReplayedEnergy, eager_energy
-from .input_bases import InputBasis, exact_bases
-from .linear_weights import linear_weights
-from .norm_features import batch_norm_features
-from .null_move import NullMove
-from .null_scope import Scope, scope_of
-from .null_walk import Aim, Protected, walk
-from .remembered import Remembered
-from .steps import RepeatedSteps
+from .layer_inputs import LinearWeight, Record, linear_weights, observe, read_by_others, run_hooked
+from .move import Translation
 from .symmetry import Probe, Sizes
 
+Aim = Literal["descent", "random"]
 BatchNormRule = Literal["freeze", "project"]
+Protected = Literal["retain", "both"]
+Values = Mapping[str, Tensor]
+
+STEP_SIZE, DISPERSION = 0.05, 0.5
+# Single precision tells apart what holds this share of the energy from what does not.
+_FINEST_IN_SINGLE = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class InputBasis:
+    """An orthonormal basis (groups, d, k) of the inputs of one weight, with 1 last for the bias that moves with it.
+
+    `ranks` says how many columns each group uses; the others are zero. `reached`, bool (groups, d), is False in
+    coordinates that were zero in every input. `captured` is the share of the energy of the inputs that the basis holds
+    in the group where it holds least. `positions` is how many inputs were seen: rows, or patches.
+    """
+
+    weight: str
+    bias: str | None
+    basis: Tensor
+    ranks: tuple[int, ...]
+    reached: Tensor
+    captured: float
+    positions: int
+
+    @property
+    def d(self) -> int:
+        """Coordinates of an input, the constant included."""
+        return self.basis.shape[1]
+
+    @property
+    def rank(self) -> int:
+        """Directions spanned, over all groups."""
+        return sum(self.ranks)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that move."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def project_out(self, values: Values) -> dict[str, Tensor]:
+        """An update of the weight and the bias, less the part that the inputs would notice."""
+        # Nearly all of a gradient may lie in the span: a second time takes away the rounding errors of the first.
+        return self._on_rows(values, lambda rows: project_out(project_out(rows, self.basis), self.basis))
+
+    def where_reached(self, values: Values) -> dict[str, Tensor]:
+        """The values where some input reaches them, and zero elsewhere."""
+        return self._on_rows(values, lambda rows: rows)
+
+    def _on_rows(self, values: Values, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        own = [values[name] for name in self.names]
+        widths = [self.d - len(own) + 1, 1][: len(own)]
+        shaped = [v.reshape(len(self.basis), -1, width) for v, width in zip(own, widths, strict=True)]
+        changed = change(torch.cat(shaped, 2).to(self.basis)) * self.reached[:, None]
+        parts = zip(self.names, own, torch.split(changed, widths, 2), strict=True)
+        return {name: part.reshape(value.shape).to(value) for name, value, part in parts}
+
+
+@dataclass(frozen=True, eq=False)
+class NullMove(Translation):
+    """θ′ = θ + δ with δ orthogonal to the inputs of every layer it touches.
+
+    `bases` are those inputs by weight name, `left` says of every parameter that stays why it does, `energies` are
+    Σᵢ‖∇ℓᵢ‖² of the forget batch before and after (None without one), `notes` what a reader should know.
+    """
+
+    bases: Mapping[str, InputBasis] = field(default_factory=dict)
+    left: Mapping[str, str] = field(default_factory=dict)
+    energies: tuple[float, float] | None = None
+    notes: tuple[str, ...] = ()
+
+    def scaled(self, factor: float) -> NullMove:
+        """θ′ = θ + factor · δ; the energy at the end is then unknown."""
+        shifts = {name: factor * shift for name, shift in self.shifts.items()}
+        return replace(self, shifts=shifts, energies=self.energies if factor == 1 else None)
+
+    def inverse(self) -> NullMove:
+        """The move back."""
+        return self.scaled(-1.0)
+
+
+@dataclass(eq=False)
+class _Memory:
+    """What moves of one network leave for later ones: bases to follow, and a captured graph of its energy on a GPU."""
+
+    of: ReferenceType[nn.Module] | None = None
+    bases: dict[str, InputBasis] = field(default_factory=dict)
+    energy: CapturedEnergy | None = None
 
 
 @dataclass(kw_only=True)
 class NullSpace:
-    """Descent on the gradient energy of what is forgotten, in directions that what is kept does not feel.
+    """The paper's teleport: `steps` steps down the gradient energy of what is forgotten, in the null space of what is
+    kept. The bases are decomposed anew at every move.
 
-    `energy` by `rule`, "energy" being squared singular values, decides how much of the inputs is protected;
-    `batch_size` and `forget_size` are how many examples a move looks at. With `protect="both"` the bases hold the
-    inputs of the forget batch too, and steps stay orthogonal to the gradient of its mean loss; with "retain", which is
-    the paper's form, the descent lowers the energy in part by learning those examples again. `aim="random"` draws each
-    step at random instead, the control that shows what the descent adds. `batch_norm="project"` also moves batch-norm
-    parameters, by the projection of channel features, which does not keep the function. A step that would raise L, or
-    the energy for the sake of distance, is halved, at most `halvings` times; a search for its length begins where the
-    one before it, of the same network, ended.
+    A basis holds the share `energy` of a layer's inputs by `rule`, "energy" being squared singular values, in at most
+    `k_max` directions; or it has `k` directions, as far as the layer's inputs have so many. `batch_size` and
+    `forget_size` are how many examples a move looks at. A step is `eta` times the projected gradient, or `step_size`
+    times ‖θ_org‖ long (0.05 if neither is given), θ_org being the probe's reference. β is `beta`, or `dispersion` times
+    the ratio of the projected gradients of the two terms (0.5 if neither is given). Norms are over the weights that
+    move and that inputs reach.
+
+    `protect="both"` keeps the inputs of the forget batch too; `aim="random"` draws a direction, of the length that the
+    descent would have: the control that shows what the descent adds. `batch_norm="project"` also moves batch-norm
+    parameters, by the projection of channel features, which does not keep the function.
     """
 
     energy: float = 0.99
+    k: int | None = None
+    k_max: int | None = None
     rule: Rule = "energy"
-    batch_size: int = 2048
+    batch_size: int = 512
     forget_size: int = 256
-    step_size: float = 0.05
     steps: int = 1
-    dispersion: float = 0.5
-    kick: float = 0.01
-    radius: float = 0.5
-    protect: Protected = "both"
+    step_size: float | None = None
+    eta: float | None = None
+    dispersion: float | None = None
+    beta: float | None = None
+    protect: Protected = "retain"
     aim: Aim = "descent"
     batch_norm: BatchNormRule = "freeze"
-    halvings: int = 4
-    _remembered: Remembered = field(default_factory=Remembered, init=False, repr=False, compare=False)
+    _memory: _Memory = field(default_factory=_Memory, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _require("energy", self.energy)
+        for name, other in (("eta", "step_size"), ("beta", "dispersion")):
+            if getattr(self, name) is not None and getattr(self, other) is not None:
+                raise InputError(
+                    f"{name} is {getattr(self, name)!r} and {other} is {getattr(self, other)!r}; give one of them: "
+                    f"{name} in absolute numbers, or {other}, which is relative"
+                )
+        for name, least in (("batch_size", 1), ("forget_size", 1), ("steps", 1), ("k", 1), ("k_max", 1)):
+            _require_count(name, getattr(self, name), least)
+        for name in ("energy", "step_size", "eta", "dispersion", "beta"):
+            _require_number(name, getattr(self, name))
         if not 0 < self.energy <= 1:
             raise InputError(f"the energy to protect is {self.energy}; it must be above 0 and at most 1")
-        for name in ("step_size", "radius"):
-            _require(name, getattr(self, name), above=0)
-        for name in ("dispersion", "kick"):
-            _require(name, getattr(self, name), at_least=0)
-        for name, least in (("batch_size", 1), ("forget_size", 1), ("steps", 1), ("halvings", 0)):
-            _require_count(name, getattr(self, name), least)
         for name, kinds in (("aim", Aim), ("batch_norm", BatchNormRule), ("protect", Protected), ("rule", Rule)):
-            if getattr(self, name) not in get_args(kinds):
-                raise InputError(
-                    f"{name} is {getattr(self, name)!r}; {nearest(str(getattr(self, name)), get_args(kinds))}"
-                )
+            value = getattr(self, name)
+            if value not in get_args(kinds):
+                raise InputError(f"{name} is {value!r}; {nearest(str(value), get_args(kinds))}")
+        if self.eta is None and self.step_size is None:
+            self.step_size = STEP_SIZE
+        if self.beta is None and self.dispersion is None:
+            self.dispersion = DISPERSION
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The settings alone: a copy remembers no network."""
+        return {**vars(self), "_memory": _Memory()}
 
     @property
     def looks_at(self) -> Sizes:
         """How many examples a probe should hold."""
         return Sizes(self.batch_size, self.forget_size)
 
-    def input_bases(
-        self, model: nn.Module, batches: Sequence[Tensor], *, generator: torch.Generator
-    ) -> dict[str, InputBasis]:
-        """The bases of every layer's inputs, decomposed exactly; `model` is in eval mode."""
-        bases = exact_bases(model, batches, energy=self.energy, rule=self.rule, ranks=self._remembered.ranks)
-        self._remembered.ranks = {name: [block.rank for block in basis.blocks] for name, basis in bases.items()}
-        return bases
-
-    def energy_now(self, model: nn.Module, forget: Examples) -> Tensor | None:
-        """Σᵢ ‖∇ℓᵢ‖² of examples to forget, float64, not read, by the graph that was captured for moves of `model`; None
-        where there is none. The model is built as it was at the last move, and in eval mode.
-        """
-        return self._remembered.energy_now(model, *forget)
-
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> NullMove:
         """A move of `model` from where it stands, away from `probe.reference` (itself, if None)."""
         if probe is None or not probe.retain:
             raise InputError("a null-space move needs examples that are to be kept; give retain=...")
-        forget = [] if probe.forget is None else [probe.forget[0]]
-        finite = _finite([*probe.retain, *forget])
-        batches = _joined([*probe.retain, *forget]) if self.protect == "both" else list(probe.retain)
+        if probe.forget is None and (self.aim == "descent" or self.eta is not None):
+            raise InputError("a null-space move goes down the gradients of examples to forget; give forget=...")
+        if self._memory.of is None or self._memory.of() is not model:
+            self._memory = _Memory(ref(model))
         with _evaluated(model):
             # What a forward pass may change is the copy's; parameters are the model's, so that no memory is copied.
             working = copy_with_same_parameters(model)
-            self._remembered.meet(model, batches[0], working=working)
-            if not self._remembered.real:
-                _check_real(working)
-                self._remembered.real = True
-            energy: ForgetEnergy = eager_energy(model, working, probe)
-            if isinstance(energy, EagerEnergy):
-                if not self._remembered.captured:
-                    # A graph is captured of examples that are sound.
-                    _require_finite(finite)
-                    finite = None
-                energy = self._remembered.energy(energy)
+            inputs = [*probe.retain, probe.forget[0]] if self.protect == "both" and probe.forget else list(probe.retain)
+            bases, left, notes = self._bases(working, inputs)
+            named = dict(model.named_parameters())
+            moving = {name: named[name] for basis in bases.values() for name in basis.names}
+            start = {name: p.detach().clone() for name, p in moving.items()}
             try:
-                with self._meanwhile(energy):
-                    bases = self.input_bases(working, batches, generator=generator)
-            except WarpError:
-                _require_finite(finite)
-                raise
-            # Read late: a GPU has done it meanwhile, and was given other work.
-            _require_finite(finite)
-            features = {}
-            if self.batch_norm == "project":
-                features = batch_norm_features(working, batches, self.energy, self.rule)
-            scope = scope_of(
-                working, bases, batches[0], features, misread=self._remembered.misread(working, batches[0])
+                energies = self._descend(model, moving, bases, probe, generator)
+                shifts = {name: p.detach() - start[name] for name, p in moving.items()}
+            finally:
+                with torch.no_grad():
+                    for name, p in moving.items():
+                        p.copy_(start[name])
+        if not moving:
+            notes.append("no layer could move")
+        elif not any(bool(shift.any()) for shift in shifts.values()):
+            notes.append("nothing moved: the projected gradient is zero")
+        return NullMove(shifts, bases=bases, left=left, energies=energies, notes=tuple(notes))
+
+    def _bases(
+        self, model: nn.Module, batches: Sequence[Tensor]
+    ) -> tuple[dict[str, InputBasis], dict[str, str], list[str]]:
+        """The bases of what may move, why each other parameter stays, and notes."""
+        weights, left = _movable(model, batches[0])
+        moments: dict[str, SecondMoment] = {}
+
+        def record(weight: LinearWeight, columns: Tensor) -> None:
+            if weight.name not in moments:
+                moments[weight.name] = self._moment(weight)
+            moments[weight.name].add(columns)
+
+        observe(model, batches, weights, record)
+        if self.batch_norm == "project":
+            of_norms = _batch_norms(model)
+            weights += [weight for own in of_norms.values() for weight in own]
+            run_hooked(model, batches, {norm: partial(_show_channels, record, own) for norm, own in of_norms.items()})
+        seen = {weight.name: weight for weight in weights if weight.name in moments}.values()
+        left |= {w.name: "no input of its layer was seen" for w in weights if w.name not in moments}
+        _require_finite([(weight.name, moments[weight.name].energy) for weight in seen])
+        bases = {weight.name: self._basis(weight, moments.pop(weight.name)) for weight in seen}
+        free = torch.stack([basis.reached.sum() - basis.rank for basis in bases.values()]).tolist() if bases else []
+        full = [name for name, room in zip(bases, free, strict=True) if room <= 0]
+        left |= dict.fromkeys(full, "no null space: the inputs span every direction that any input reaches")
+        bases = {name: basis for name, basis in bases.items() if name not in full}
+        moving = {name for basis in bases.values() for name in basis.names}
+        biases = {weight.bias for weight in weights}
+        for name, _ in model.named_parameters():
+            left.setdefault(name, "it moves with a weight that stays" if name in biases else "one-dimensional")
+        left = {name: why for name, why in left.items() if name not in moving}
+        return bases, left, self._notes(bases, features=self.batch_norm == "project")
+
+    def _notes(self, bases: Mapping[str, InputBasis], *, features: bool) -> list[str]:
+        notes = []
+        few = [basis for basis in bases.values() if basis.positions < basis.d]
+        if few:
+            worst = min(few, key=lambda basis: basis.positions / basis.d)
+            notes.append(
+                f"{len(few)} of {len(bases)} layers saw fewer inputs than they have directions ({worst.weight}: "
+                f"{worst.positions} of {worst.d}): part of their null space is only what the batch did not show; "
+                "raise batch_size"
             )
-            halved = self._remembered.halved
-            repeated = self._walks_again()
-            walked = walk(model, scope, probe, self, energy, generator=generator, halved=halved, repeated=repeated)
-            self._remembered.halved = walked.halved
-            self._make_ready(batches)
-        notes = _notes(scope, moved=walked.moved)
-        return NullMove(walked.shifts, bases=bases, left=scope.left, energies=walked.energies, notes=notes)
+        short = [basis for basis in bases.values() if self.k is not None and min(basis.ranks) < self.k]
+        if short:
+            worst = min(short, key=lambda basis: min(basis.ranks))
+            notes.append(
+                f"{len(short)} of {len(bases)} layers have fewer than k={self.k} directions in their inputs "
+                f"({worst.weight}: {min(worst.ranks)}); their bases hold all of them"
+            )
+        if features:
+            notes.append("batch-norm parameters were projected by channel features, which does not keep the function")
+        return notes
 
-    def _meanwhile(self, energy: ForgetEnergy) -> AbstractContextManager[None]:
-        """The block in which bases are found: what is to be done beside that."""
-        if isinstance(energy, ReplayedEnergy) and self.aim == "descent":
-            return energy.slopes_meanwhile()
-        return nullcontext()
+    def _moment(self, weight: LinearWeight) -> SecondMoment:
+        exact = self.energy == 1 and self.k is None
+        fine = exact or (self.k is None and 1 - self.energy < _FINEST_IN_SINGLE)
+        return SecondMoment(torch.float64 if fine else weight.tensor.dtype, exact=exact)
 
-    def _walks_again(self) -> RepeatedSteps | None:
-        """Who may have steps as captured graphs. Ranks of exact bases differ too much from move to move: nobody."""
-        return None
+    def _basis(self, weight: LinearWeight, moment: SecondMoment) -> InputBasis:
+        found = moment.leading(self.energy, k=self.k, k_max=self.k_max, rule=self.rule)
+        basis = found.basis.to(weight.tensor.dtype)
+        reached = moment.energy > 0
+        return InputBasis(weight.name, weight.bias, basis, found.ranks, reached, found.captured, moment.positions)
 
-    def _make_ready(self, batches: Sequence[Tensor]) -> None:
-        """For the next move, of which nobody knows whether it comes: nothing."""
+    def _descend(
+        self,
+        model: nn.Module,
+        moving: Mapping[str, nn.Parameter],
+        bases: Mapping[str, InputBasis],
+        probe: Probe,
+        generator: torch.Generator,
+    ) -> tuple[float, float] | None:
+        """Step in place; returns the energy before and after, None where there is nothing to forget."""
+        given = dict(moving) if probe.reference is None else probe.reference
+        origin = {name: given[name].detach().to(p, copy=True) for name, p in moving.items()}
+        energy = None if probe.forget is None else self._energy(model, probe.forget)
+        length = (self.step_size or 0.0) * _norm(_each(InputBasis.where_reached, bases, origin))
+        energies: list[float] = []
+        for _ in range(self.steps):
+            slope: Values = {}
+            if energy is not None:
+                try:
+                    value, slope = energy.gradient(moving)
+                except InputError:
+                    if not energies:
+                        raise
+                    break  # The step before went so far that losses are no numbers.
+                energies.append(value)
+            with torch.no_grad():
+                direction, far = self._direction(moving, bases, origin, slope, length)
+                if self.aim == "random":
+                    # Drawn where the generator is, on the CPU for a secret one, and copied.
+                    drawn = {
+                        n: torch.randn(p.shape, generator=generator, device=generator.device) for n, p in moving.items()
+                    }
+                    direction = _each(InputBasis.project_out, bases, {n: drawn[n].to(p) for n, p in moving.items()})
+                size = _norm(direction)
+                for name, p in moving.items() if size > 0 else ():
+                    p.sub_(direction[name], alpha=far / size)
+        return None if energy is None else (energies[0], energy.value())
+
+    def _direction(
+        self, moving: Values, bases: Mapping[str, InputBasis], origin: Values, slope: Values, length: float
+    ) -> tuple[Values, float]:
+        """The projected gradient of L where the weights stand, and how long a step along it is."""
+        outward = _each(InputBasis.project_out, bases, {name: p - origin[name] for name, p in moving.items()})
+        if not slope:
+            return {name: -value for name, value in outward.items()}, length
+        descent = _each(InputBasis.project_out, bases, {name: 0.5 * slope[name] for name in moving})
+        away = _norm(outward)
+        beta = self.beta
+        if beta is None:
+            beta = (self.dispersion or 0.0) * _norm(descent) / away if away > 0 else 0.0
+        direction = {name: value - beta * outward[name] for name, value in descent.items()}
+        return direction, length if self.eta is None else self.eta * _norm(direction)
+
+    def _energy(self, model: nn.Module, forget: tuple[Tensor, Tensor]) -> _ForgetEnergy:
+        captured = self._memory.energy
+        if captured is not None and captured.suits(*forget):
+            captured.capture()
+        elif graphs_are_there(forget[0].device):
+            try:
+                captured = CapturedEnergy(model, *forget)
+            except InputError:  # Some layer has no rule.
+                captured = None
+        self._memory.energy = captured
+        return _ForgetEnergy(model, forget, captured)
+
+
+@dataclass(kw_only=True)
+class TrackedNullSpace(NullSpace):
+    """FastWARP: `NullSpace` with `rounds` times B ← orth(C B) in place of every decomposition but a network's first.
+
+    It remembers the bases of the network that it last moved, so use one object for one network; a defence works on a
+    copy.
+    """
+
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_count("rounds", self.rounds, 1)
+
+    def _moment(self, weight: LinearWeight) -> SecondMoment:
+        moment = super()._moment(weight)
+        known = self._known(weight)
+        if self.rounds == 1 and known is not None:
+            n, d, k = known.positions, known.d, known.basis.shape[2]
+            # Two thin products with the inputs, against C, of which half is computed, and C B.
+            if 4 * n * k < 1.2 * n * d + 2 * d * k:
+                moment.along = known.basis.to(moment.dtype)
+        return moment
+
+    def _basis(self, weight: LinearWeight, moment: SecondMoment) -> InputBasis:
+        known = self._known(weight)
+        if known is None:
+            found = super()._basis(weight, moment)
+        else:
+            basis = known.basis.to(moment.dtype) if moment.along is None else moment.along
+            for _ in range(self.rounds):
+                product = moment.times(basis)
+                held, basis = (basis * product).sum((1, 2)), orthonormal(product)
+            total = moment.energy.sum(1)
+            # A round only adds to what the basis before it holds.
+            share = float(torch.where(total > 0, held / total, 1.0).min())
+            found = replace(
+                known,
+                basis=basis.to(known.basis),
+                reached=moment.energy > 0,
+                captured=share,
+                positions=moment.positions,
+            )
+        self._memory.bases[weight.name] = found
+        return found
+
+    def _known(self, weight: LinearWeight) -> InputBasis | None:
+        """The basis of the last move, where the same parameters move as then."""
+        known = self._memory.bases.get(weight.name)
+        return known if known is not None and known.bias == weight.bias else None
+
+
+class _ForgetEnergy:
+    """Σᵢ ‖∇ℓᵢ‖² of a batch with its gradient at the weights as they stand, by a captured graph where there is one."""
+
+    def __init__(self, model: nn.Module, forget: tuple[Tensor, Tensor], captured: CapturedEnergy | None) -> None:
+        self._model, self._forget, self._captured = model, forget, captured
+
+    def gradient(self, parameters: Mapping[str, nn.Parameter]) -> tuple[float, Values]:
+        """The energy and its gradient by name."""
+        if self._captured is not None:
+            energies, gradients = self._captured(*self._forget)
+            return float(energies.double().sum()), gradients
+        with torch.enable_grad():
+            energies = gradient_energy(self._model, *self._forget)
+            values = list(parameters.values())
+            found = torch.autograd.grad(energies.sum(), values, materialize_grads=True) if values else ()
+        return float(energies.detach().double().sum()), dict(zip(parameters, found, strict=True))
+
+    def value(self) -> float:
+        """The energy; infinite where a step went too far for it."""
+        with torch.no_grad():
+            try:
+                found = gradient_energy(self._model, *self._forget)
+            except InputError:  # Losses are no numbers.
+                return inf
+            return float(found.double().sum())
 
 
 @contextmanager
@@ -174,63 +438,92 @@ def _evaluated(model: nn.Module) -> Iterator[None]:
         restore_modes(before)
 
 
-def _joined(batches: list[Tensor]) -> list[Tensor]:
-    """The last batch as part of the one before, on a GPU, which is as fast with both as with one."""
-    if len(batches) < 2 or not batches[-1].is_cuda:
-        return batches
-    *others, before, last = batches
-    alike = before.shape[1:] == last.shape[1:] and before.dtype == last.dtype
-    return [*others, torch.cat([before, last])] if alike else batches
-
-
-def _finite(batches: Sequence[Tensor]) -> Tensor | None:
-    """Whether all numbers are finite, not read; None where there is nothing to look at."""
-    # The smallest and largest number are NaN where one is.
-    ends = [end for x in batches if x.is_floating_point() and x.numel() for end in x.aminmax()]
-    return torch.stack(ends).isfinite().all() if ends else None
-
-
-def _require_finite(finite: Tensor | None) -> None:
-    if finite is not None and not bool(finite):
-        raise DataError("an example of the probe holds a NaN or infinite number; remove or repair it")
-
-
-def _check_real(model: nn.Module) -> None:
+def _movable(model: nn.Module, x: Tensor) -> tuple[list[LinearWeight], dict[str, str]]:
+    """The weights that a move may touch, each with its bias where that may move too, and why other parameters stay."""
+    elsewhere = read_by_others(model, x[:1])
+    parameters = dict(model.named_parameters())
+    left = {name: "frozen: requires_grad is False" for name, p in parameters.items() if not p.requires_grad}
+    free = {name for name, p in parameters.items() if name not in left and id(p) not in elsewhere}
+    weights = []
     for weight in linear_weights(model):
         if not weight.tensor.is_floating_point():
             raise InputError(
                 f"{weight.name} is {weight.tensor.dtype}; the inputs of a layer of whole numbers have no span that "
                 "weights could be shifted beside. Convert the model with .float() first"
             )
+        if weight.name not in free:
+            continue
+        if weight.tensor.dtype not in (torch.float32, torch.float64):
+            raise InputError(
+                f"{weight.name} is {weight.tensor.dtype}, in which a shift cannot be kept orthogonal to the layer's "
+                "inputs; convert the model with .float() first"
+            )
+        weights.append(weight if weight.bias in free else replace(weight, bias=None))
+    known = {weight.name for weight in weights} | {weight.bias for weight in weights}
+    for name in parameters.keys() - known - left.keys():
+        if parameters[name].dim() > 1:
+            left[name] = (
+                "not the weight of Linear, Conv or MultiheadAttention layers alone; or they differ in groups, or it "
+                "shares memory with another"
+            )
+    return weights, left
 
 
-def _notes(scope: Scope, *, moved: bool) -> tuple[str, ...]:
-    notes = []
-    few = [basis for basis in scope.bases.values() if basis.positions < basis.d]
-    if few:
-        worst = min(few, key=lambda basis: basis.positions / basis.d)
-        notes.append(
-            f"{len(few)} layers saw fewer inputs than they have directions ({worst.weight}: {worst.positions} of "
-            f"{worst.d}): part of their null space is only what the batch did not show; raise batch_size"
-        )
-    if scope.features:
-        notes.append("batch-norm parameters were projected by channel features, which does not keep the function")
-    if not scope.names:
-        notes.append("no layer could move")
-    elif not moved:
-        notes.append("nothing moved: no step was found that stays within the radius and lowers the loss")
-    return tuple(notes)
+def _batch_norms(model: nn.Module) -> dict[nn.Module, list[LinearWeight]]:
+    """The trainable parameters of batch norms as maps of their channels' features, as the paper treats them."""
+    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    return {
+        norm: [
+            LinearWeight(names[id(p)], p.detach()[None], None, 1, (norm,))
+            for p in norm.parameters(recurse=False)
+            if id(p) in names
+        ]
+        for norm in model.modules()
+        if isinstance(norm, _BatchNorm)
+    }
 
 
-def _require(name: str, value: float, *, above: float | None = None, at_least: float | None = None) -> None:
+def _show_channels(
+    record: Record, weights: Sequence[LinearWeight], args: tuple[Any, ...], named: Mapping[str, Any]
+) -> None:
+    x: Tensor = (args[0] if args else named["input"]).detach()
+    for weight in weights:
+        record(weight, x.movedim(1, 0).flatten(1)[None])
+
+
+def _require_finite(named: Sequence[tuple[str, Tensor]]) -> None:
+    """Refuse inputs that hold NaN or infinity, by the energy they sum to."""
+    finite = torch.stack([energy.isfinite().all() for _, energy in named]).tolist() if named else []
+    for (name, _), sound in zip(named, finite, strict=True):
+        if not sound:
+            raise DataError(
+                f"inputs of the layer of {name} hold NaN or infinity, and have no span; "
+                "check the examples, and that the model's weights are finite"
+            )
+
+
+def _each(
+    change: Callable[[InputBasis, Values], Values], bases: Mapping[str, InputBasis], values: Values
+) -> dict[str, Tensor]:
+    return {name: value for basis in bases.values() for name, value in change(basis, values).items()}
+
+
+def _norm(values: Values) -> float:
+    if not values:
+        return 0.0
+    return float(torch.stack(torch._foreach_norm(list(values.values()), 2, dtype=torch.float64)).norm())
+
+
+def _require_number(name: str, value: float | None) -> None:
+    if value is None:
+        return
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise InputError(f"{name} is {value!r}; it must be a finite number")
-    if above is not None and not value > above:
-        raise InputError(f"{name} is {value}; it must be above {above}")
-    if at_least is not None and not value >= at_least:
-        raise InputError(f"{name} is {value}; it must be at least {at_least}")
+    positive = name in ("eta", "step_size")
+    if value < 0 or (value == 0 and positive):
+        raise InputError(f"{name} is {value}; it must be {'above 0' if positive else 'at least 0'}")
 
 
-def _require_count(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+def _require_count(name: str, value: int | None, least: int) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
         raise InputError(f"{name} is {value!r}; it must be a whole number of at least {least}")

@@ -8,11 +8,10 @@ from typing import Any, cast
 from ..errors import InputError, nearest
 from .attention_basis import AttentionBasis
 from .change_of_basis import ChangeOfBasis
-from .null_space import NullSpace
+from .null_space import NullSpace, TrackedNullSpace
 from .options import Option, check_options, options_of
 from .permutation import Permutation
 from .symmetry import Symmetry
-from .tracked_null_space import TrackedNullSpace
 
 _SYMMETRIES: Mapping[str, type[Symmetry]] = {
     "null_space": NullSpace,
@@ -24,18 +23,19 @@ _SYMMETRIES: Mapping[str, type[Symmetry]] = {
 
 _ABOUT: Mapping[str, str] = {
     "energy": "share of the inputs of every layer that is protected",
+    "k": "directions protected in every layer, in place of a share",
+    "k_max": "most directions protected in a layer",
     "rule": "what the share is of: squared singular values (energy) or singular values",
     "batch_size": "retained examples a move looks at",
     "forget_size": "examples to forget that a move looks at",
-    "step_size": "length of a step, relative to the length of the original's weights",
     "steps": "steps of a move",
-    "dispersion": "pull away from the original's weights; at 1 as strong as the descent on gradient energy",
-    "kick": "length of the random kick that gives this pull a direction, relative to the original's weights",
-    "radius": "distance from the original's weights that the pull does not exceed, relative to them",
+    "step_size": "length of a step, relative to the original's weights; 0.05 unless eta is given",
+    "eta": "the paper's step size: a step is so many times the projected gradient",
+    "dispersion": "pull away from the original, relative to the descent of the energy; 0.5 unless beta is given",
+    "beta": "the paper's weight of the pull away from the original",
     "protect": "whose layer inputs are protected: those of retained examples, or also of those to forget",
     "aim": "where to: down the gradient energy, or at random",
     "batch_norm": "freeze batch-norm parameters, or project them, which does not keep the function",
-    "halvings": "how often a step that does not descend is halved",
     "rounds": "rounds of subspace iteration that follow the inputs from one move to the next",
     "spread": "width of the law of the scales",
     "law": "law of the scales: uniform on 1 ± spread, or log-normal or normal of that deviation",

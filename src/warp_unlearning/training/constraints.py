@@ -7,13 +7,15 @@ the value: a teleport may move a weight that the method may not.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..linalg.subspace import project_out
+from ..linalg.subspace import orthonormal, project_out
 from ..symmetry.move import Move
+from ..symmetry.null_space import InputBasis
 
 
 class Constraint(Protocol):
@@ -59,23 +61,21 @@ def _inverted(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class InputComplement:
-    """Each weight moves only in directions orthogonal to its layer's input basis; parameters without a basis stay.
+    """Each weight moves only in directions orthogonal to its layer's inputs; parameters without a basis stay.
 
-    A step ΔW, flattened to (out, d), becomes ΔW − (ΔW B) Bᵀ with B the (d, k) basis of the inputs to protect. Where a
-    kernel has taps that meet nothing but padding, `met` names the others, int64, and B is of the d coordinates of those
-    alone: what the rest does is nobody's response.
+    `bases` are by the name of a weight, which moves without its bias. Where a kernel has taps that meet nothing but
+    padding, `met` names the others, int64: the basis is zero in the rest, and need not be multiplied there.
     """
 
-    def __init__(self, bases: Mapping[str, Tensor], *, met: Mapping[str, Tensor] | None = None) -> None:
-        self._projections = {name: _Projection(basis.clone(), (met or {}).get(name)) for name, basis in bases.items()}
+    def __init__(self, bases: Mapping[str, InputBasis], *, met: Mapping[str, Tensor] | None = None) -> None:
+        self.bases = {
+            name: replace(basis, basis=basis.basis.clone(), reached=basis.reached.clone())
+            for name, basis in bases.items()
+        }
+        self._met = dict(met or {})
 
     def __contains__(self, name: object) -> bool:
-        return name in self._projections
-
-    @property
-    def bases(self) -> dict[str, Tensor]:
-        """The bases, by name of the weight, as they are now."""
-        return {name: projection.basis for name, projection in self._projections.items()}
+        return name in self.bases
 
     def limit(self, name: str, after: Tensor, before: Tensor) -> Tensor:
         """`before` plus the projected step."""
@@ -85,48 +85,25 @@ class InputComplement:
 
     def limit_gradient(self, name: str, gradient: Tensor) -> Tensor:
         """The projected gradient, zero for parameters without a basis."""
-        return self._projections[name](gradient) if name in self else torch.zeros_like(gradient)
+        if name not in self:
+            return torch.zeros_like(gradient)
+        basis, met = self.bases[name].basis, self._met.get(name)
+        rows = gradient.reshape(len(basis), -1, basis.shape[1])
+        if met is None:
+            return project_out(rows, basis).reshape(gradient.shape)
+        window = gradient[0].shape[0], gradient[0, 0].numel()
+        rows = rows.reshape(*rows.shape[:2], *window)
+        some = rows.index_select(3, met)
+        basis = basis.reshape(len(basis), *window, basis.shape[2]).index_select(2, met).flatten(1, 2)
+        projected = project_out(some.flatten(2), basis).reshape(some.shape)
+        return rows.index_copy(3, met, projected).reshape(gradient.shape)
 
     def carry(self, move: Move) -> None:
         """Bases of the moved inputs, made orthonormal again."""
-        for name, projection in self._projections.items():
-            moved = move.inputs(name, projection.basis)
-            if moved is not projection.basis:
-                projection.follow(torch.linalg.qr(moved)[0])
-
-
-class _Projection:
-    """Weights (out, in, ...) less the part of each row that lies in the span of `basis` (d, k), d = in · taps.
-
-    Where the basis has most of the dimensions, the part is kept that lies in its complement: the same, for less.
-    """
-
-    def __init__(self, basis: Tensor, taps: Tensor | None) -> None:
-        self.basis, self._taps = basis, taps
-        most = 2 * basis.shape[1] > basis.shape[0]
-        self._normals = _complement(basis) if most else None
-
-    def __call__(self, weights: Tensor) -> Tensor:
-        if self._taps is None:
-            return self._rows(weights.flatten(1)).reshape(weights.shape)
-        whole = weights.flatten(2)
-        some = whole.index_select(2, self._taps)
-        rows = self._rows(some.flatten(1))
-        return whole.index_copy(2, self._taps, rows.reshape(some.shape)).reshape(weights.shape)
-
-    def follow(self, basis: Tensor) -> None:
-        """Go on with another basis, in place, since a captured step knows these tensors by where they are."""
-        self.basis.copy_(basis)
-        if self._normals is not None:
-            self._normals.copy_(_complement(basis))
-
-    def _rows(self, rows: Tensor) -> Tensor:
-        if self._normals is None:
-            return project_out(rows, self.basis)
-        return (rows @ self._normals) @ self._normals.mT
-
-
-def _complement(basis: Tensor) -> Tensor:
-    """An orthonormal basis (d, d − k) of what is orthogonal to the columns (d, k)."""
-    whole: Tensor = torch.linalg.qr(basis, mode="complete")[0]
-    return whole[:, basis.shape[1] :].clone()
+        for name, basis in self.bases.items():
+            moved = move.inputs(name, basis.basis)
+            if moved is not basis.basis:
+                # In place, since a captured step knows these tensors by where they are.
+                reached = move.inputs(name, basis.reached[..., None].to(moved))
+                basis.basis.copy_(orthonormal(moved))
+                basis.reached.copy_(reached[..., 0] != 0)

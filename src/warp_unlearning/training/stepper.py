@@ -42,12 +42,17 @@ class Stepper:
         self.max_norm = max_norm
         self._before = [torch.empty_like(p) for p in self.parameters] if constraint else []
 
-    def step(self, loss: Tensor, *, lr: Number) -> None:
-        """Descend `loss` once. Where the step is to be captured, `lr` is a tensor without axes on the GPU."""
+    def step(
+        self, loss: Tensor, *, lr: Number, through: Constraint | None = None, max_norm: float | None = None
+    ) -> None:
+        """Descend `loss` once. Where the step is to be captured, `lr` is a tensor without axes on the GPU.
+
+        `through` limits the gradient of this step, not what momentum and weight decay do; `max_norm` then clips it.
+        """
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = None if gradient is None else _laid_out_as(parameter, gradient)
-        self._take_step(lr)
+        self._take_step(lr, through, max_norm)
 
     def step_along(self, gradients: Mapping[str, Tensor], *, lr: Number) -> None:
         """Descend along `gradients`, by parameter name, as if a loss had given them."""
@@ -57,14 +62,20 @@ class Stepper:
         self._take_step(lr)
 
     @torch.no_grad()
-    def _take_step(self, lr: Number) -> None:
+    def _take_step(self, lr: Number, through: Constraint | None = None, max_norm: float | None = None) -> None:
         # A projection in half precision would let through what it is there to keep out.
         with torch.autocast(self.parameters[0].device.type, enabled=False):
+            if through is not None:
+                self._limit_gradients(through)
+            if max_norm is not None:
+                nn.utils.clip_grad_norm_(self.parameters, max_norm)
             self._move(lr)
 
     def _move(self, lr: Number) -> None:
         if self.max_norm is not None:
-            self._clip(self.max_norm)
+            if self.constraint is not None:
+                self._limit_gradients(self.constraint)
+            nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         if self.constraint is None:
@@ -77,13 +88,10 @@ class Stepper:
             if limited is not after:
                 after.copy_(limited)
 
-    def _clip(self, max_norm: float) -> None:
-        if self.constraint is not None:
-            for name, parameter in zip(self.names, self.parameters, strict=True):
-                if parameter.grad is not None:
-                    limited = self.constraint.limit_gradient(name, parameter.grad)
-                    parameter.grad = _laid_out_as(parameter, limited)
-        nn.utils.clip_grad_norm_(self.parameters, max_norm)
+    def _limit_gradients(self, constraint: Constraint) -> None:
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if parameter.grad is not None:
+                parameter.grad = _laid_out_as(parameter, constraint.limit_gradient(name, parameter.grad))
 
     @torch.no_grad()
     def carry(self, move: Move | None) -> None:

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from ..data.examples import Examples, as_examples
-from ..defense.protocol import Defense, InAnotherBasis, Session
+from ..defense.base import Defense, Session
+from ..defense.certificate import Certificate, shortfalls
 from ..defense.registry import as_defense
 from ..errors import DivergedError, InputError, WarpWarning
 from ..methods.protocol import Method, Task
@@ -24,7 +25,6 @@ from ..models.model_checks import check_network
 from ..models.normalisation import enter_mode
 from ..models.quiet import draws_nothing
 from ..randomness import LayerDraws, Streams
-from ..symmetry.certificate import Certificate
 from ..symmetry.move import Move
 from ..training.update import Update
 from .checks import check_disjoint, check_examples
@@ -94,6 +94,7 @@ def unlearn(
             WarpWarning,
             stacklevel=2,
         )
+    told = [] if guarding is None else shortfalls(driven.teleports)
     deletion = Deletion(
         requested=len(task.forget),
         retained=len(task.retain),
@@ -108,6 +109,7 @@ def unlearn(
         seconds=seconds,
         date=now(),
         versions=versions(),
+        verdicts={"defense": told} if told else {},
     )
     return Unlearned(working, driven.history, driven.teleports, seconds, DeletionRecord((deletion,)))
 
@@ -187,9 +189,8 @@ def drive(
             yield update
         guard.flush()
     except DivergedError as error:
-        holder: object = session
-        if isinstance(holder, InAnotherBasis):
-            error.state = holder.brought_back(error.state)
+        if session is not None:
+            error.state = dict(session.brought_back(error.state))
         raise
     if session is not None:
         session.finish()

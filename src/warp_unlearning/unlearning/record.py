@@ -16,7 +16,7 @@ import torch
 
 from ..data.digest import array_digest
 from ..data.examples import Examples, TensorExamples
-from ..defense.protocol import Defense
+from ..defense.base import Defense
 from ..errors import DataError
 from ..methods.protocol import Method
 from ..symmetry.symmetry import settings_of

@@ -20,7 +20,7 @@ from ..models.registry import build_model, suggest_options
 from ..randomness import Streams
 from ..runs.directory import RunDirectory
 from ..studies.gradient_test_speed import GradientTestSpeed, gradient_test_speed
-from ..studies.study import SIZES, Size
+from ..studies.study import NEEDS_DATA, SIZES, Size
 from ..studies.training_speed import Speed, Workload, training_speeds
 from ..training.recipe import Recipe
 from ..unlearning.record import now, versions
@@ -49,11 +49,11 @@ def bench(request: BenchRequest) -> dict[str, Any]:
     device = choose_device(request.device)
     name = request.size if request.size != "auto" else ("paper" if device.type == "cuda" else "small")
     if name not in SIZES:
-        raise InputError(f"there is no size {name!r}; give small, paper or auto")
+        raise InputError(f"there is no size {name!r}; give {', '.join(SIZES)} or auto")
     if any(count < 1 for count in request.at_once):
         raise InputError(f"models at once are {list(request.at_once)}; give numbers from 1 on")
     size = SIZES[name]
-    work = _workload(size, request.data_path, device)
+    work = _workload(size, _data(name, request.data_path), device)
     # Where jobs take turns in one process, only a GPU gains from several.
     fleets = request.at_once if device.type == "cuda" else (1,)
     workers = min(8, os.cpu_count() or 1) if request.workers is None else request.workers
@@ -71,8 +71,7 @@ def bench(request: BenchRequest) -> dict[str, Any]:
     return results
 
 
-def _workload(size: Size, path: Path | None, device: torch.device) -> Workload:
-    data = _data(size, path)
+def _workload(size: Size, data: ImageData, device: torch.device) -> Workload:
     half = (len(data.train) - size.validation) // 2
     options = {**suggest_options(size.network, data.shape, len(data.classes)), **size.network_options}
 
@@ -83,10 +82,10 @@ def _workload(size: Size, path: Path | None, device: torch.device) -> Workload:
     return Workload(network, data.train.select(order[:half]).to(device), Recipe(**size.training), data.fill)
 
 
-def _data(size: Size, path: Path | None) -> ImageData:
-    if size.data == "cifar10" and path is None:
-        raise InputError("the size of the paper needs CIFAR-10; give its folder with --data-path, or --size small")
-    return load_data(size.data, path=path if size.data == "cifar10" else None)
+def _data(name: str, path: Path | None) -> ImageData:
+    if name in NEEDS_DATA and path is None:
+        raise InputError(f"the size {name} needs {NEEDS_DATA[name]}, or give --size small")
+    return load_data(**SIZES[name].data, path=path if name in NEEDS_DATA else None)
 
 
 def _results(
@@ -97,7 +96,7 @@ def _results(
         "schema_version": SCHEMA_VERSION,
         "kind": "bench",
         "size": name,
-        "data": size.data,
+        "data": size.data["name"],
         "network": size.network,
         "training": [{**asdict(s), "faster": plain / s.seconds_an_update} for s in speeds],
         "gradient_test": {**asdict(test), "faster": test.faster},

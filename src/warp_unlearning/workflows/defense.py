@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 from ..config.schema import DefenseConfig
 from ..data.examples import Examples, in_order
 from ..data.plain import plain
-from ..defense.protocol import Defense
+from ..defense.base import Defense
 from ..defense.registry import make_defense
 from ..errors import InputError
 from ..gradients.energy import gradient_energy
@@ -39,7 +38,6 @@ def defense_summary(config: DefenseConfig, original: nn.Module, result: Unlearne
             "name": config.name,
             "experiment_only": config.seed is not None,
             "teleports": len(scales),
-            "shortened": sum(0 < scale < 1 for scale in scales),
             "taken_back": scales.count(0.0),
             "largest_relative_move": max((c.relative_move for c in result.teleports), default=0.0),
             "largest_retain_drift": max((c.retain.loss_change for c in result.teleports), default=None),
@@ -50,15 +48,6 @@ def defense_summary(config: DefenseConfig, original: nn.Module, result: Unlearne
         }
     )
     return summary
-
-
-def idle_note(summary: Mapping[str, Any]) -> tuple[str, ...]:
-    """A note where a defence left the result as it would be without it."""
-    if not summary["teleports"]:
-        return ("the defence never acted; its `every` is longer than the unlearning",)
-    if not summary["largest_relative_move"]:
-        return ("no teleport could move anything, so the defence changed nothing; see teleports.json for the reasons",)
-    return ()
 
 
 def plain_teleports(result: Unlearned) -> list[dict[str, Any]]:

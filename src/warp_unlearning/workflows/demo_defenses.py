@@ -10,8 +10,8 @@ from typing import NamedTuple
 from torch import nn
 
 from ..data.examples import TensorExamples
+from ..defense.certificate import lengths, measured, reached_weights
 from ..runs.directory import open_run
-from ..symmetry.certificate import distance, reached_weights
 from ..symmetry.move import ChannelMove
 from ..training.scoring import accuracy
 from .defense import forget_energy
@@ -57,17 +57,16 @@ def defended_rows(
 ) -> dict[str, dict[str, DefendedRow]]:
     """A row for each method and defence, of the runs below `folder` that took these times."""
     reached = reached_weights(original.eval(), ChannelMove({}), [sets["retain"].x, sets["forget"].x])
-    start = original.state_dict()
-    names = [name for name, _ in original.named_parameters()]
-    norm = distance(start, {name: 0 * start[name] for name in names}, names, reached)[0]
+    start = {name: p.detach() for name, p in original.named_parameters()}
 
     def row(method: str, defense: str) -> DefendedRow:
         name = defended_name(method, defense)
         model = load_source(folder / name).model
+        far = lengths(measured(model, start, start, reached).values())
         return DefendedRow(
             energy=forget_energy(model, sets["forget"]),
             drift=None if defense == ALONE else _drift(folder / name),
-            distance=distance(model.state_dict(), start, names, reached)[0] / norm,
+            distance=far.moved / far.norm,
             accuracy={what: accuracy(model, part) for what, part in sets.items()},
             seconds=times[name].seconds,
             time_ratio=times[name].cpu_seconds / times[method].cpu_seconds,

@@ -10,6 +10,7 @@ from typing import Any
 from ..attacks.reconstruction.threat import Schedule
 from ..data.sampling import batch_shape
 from ..errors import InputError
+from ..methods.langevin import Langevin
 from ..runs.directory import RunDirectory
 from ..training.schedule import cosine
 from ..unlearning.record import Deletion
@@ -105,7 +106,7 @@ def _method_notes(name: str, settings: Mapping[str, Any], last: Deletion) -> tup
         return (
             f"{_MADE_FOR}; salun lowers it under random labels, which the attacker infers instead of the true ones",
         )
-    if name == "langevin" and not float(settings.get("alpha", 1.0)) < 1:
+    if name == "langevin" and not float(settings.get("alpha", Langevin.alpha)) < 1:
         return (f"{_MADE_FOR}; langevin with alpha=1 never looks at them",)
     if name not in _RAISING:
         return (f"{_MADE_FOR}, and {name} is none of them: that an attack fails here says little",)

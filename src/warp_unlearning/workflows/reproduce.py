@@ -24,6 +24,7 @@ from ..runs.store import Store
 from ..runs.tally import Tally
 from ..runs.yaml_text import dump_yaml, load_yaml
 from ..studies.planned import Planned
+from ..studies.study import NEEDS_DATA
 from ..unlearning.record import now, versions
 from .job_request import STORE, JobRequest
 from .run_account import jobs_account, machine_account
@@ -56,6 +57,8 @@ class PreparedStudy:
 
 def prepare_study(request: ReproduceRequest) -> PreparedStudy:
     """Read the data, check what is asked for and plan the jobs; nothing is trained."""
+    if request.config.made_with is not None and not request.only_results:
+        raise InputError(f"arms of version {request.config.made_with} can only be read; add --only-results")
     config = _settled(request.config, uses_device=not request.only_results)
     if not request.anyway and not request.only_results:
         require_gpu(config)
@@ -127,11 +130,8 @@ def _settled(config: ReproduceConfig, *, uses_device: bool) -> ReproduceConfig:
     size = config.size
     if size == "auto":
         size = "paper" if device.startswith("cuda") else "small"
-    if size == "paper" and config.data_path is None:
-        raise InputError(
-            "the size of the paper needs CIFAR-10; give its folder with --data-path (`warp train --data cifar10 -o "
-            "data.fetch=true` says how to get it), or --size small, which has its data with it"
-        )
+    if size in NEEDS_DATA and config.data_path is None:
+        raise InputError(f"the size {size} needs {NEEDS_DATA[size]}, or give --size small, which has its data with it")
     return config.model_copy(update={"device": device, "size": size})
 
 

@@ -24,7 +24,7 @@ from ..attacks.membership.pair_audit import audit_pair
 from ..attacks.membership.shadow_audit import shadow_audit
 from ..attacks.membership.shadow_design import ShadowDesign, shadow_design
 from ..data.examples import TensorExamples
-from ..defense.teleport import teleport
+from ..defense.teleporter import teleport
 from ..randomness import Streams
 from ..stats.intervals import Estimate
 from ..stats.reading import strength_of

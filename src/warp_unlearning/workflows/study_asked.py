@@ -8,12 +8,14 @@ from typing import Any
 
 from ..config.reproduce import ReproduceConfig
 from ..config.tuned_recipes import read_recipes
+from ..studies import version_0_1
 from ..studies.study import VARIANTS, Asked, Settings
 
 
 def asked_of(config: ReproduceConfig) -> Asked:
     """What a configuration asks of a study; its own options go over those of its recipes."""
-    methods, defenses = _from_recipes(config.recipes)
+    variants = VARIANTS if config.made_with is None else version_0_1.VARIANTS
+    methods, defenses = _from_recipes(config.recipes, variants)
     return Asked(
         methods=tuple(dict.fromkeys(config.methods)),
         defenses=config.defenses,
@@ -40,7 +42,7 @@ def _over(recipes: Settings, given: Settings, *, of: int) -> Settings:
     return found
 
 
-def _from_recipes(file: Path | None) -> tuple[Settings, Settings]:
+def _from_recipes(file: Path | None, variants: Settings) -> tuple[Settings, Settings]:
     """Settings by arm; variants of WARP have those that were found for it."""
     methods: dict[str, Mapping[str, Any]] = {}
     defenses: dict[str, Mapping[str, Any]] = {}
@@ -51,8 +53,8 @@ def _from_recipes(file: Path | None) -> tuple[Settings, Settings]:
             continue
         found = arm.defense_options.get(arm.defense, {})
         # What makes a variant one is not for a search to undo.
-        variants = VARIANTS if arm.defense == "warp" else {}
-        for defense, fixed in {arm.defense: {}, **variants}.items():
+        own_variants = variants if arm.defense == "warp" else {}
+        for defense, fixed in {arm.defense: {}, **own_variants}.items():
             methods[f"{arm.method} + {defense}"] = own
             defenses[f"{arm.method} + {defense}"] = {**found, **fixed}
     return methods, defenses

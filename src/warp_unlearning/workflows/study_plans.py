@@ -22,14 +22,18 @@ from ..studies.reconstruction_study import plan_adaptive, plan_reconstruction
 from ..studies.runtime_study import RUNS, plan_runtime
 from ..studies.study import STUDIES, study_settings
 from ..studies.study_results import shadows_complete, study_results
+from ..studies.version_0_1 import ABOUT, stored_settings
 from .study_asked import asked_of
 
 AUDITED = "audited.npy"
+_SEEDED = "Experiment only: what defences draw comes from a seed in the configuration, so anyone can undo it."
 # Forgotten by fewer other shadows, a point tells too little of how its scores spread.
 _FEWEST = 2.0
 _ROWS = ("runtime", "reconstruction", "adaptive")
+# Studies of the same arms, of which scores of version 0.1 are kept.
+_KEPT = ("table1", "whitebox", "radar", "risk-vs-norm")
 _NOT_FOR_CELLS = ("runs",)
-_NOT_FOR_TIMES = ("shadows", "forget_sets", "pairs")
+_NOT_FOR_TIMES = ("shadows", "forget_sets", "pairs", "made_with")
 _NOT_FOR_IMAGES = (
     *_NOT_FOR_TIMES,
     "runs",
@@ -54,8 +58,11 @@ def plan_study(config: ReproduceConfig) -> Planned:
 
 def _plan_cells(config: ReproduceConfig) -> Planned:
     _refuse(config, _NOT_FOR_CELLS)
-    settings = study_settings(config.study, config.size, asked_of(config))
-    _require_arms(settings)
+    if config.made_with is None:
+        settings = study_settings(config.study, config.size, asked_of(config))
+        _require_arms(settings)
+    else:
+        settings = _stored_settings(config)
     _require_resolution(settings)
     plan = plan_cells(settings, load_data(**settings.data), defense_seed=config.defense_seed)
     audited = io.BytesIO()
@@ -71,9 +78,15 @@ def _plan_cells(config: ReproduceConfig) -> Planned:
         CellWork(plan, config.defense_seed),
         lambda key: str(plan.cells[key.digest]),
         results,
-        said=("Experiment only: what defences draw comes from a seed in the configuration, so anyone can undo it.",),
+        said=(_SEEDED,) if config.made_with is None else (_SEEDED, ABOUT),
         files={AUDITED: audited.getvalue()},
     )
+
+
+def _stored_settings(config: ReproduceConfig) -> CellSettings:
+    if config.study not in _KEPT:
+        raise InputError(f"results of version 0.1 are kept of {', '.join(_KEPT)}, not of {config.study}")
+    return stored_settings(config.size, asked_of(config))
 
 
 def _require_arms(settings: CellSettings) -> None:

@@ -16,12 +16,12 @@ from ..data.digest import array_digest
 from ..data.examples import TensorExamples
 from ..data.plain import plain
 from ..data.splits import IndexArray
-from ..defense.teleport import teleport
+from ..defense.certificate import Certificate
+from ..defense.teleporter import teleport
 from ..errors import DataError, InputError
 from ..models.digest import model_digest
 from ..models.weights import Weights, load_weights, read_weights, save_weights
 from ..runs.directory import RunDirectory, start_run
-from ..symmetry.certificate import Certificate
 from ..symmetry.compose import Compose
 from ..symmetry.null_space import NullSpace
 from ..symmetry.symmetry import Symmetry, settings_of

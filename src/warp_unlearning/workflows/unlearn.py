@@ -19,7 +19,7 @@ from ..config.schema import ForgetConfig
 from ..data.examples import TensorExamples
 from ..data.split_folder import save_split
 from ..data.splits import ForgetRule, IndexArray, Indices, RandomFraction, Split, WholeClass, make_split
-from ..defense.protocol import Defense
+from ..defense.base import Defense
 from ..errors import DataError, DivergedError, InputError, WarpWarning
 from ..evaluation.compare import Comparison, compare
 from ..methods.protocol import Method, options
@@ -33,7 +33,7 @@ from ..training.scoring import accuracy
 from ..unlearning.checks import copies_of
 from ..unlearning.driver import Unlearned, unlearn
 from ..unlearning.record import DeletionRecord, describe, describe_defense
-from .defense import choose_defense, defense_summary, idle_note, plain_teleports
+from .defense import choose_defense, defense_summary, plain_teleports
 from .source import Builder, Source, choose_device, header, load_source, read_indices
 from .train import Watch, keep_diverged
 
@@ -82,7 +82,6 @@ def unlearn_run(
         if settings:
             notes += (f"settings for small data: {settings}; method.recipe=published takes the defaults instead",)
         notes += tuple(str(w.message) for w in caught if issubclass(w.category, WarpWarning))
-        notes += idle_note(run.read_json("summary.json")["defense"]) if defense is not None else ()
     return UnlearnOutcome(run.read_json("summary.json"), notes)
 
 
@@ -259,7 +258,8 @@ def _write(
     measured: dict[str, Any],
     run: RunDirectory,
 ) -> None:
-    deletion = replace(result.record.deletions[0], verdicts={"accuracy": accuracies, "split_digest": split.digest})
+    done = result.record.deletions[0]
+    deletion = replace(done, verdicts={**done.verdicts, "accuracy": accuracies, "split_digest": split.digest})
     record: DeletionRecord = source.record.then(deletion)
     save_weights(run.path / "model.safetensors", result.model, header=header(source.config, source.data, split.retain))
     save_split(split, run.path / "split", rule=rule)

@@ -52,7 +52,8 @@ def test_all_steps_are_tried_against_an_unknown_defence() -> None:
 
 
 def test_every_defence_of_the_project_has_its_steps() -> None:
-    strongest = {"warp": "filter", "fastwarp": "filter", "cob": "canonical", "conjugate": "conservation"}
+    strongest = dict.fromkeys(("warp", "fastwarp", "warp_guarded"), "filter")
+    strongest |= {"cob": "canonical", "conjugate": "conservation"}
     assert set(strongest) == set(defense_names())
     for defense, step in strongest.items():
         steps = default_steps(defense)

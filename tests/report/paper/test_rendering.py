@@ -115,40 +115,21 @@ def test_table_1_has_what_defences_change_of_the_most_memorised(study: Make, arm
 
 
 @pytest.mark.parametrize("name", ["table1", "whitebox", "radar"])
-def test_the_numbers_of_the_paper_are_beside_its_own_form_where_that_was_measured(
-    study: Make, arm: Make, name: str
-) -> None:
-    base, warp, published = arm("ngp"), arm("ngp", "warp"), arm("ngp", "warp", defense="published")
-    alone, both = (render(study(name, arms)).markdown.splitlines() for arms in ([base, warp], [base, warp, published]))
+@pytest.mark.parametrize("old", ["warp_guarded (0.1)", "warp_published (0.1)"])
+def test_no_number_of_the_paper_is_beside_an_arm_of_version_0_1(study: Make, arm: Make, name: str, old: str) -> None:
+    base, warp = arm("ngp"), arm("ngp", "warp")
 
-    def rows(lines: list[str], start: str) -> list[str]:
-        return [line for line in lines if line.startswith(start)]
+    def rows(*arms: Any) -> list[str]:
+        lines = render(study(name, [base, *arms])).markdown.splitlines()
+        return [line for line in lines if line.startswith("| NGP + ")]
 
-    assert rows(alone, "| NGP + WARP |")
-    assert all("paper" in line for line in rows(alone, "| NGP + WARP |")[:1])
-    assert not any("paper" in line for line in rows(both, "| NGP + WARP |"))
-    assert all("paper" in line for line in rows(both, "| NGP + WARP as published |")[:1])
-    tallies = [line for lines in (alone, both) for line in lines if "numbers of the paper" in line]
-    assert tallies[0].split(":")[0] == tallies[1].split(":")[0]
-
-
-@pytest.mark.parametrize("name", ["table1", "whitebox"])
-def test_what_the_paper_prints_of_warp_is_in_the_row_of_its_own_form(study: Make, arm: Make, name: str) -> None:
-    base, warp, published = arm("ngp"), arm("ngp", "warp"), arm("ngp", "warp", defense="published")
-
-    def changes(arms: list[Any]) -> dict[str, list[str]]:
-        markdown = render(study(name, arms)).markdown
-        part = markdown[markdown.index("### What defences change") :]
-        rows = [line.strip("|").split("|") for line in part.splitlines() if line.startswith("| NGP + WARP")]
-        return {row[0].strip(): [cell.strip() for cell in row[4:6]] for row in rows[:2]}
-
-    printed = changes([base, warp])["NGP + WARP"]
-    assert all(printed)
-    both = changes([base, warp, published])
-    assert both == {"NGP + WARP": ["", ""], "NGP + WARP as published": printed}
-    lacking = render(study(name, [base, published])).markdown
-    missing = next((line for line in lacking.splitlines() if line.startswith("Rows of the paper that were not")), "")
-    assert "NGP + WARP" not in missing
+    printed = rows(warp)
+    assert "paper" in printed[0]
+    stored = rows(arm("ngp", "warp", defense=old), arm("ngp", "warp", defense="kick (0.1)"))
+    assert len(stored) == 2 * len(printed)
+    assert stored[0].startswith(f"| NGP + WARP {old[5:].replace('published', 'as published')} |")
+    assert any(line.startswith("| NGP + random kick (0.1) |") for line in stored)
+    assert not any("paper" in line for line in stored)
 
 
 def test_table_1_compares_with_the_random_kick(study: Make, arm: Make) -> None:

@@ -40,7 +40,7 @@ def free(device: torch.device) -> int:
     """
     there, whole = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
-    share = int(torch.cuda.get_per_process_memory_fraction(device) * whole)
+    share = int(torch.cuda.get_per_process_memory_fraction(device.index) * whole)
     unused = reserved - torch.cuda.memory_allocated(device)
     return max(0, min(there, share - reserved) + unused - _kept_for_graphs(device))
 

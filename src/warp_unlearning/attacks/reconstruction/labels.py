@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ...symmetry.linear_weights import LinearWeight, linear_weights
+from ...symmetry.layer_inputs import LinearWeight, linear_weights
 
 
 def last_linear(model: nn.Module, x: Tensor) -> LinearWeight | None:

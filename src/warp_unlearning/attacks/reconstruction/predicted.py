@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from ...gradients.example_gradients import example_gradients
-from ...gradients.layer_norm_apart import LayerNormApart
 from ...gradients.math_attention import math_attention
+from ...gradients.other_forms import LayerNormApart
 from ...gradients.parameter_slots import parameters_replaced
 from .threat import Schedule
 

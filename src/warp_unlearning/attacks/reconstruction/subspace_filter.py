@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError
-from ...linalg.subspace import Subspace, principal_subspace_of
+from ...linalg.subspace import SecondMoment, project_out
 from ..undoing.protocol import Held, NamedStep, Undo, Weights
 from ..undoing.single_gradients import single_gradients
 from ..undoing.states import checked_state, undone_model, with_shared_names
@@ -46,25 +46,26 @@ class SubspaceFilter(NamedStep):
             raise InputError(
                 f"the filter asks for {self.points} probes and there are {len(held.y)}; give at least as many"
             )
-        before = dict(self._subspaces(held, held.model))
+        before = dict(self._bases(held, held.model))
 
         def undo(unlearned: Weights) -> dict[str, Tensor]:
             found, origin = checked_state(held, unlearned), held.weights
             after = undone_model(held.model, unlearned).eval()
-            for name, theirs in self._subspaces(held, after):
-                delta = (found[name] - origin[name]).flatten()
-                kept = theirs.to(torch.float64).project_out(delta)
-                basis = before[name].basis.double()
-                found[name] = origin[name] + (basis @ (basis.mT @ kept)).reshape(origin[name].shape)
+            for name, theirs in self._bases(held, after):
+                kept = project_out((found[name] - origin[name]).flatten(), theirs)
+                inside = before[name] @ (before[name].mT @ kept)
+                found[name] = origin[name] + inside.reshape(origin[name].shape)
             return with_shared_names(held, found)
 
         return undo
 
-    def _subspaces(self, held: Held, model: nn.Module) -> Iterator[tuple[str, Subspace]]:
+    def _bases(self, held: Held, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """A basis (d, k) for each parameter."""
         parts = [
             single_gradients(model, x, y)
             for x, y in zip(*(torch.split(t[: self.points], _CHUNK) for t in (held.x, held.y)), strict=True)
         ]
         for name in held.parameters:
-            rows = torch.cat([part.pop(name).flatten(1) for part in parts])
-            yield name, principal_subspace_of(rows, self.energy)
+            moment = SecondMoment(torch.float64)
+            moment.add(torch.cat([part.pop(name).flatten(1) for part in parts]).mT[None])
+            yield name, moment.leading(self.energy).basis[0]

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...linalg.gram import gram
+from ...linalg.subspace import gram
 from .channel_factors import Channels, all_pinned, first_derivatives, rescaled
 from .conservation_law import ConservationLaw, Flows
 from .kernels import kernel_lengths
@@ -90,7 +90,7 @@ class _Point:
     @cached_property
     def _curvature(self) -> Tensor:
         # Most of the work of a step: not done at points that are not kept, and once for all pulls.
-        return gram(self._slope)
+        return gram(self._slope.mT[None])[0]
 
 
 def _approach(at: _Point, start: Tensor, pull: float) -> _Point:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...symmetry.linear_weights import LinearWeight, linear_weights
+from ...symmetry.layer_inputs import LinearWeight, linear_weights
 from .protocol import Held, NamedStep, NotApplicable, Undo, Weights
 from .states import CleanedDifference, at_length_of, difference
 
@@ -45,7 +45,7 @@ def first_layers(held: Held) -> list[LinearWeight]:
     after: dict[nn.Module, bool] = {}
 
     def note(layer: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-        x = args[0] if args else named["input"]
+        x = args[0] if args else next(iter(named.values()))
         after[layer] = after.get(layer, False) or x.requires_grad
 
     weights = list(linear_weights(held.model))

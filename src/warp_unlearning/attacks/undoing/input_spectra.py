@@ -9,14 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...linalg.gram import add_gram, gram, mirrored
-from ...linalg.subspace import rank_for
-from ...symmetry.input_bases import input_rows, require_finite
-from ...symmetry.layer_inputs import observe_inputs
-from ...symmetry.linear_weights import LinearWeight
-from ...symmetry.sampled_inputs import sampled_rows
+from ...errors import DataError
+from ...linalg.subspace import SecondMoment, rank_for
+from ...symmetry.layer_inputs import LinearWeight, linear_weights, observe
 from .protocol import Held, NotApplicable, Weights
 
 # Products that a layer's second moment may take. Beyond that a layer is known by a sample of its inputs, but of no
@@ -44,7 +41,7 @@ class InputSpectrum:
 
     def ranks(self, energy: float) -> tuple[int, ...]:
         """For each group the fewest directions that hold so much of the inputs' energy; 1 means the numerical rank."""
-        return tuple(rank_for(values, energy) for values in self.energies)
+        return tuple(int(rank_for(values, energy)) for values in self.energies)
 
     def rows(self, values: Weights, *, points: int | None = None) -> Tensor:
         """[W b] as rows (groups, rows, d); with `points` of a stack, (groups, points · rows, d)."""
@@ -72,73 +69,32 @@ class InputSpectrum:
 
 def input_spectra(held: Held) -> list[InputSpectrum]:
     """The spectrum of every linear weight that the probes reach, in float64."""
-    seen: dict[str, _Rows] = {}
+    moments: dict[str, SecondMoment] = {}
+    weights = {weight.name: weight for weight in linear_weights(held.model)}
     # Which patches are looked at is no secret of anybody's, and the same each time.
     generator = torch.Generator().manual_seed(0)
+    batches = torch.split(held.x, _BATCH)
 
-    def record(weight: LinearWeight, layer: nn.Module, x: Tensor) -> None:
-        rows = seen.setdefault(weight.name, _Rows(weight))
-        places = max(1, max(_PRODUCTS // rows.d**2, rows.d // 2) // len(held.x))
-        rows.add(input_rows(weight, sampled_rows(layer, x, places, generator=generator)))
+    def record(weight: LinearWeight, columns: Tensor) -> None:
+        d, positions = columns.shape[1:]
+        most = max(1, max(_PRODUCTS // d**2, d // 2) // len(batches))
+        if positions > most:
+            columns = columns[:, :, torch.randperm(positions, generator=generator)[:most].to(columns.device)]
+        moments.setdefault(weight.name, SecondMoment(torch.float64)).add(columns)
 
-    observe_inputs(held.model, torch.split(held.x, _BATCH), record)
-    if not seen:
+    observe(held.model, batches, weights.values(), record)
+    if not moments:
         kind = type(held.original).__name__
-        raise NotApplicable(f"{kind} has no Linear, Conv1d or Conv2d layer that the probes reach")
-    return [seen.pop(name).spectrum() for name in list(seen)]
+        raise NotApplicable(f"{kind} has no Linear or convolution layer that the probes reach")
+    return [_spectrum(weights[name], moments.pop(name)) for name in list(moments)]
 
 
-class _Rows:
-    """Inputs of one weight: the rows themselves while there are fewer than dimensions, then their second moment."""
-
-    def __init__(self, weight: LinearWeight) -> None:
-        self.weight = weight
-        self.d = weight.d + (weight.bias is not None)
-        self._kept: list[Tensor] = []
-        self._moment: Tensor | None = None
-
-    def add(self, rows: Tensor) -> None:
-        """Take in rows of shape (groups, n, d)."""
-        rows = rows.double()
-        if self._moment is None:
-            self._kept.append(rows)
-            if sum(part.shape[1] for part in self._kept) < self.d:
-                return
-            self._moment = rows.new_zeros(len(rows), self.d, self.d)
-            rows, self._kept = torch.cat(self._kept, dim=1), []
-        add_gram(self._moment, rows)
-
-    def spectrum(self) -> InputSpectrum:
-        """The eigenvectors and eigenvalues of every group."""
-        if self._moment is None:
-            found = [_of_rows(rows) for rows in torch.cat(self._kept, dim=1)]
-        else:
-            found = [_of_moment(moment) for moment in mirrored(self._moment)]
-        for _, energies in found:
-            require_finite(self.weight.name, energies)
-        return InputSpectrum(self.weight.name, self.weight.bias, tuple(v for v, _ in found), tuple(e for _, e in found))
-
-
-def _of_moment(moment: Tensor) -> tuple[Tensor, Tensor]:
-    # An eigensolver may fail to converge on thousands of coordinates that no input reaches.
-    alive = moment.diagonal() != 0
-    values, vectors = _descending(moment[alive][:, alive])
-    whole = moment.new_zeros(len(moment), len(values))
-    whole[alive] = vectors
-    return whole, values
-
-
-def _of_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """With rows = U S Vᵀ, rows rowsᵀ has eigenvectors U, and V = rowsᵀ U S⁻¹."""
-    values, left = _descending(gram(rows.mT))
-    rank = rank_for(values, 1.0)
-    # Images of the trailing eigenvectors are not orthogonal to rounding; the order of the leading ones is kept.
-    vectors: Tensor = torch.linalg.qr(rows.mT @ left[:, :rank]).Q
-    return vectors, values[:rank]
-
-
-def _descending(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    if not bool(matrix.isfinite().all()):
-        return matrix.new_full((len(matrix),), torch.nan), matrix
-    values, vectors = torch.linalg.eigh(matrix)
-    return values.flip(0).clamp(min=0), vectors.flip(1)
+def _spectrum(weight: LinearWeight, moment: SecondMoment) -> InputSpectrum:
+    if not bool(moment.energy.isfinite().all()):
+        raise DataError(
+            f"inputs of the layer of {weight.name} hold NaN or infinity; check the examples and the weights"
+        )
+    found = moment.leading(1.0)
+    vectors = tuple(basis[:, :rank] for basis, rank in zip(found.basis, found.ranks, strict=True))
+    energies = tuple(values[:rank] for values, rank in zip(found.energies, found.ranks, strict=True))
+    return InputSpectrum(weight.name, weight.bias, vectors, energies)

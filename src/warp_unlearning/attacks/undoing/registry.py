@@ -45,6 +45,7 @@ _AGAINST: Mapping[str, tuple[str, ...]] = {
     "none": ("naive",),
     "warp": ("naive", "span", "filter", "canonical+span", "canonical+filter"),
     "fastwarp": ("naive", "span", "filter", "canonical+span", "canonical+filter"),
+    "warp_guarded": ("naive", "span", "filter", "canonical+span", "canonical+filter"),
     "cob": ("naive", "canonical", "canonical+span", "canonical+filter"),
     "conjugate": ("naive", "scale-free", "conservation", "input-layer", "canonical+conservation"),
 }

@@ -30,15 +30,14 @@ def change_table(
     arms: list[StudyArm],
     paper: PaperTable,
     column: str,
-    row_of: Callable[[StudyArm], str],
     *,
     lowered: Measure,
     gone: Measure,
     gained: Measure,
 ) -> str:
-    """A row for every arm with a defence, with footnotes; `row_of` names the paper's row for it."""
+    """A row for every arm with a defence, with footnotes."""
     found = [(item, lowered(item), gone(item), gained(item)) for item in arms]
-    rows = [_row(item, paper, column, row_of(item), *changes) for item, *changes in found]
+    rows = [_row(item, paper, column, *changes) for item, *changes in found]
     return paragraphs(table(HEADS, rows), footnotes([change for _, *changes in found for change in changes])).strip()
 
 
@@ -56,10 +55,8 @@ def change_text(change: Change, *, scale: float = 1.0, digits: int = 3) -> str:
     return shown(change.estimate, scale=scale, digits=digits) + ("" if change.paired else " †")
 
 
-def _row(
-    item: StudyArm, paper: PaperTable, column: str, row: str, lowered: Change, gone: Change, gained: Change
-) -> list[str]:
-    method = item.arm.method
+def _row(item: StudyArm, paper: PaperTable, column: str, lowered: Change, gone: Change, gained: Change) -> list[str]:
+    method, row = item.arm.method, item.row
     base, defended = paper_cell(paper, method, None, column), paper.number(row, column)
     by_advantage, by_privacy = (_recomputed(name, base, defended) for name in ("advantage", "privacy"))
     printed = paper.improvement(method_label(method), column) if row == row_name(method, "warp") else None

@@ -138,7 +138,7 @@ def _missing(study: Study, item: StudyArm) -> str:
 
 
 def _unmoved(item: StudyArm) -> str:
-    """Certificates say why: the weights may be further from the original than `radius` allows, by noise say."""
+    """Certificates say why."""
     if item.idle:
         return f"{IDLE}: these are the models without the defence, and no measurement of it"
     return f"{100 * item.unmoved:.0f} % of the teleports" if item.unmoved else ""

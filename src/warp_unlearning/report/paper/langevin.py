@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..labels import defense_label
 from ..measures import Estimate
 from ..plots import Plot
 from .agreement import Cell, beside, rate_beside, shown
 from .extent import audited_text, problems
 from .markdown import table
-from .names import SLICES, defense_name
+from .names import SLICES
 from .numbers import paper_table
 from .panels import Line, lines_plot
 from .rendered import Rendered, rendered
@@ -64,7 +65,7 @@ def _name(item: StudyArm) -> str:
     if item.arm.method != "langevin" or epsilon is None:
         return item.row
     defense = item.arm.defense
-    return f"Langevin{'' if defense is None else f' + {defense_name(defense)}'}, ε = {epsilon:g}"
+    return f"Langevin{'' if defense is None else f' + {defense_label(defense)}'}, ε = {epsilon:g}"
 
 
 def _cells(item: StudyArm) -> list[Cell]:
@@ -135,7 +136,7 @@ def _plot(arms: list[StudyArm]) -> Plot:
         points = tuple((item.value_of("epsilon") or 0.0, _measure(item, kind)) for item in own)
         column = "test accuracy" if kind == "test" else f"{kind}: AUC"
         known = [(item.value_of("epsilon") or 0.0, paper.number(_name(item), column)) for item in own]
-        label = "ours" if defense is None else f"ours + {defense_name(defense)}"
+        label = "ours" if defense is None else f"ours + {defense_label(defense)}"
         theirs = tuple((x, n.value) for x, n in known if n is not None and n.value is not None)
         return Line(label, defense, points, theirs)
 

@@ -8,14 +8,8 @@ from .numbers import PaperNumber, PaperTable
 METHODS = ("ngp", "scrub", "pgu", "salun", "srf_on", "bad_teacher")
 RATES = {0.001: "TPR at 0.1 %", 0.01: "TPR at 1 %", 0.05: "TPR at 5 %"}
 SLICES = ("most memorised 1 %", "most memorised 5 %")
-# A null-space move of the same length at random, the control of WARP; and WARP in the paper's form.
-KICK, PUBLISHED = "kick", "published"
-_VARIANTS = {KICK: "random kick", PUBLISHED: "WARP as published"}
-
-
-def defense_name(name: str | None) -> str:
-    """A defence in a table."""
-    return defense_label(name) if name is None or name not in _VARIANTS else _VARIANTS[name]
+# A null-space move of the length that WARP's would have, at random: its control.
+KICK = "kick"
 
 
 def row_name(method: str, defense: str | None) -> str:
@@ -25,7 +19,7 @@ def row_name(method: str, defense: str | None) -> str:
     ('NGP', 'SF + WARP')
     """
     label = method_label(method)
-    return label if defense is None else f"{label} + {defense_name(defense)}"
+    return label if defense is None else f"{label} + {defense_label(defense)}"
 
 
 def paper_cell(table: PaperTable, method: str, defense: str | None, column: str) -> PaperNumber | None:

@@ -11,14 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from ..labels import brief
+from ..labels import brief, defense_label
 from ..measures import Estimate, written
 from ..plots import Plot
 from ..style import FAINT, INK, blank, look
-from .names import defense_name
 
 # Lines that all belong to one defence borrow the looks of others, so as to be told apart.
-_CYCLE = (None, "warp", "fastwarp", "cob", "conjugate")
+_CYCLE = (None, "warp", "fastwarp", "warp_guarded", "cob", "conjugate")
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def rows_plot(title: str, panels: Sequence[Panel]) -> Plot:
     """Panels side by side with one row a method and one mark a defence."""
     used = [p for p in panels if any(m.estimate is not None and m.estimate.value is not None for m in p.marks)]
     words = "; ".join(
-        f"{panel.label}: " + ", ".join(f"{m.row} {defense_name(m.defense)} {written(m.estimate)}" for m in panel.marks)
+        f"{panel.label}: " + ", ".join(f"{m.row} {defense_label(m.defense)} {written(m.estimate)}" for m in panel.marks)
         for panel in used
     )
     return Plot(title, f"{title}. {words}.", partial(_draw_rows, used))
@@ -71,7 +70,7 @@ def lines_plot(title: str, across: str, panels: Sequence[tuple[str, Sequence[Lin
 
 def trade_plot(title: str, points: Sequence[tuple[str | None, Estimate | None, Estimate | None]]) -> Plot:
     """Test accuracy to the right, 1 − AUC upwards, a point an arm: (defence, accuracy, 1 − AUC)."""
-    words = "; ".join(f"{defense_name(d)}: accuracy {written(a)}, 1 − AUC {written(p)}" for d, a, p in points)
+    words = "; ".join(f"{defense_label(d)}: accuracy {written(a)}, 1 − AUC {written(p)}" for d, a, p in points)
     return Plot(title, f"{title}. {words}.", partial(_draw_trade, points))
 
 
@@ -96,7 +95,7 @@ def _mark(axes: Axes, mark: Mark, height: float, defenses: list[str | None], *, 
     shown = look(mark.defense, defenses)
     found = mark.estimate
     if found is not None and found.value is not None:
-        label = brief(defense_name(mark.defense)) if labelled else None
+        label = brief(defense_label(mark.defense)) if labelled else None
         axes.plot([found.value], [height], color=shown.color, marker=shown.marker, ms=4, ls="none", label=label)
         if found.low is not None and found.high is not None:
             axes.plot([found.low, found.high], [height, height], color=shown.color, lw=1.2)
@@ -159,7 +158,7 @@ def _draw_trade(points: Sequence[tuple[str | None, Estimate | None, Estimate | N
             marker=shown.marker,
             ms=5,
             ls="none",
-            label=brief(defense_name(defense)),
+            label=brief(defense_label(defense)),
         )
         if accuracy.low is not None and accuracy.high is not None:
             axes.plot([accuracy.low, accuracy.high], [privacy.value] * 2, color=shown.color, lw=0.9)

@@ -27,7 +27,7 @@ _NOTE = (
 def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
     """The values of the six axes beside the paper's, and a chart a method."""
     study = read_study(results)
-    rows = [[item.title, *_cells(item, study.paper_row(item))] for item in ordered(study)]
+    rows = [[item.title, *_cells(item)] for item in ordered(study)]
     cells = [cell for row in rows for cell in row if isinstance(cell, Cell)]
     gallery = radar_gallery(study.shadow)
     smallest = "TPR at 0.1 %"
@@ -53,8 +53,8 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
     )
 
 
-def _cells(item: StudyArm, row: str) -> list[Cell]:
-    arm = item.arm
+def _cells(item: StudyArm) -> list[Cell]:
+    arm, row = item.arm, item.row
     black, white = paper_table("tab:bb_mm_advred"), paper_table("fig:wb_privacy")
     part = arm.slices.get(_MEMORISED)
     fpr, name = next(iter(RATES.items()))

@@ -19,7 +19,7 @@ from .panels import Mark, Panel, rows_plot
 from .rendered import Rendered, rendered
 from .study import read_about
 
-_ARMS = ("none", "cob", "warp", "fastwarp", "conjugate")
+_ARMS = ("none", "cob", "warp", "fastwarp", "warp_guarded", "conjugate", "kick")
 _METRICS = {
     "psnr": ("PSNR", 2),
     "lpips": ("LPIPS", 3),

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ..fields import Field
-from ..labels import brief, counted, method_label
+from ..labels import brief, counted, defense_label, method_label
 from ..measures import Estimate, read_estimate, written
 from ..plots import Plot
 from ..style import blank, look
@@ -20,7 +20,7 @@ from .agreement import Cell, beside, shown
 from .extent import missing_text, rows_text
 from .formulas import difference, ratio
 from .markdown import bullets, table
-from .names import defense_name, in_order, row_name
+from .names import in_order, row_name
 from .numbers import PaperNumber, paper_table
 from .rendered import Rendered, rendered
 from .study import read_about
@@ -30,6 +30,7 @@ _NOTE = (
     "The paper timed on an RTX 4090: seconds on another machine are not compared, shares are. The interval of a share "
     "is from the two separate intervals, so that it is wide. The mean over methods is of those measured here."
 )
+_EXACT_AND_FAST = (("warp", "fastwarp"), ("warp_guarded (0.1)", "fastwarp_guarded (0.1)"))
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def paper_share(method: str, defense: str) -> PaperNumber | None:
     'about 17'
     """
     table_of = paper_table("fig:fastTime")
-    name = f"{method} + {defense_name(defense)}"
+    name = f"{method} + {defense_label(defense)}"
     base, found = table_of.number(method, "value"), table_of.number(name, "value")
     if base is None or found is None or base.value is None or found.value is None:
         return None
@@ -144,7 +145,7 @@ def _row(row: Timed, base: Timed | None, digits: int) -> tuple[list[Cell | str],
 
 def _claims(found: dict[tuple[str, str | None], Timed], methods: tuple[str, ...]) -> tuple[list[str], list[Cell]]:
     texts, cells = [], []
-    for defense in ("warp", "fastwarp"):
+    for defense in dict.fromkeys(defense for _, defense in found if defense is not None):
         shares = {
             m: share
             for m in methods
@@ -155,17 +156,18 @@ def _claims(found: dict[tuple[str, str | None], Timed], methods: tuple[str, ...]
         cell = beside(mean_of(list(shares.values())), printed, digits=1, scale=100)
         cells.append(cell)
         texts.append(
-            f"{defense_name(defense)}, mean over {counted(len(shares), 'method')}, %: {cell}; without NGP, which the "
+            f"{defense_label(defense)}, mean over {counted(len(shares), 'method')}, %: {cell}; without NGP, which the "
             f"paper calls an exception: {shown(mean_of(others), digits=1, scale=100)}"
         )
-    for method in methods:
-        rows = [found.get((method, defense)) for defense in (None, "warp", "fastwarp")]
-        faster = _faster(*rows)
+    for method, (exact, fast) in product(methods, _EXACT_AND_FAST):
+        faster = _faster(*(found.get((method, defense)) for defense in (None, exact, fast)))
         if faster is None:
             continue
-        cell = beside(faster, paper_table("fig:fastTime, ratio").number("teleport time", "value"), digits=2)
+        printed = paper_table("fig:fastTime, ratio").number("teleport time", "value") if exact == "warp" else None
+        cell = beside(faster, printed, digits=2)
         cells.append(cell)
-        texts.append(f"{method_label(method)}, teleports of WARP over those of FastWARP: {cell}")
+        names = " over those of ".join(map(defense_label, (exact, fast)))
+        texts.append(f"{method_label(method)}, teleports of {names}: {cell}")
     return texts, cells
 
 
@@ -196,7 +198,7 @@ def _draw(timed: list[Timed], methods: tuple[str, ...]) -> Figure:
         place = methods.index(row.method) + (defenses.index(row.defense) - (len(defenses) - 1) / 2) * width
         shown_as = look(row.defense, defenses)
         axes.bar([place], [row.seconds.value], width=0.9 * width, color=shown_as.color, alpha=0.75)
-        axes.containers[-1].set_label(brief(defense_name(row.defense)))
+        axes.containers[-1].set_label(brief(defense_label(row.defense)))
         if row.seconds.low is not None and row.seconds.high is not None:
             axes.plot([place, place], [max(row.seconds.low, 0), row.seconds.high], color="black", lw=1)
     axes.set_xticks(range(len(methods)), [brief(method_label(m), 12) for m in methods])

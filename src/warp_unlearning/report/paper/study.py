@@ -13,7 +13,7 @@ from ..shadow_arm import Arm
 from ..shadow_results import ShadowResults, read_shadow
 from .agreement import known
 from .formulas import advantage_gone, difference, privacy_gain
-from .names import PUBLISHED, row_name
+from .names import row_name
 
 SCHEMA_VERSION = 1
 IDLE = "no teleport moved anything"
@@ -196,15 +196,6 @@ class Study:
         """Defences in the order of the file, none first."""
         found = dict.fromkeys(item.arm.defense for item in self.arms)
         return tuple(sorted(found, key=lambda name: name is not None))
-
-    def paper_row(self, item: StudyArm) -> str:
-        """The row of the paper that an arm is to be compared with: WARP's belongs to its published form, where the
-        study has that.
-        """
-        method, defense = item.arm.method, item.arm.defense
-        if defense == PUBLISHED:
-            return row_name(method, "warp")
-        return "" if defense == "warp" and self.find(method, PUBLISHED) is not None else item.row
 
     def find(self, method: str, defense: str | None) -> StudyArm | None:
         """The first arm of this method and defence."""

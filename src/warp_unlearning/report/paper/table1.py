@@ -38,13 +38,12 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
         defended,
         paper,
         "all: AUC",
-        study.paper_row,
         lowered=study.lowered,
         gone=study.advantage_gone,
         gained=study.privacy_gained,
     )
     of_slices = [_slice_changes(study, paper, name, defended) for name in SLICES]
-    missing, absent = missing_rows(map(study.paper_row, arms), paper)
+    missing, absent = missing_rows((item.row for item in arms), paper)
     return rendered(
         "Table 1: U-LiRA",
         study.about,
@@ -70,7 +69,6 @@ def _slice_changes(study: Study, paper: PaperTable, name: str, defended: list[St
         defended,
         paper,
         f"{name}: AUC",
-        study.paper_row,
         lowered=lambda item: Change(item.changes_in(name).lower_by, True),
         gone=lambda item: Change(item.changes_in(name).gone, True, item.changes_in(name).note),
         gained=lambda item: Change(item.changes_in(name).privacy, True),
@@ -115,9 +113,9 @@ def score_of(item: StudyArm, kind: str) -> Score | None:
     return item.arm.score if kind == "all" else item.arm.slices.get(kind)
 
 
-def score_cells(item: StudyArm, kind: str, paper: PaperTable, row: str) -> list[Cell]:
-    """Area and rates of an arm beside the paper's `row`."""
-    score = score_of(item, kind)
+def score_cells(item: StudyArm, kind: str, paper: PaperTable) -> list[Cell]:
+    """Area and rates of an arm beside the paper's."""
+    score, row = score_of(item, kind), item.row
     return [
         beside(None if score is None else score.auc, paper.number(row, f"{kind}: AUC"), chance=0.5),
         *(
@@ -130,7 +128,7 @@ def score_cells(item: StudyArm, kind: str, paper: PaperTable, row: str) -> list[
 def _scores(study: Study, paper: PaperTable, kind: str) -> tuple[str, list[Cell]]:
     rows, cells = [], []
     for item in ordered(study):
-        found = score_cells(item, kind, paper, study.paper_row(item))
+        found = score_cells(item, kind, paper)
         cells += found
         rows.append([item.title, *found])
     return table(["arm", "AUC", *RATES.values()], rows), cells
@@ -142,7 +140,7 @@ def _accuracy(study: Study, paper: PaperTable) -> tuple[str, list[Cell]]:
         accuracy = item.arm.accuracy
         test = beside(
             None if accuracy is None else accuracy.test,
-            paper.number(study.paper_row(item), "test accuracy"),
+            paper.number(item.row, "test accuracy"),
         )
         cells.append(test)
         others = [shown(None if accuracy is None else part) for part in _parts(item)]
@@ -156,12 +154,13 @@ def _parts(item: StudyArm) -> tuple[Estimate | None, Estimate | None]:
 
 
 def _plot(study: Study, paper: PaperTable) -> Plot:
-    rows = [(item, study.paper_row(item)) for item in ordered(study)]
+    arms = ordered(study)
     panels = []
     for kind in _KINDS:
-        marks = tuple(_mark(item, _area(score_of(item, kind)), paper.number(row, f"{kind}: AUC")) for item, row in rows)
+        column = f"{kind}: AUC"
+        marks = tuple(_mark(item, _area(score_of(item, kind)), paper.number(item.row, column)) for item in arms)
         panels.append(Panel(f"AUC, {kind}", marks, 0.5))
-    tests = tuple(_mark(item, item.test_accuracy, paper.number(row, "test accuracy")) for item, row in rows)
+    tests = tuple(_mark(item, item.test_accuracy, paper.number(item.row, "test accuracy")) for item in arms)
     return rows_plot("U-LiRA by method and defence", [*panels, Panel("test accuracy", tests)])
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..labels import counted, method_label
+from ..labels import counted, defense_label, method_label
 from ..plots import Plot
 from .agreement import Cell, beside, rate_beside, shown
 from .changes import change_table
 from .extent import audited_text, problems
 from .markdown import paragraphs, table
-from .names import RATES, defense_name, in_order
+from .names import RATES, in_order
 from .numbers import PaperTable, paper_table
 from .panels import Mark, Panel, rows_plot
 from .rendered import Rendered, rendered
@@ -44,12 +44,11 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
         defended,
         paper,
         "AUC",
-        study.paper_row,
         lowered=study.gradient_lowered,
         gone=study.gradient_gone,
         gained=study.gradient_privacy,
     )
-    missing, absent = missing_rows(map(study.paper_row, arms), paper)
+    missing, absent = missing_rows((item.row for item in arms), paper)
     return rendered(
         "White box: attackers who hold both models",
         study.about,
@@ -68,7 +67,7 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
 def _naive(study: Study, paper: PaperTable) -> tuple[str, list[Cell]]:
     rows, cells = [], []
     for item in ordered(study):
-        test, row = item.arm.gradient_test, study.paper_row(item)
+        test, row = item.arm.gradient_test, item.row
         found = [
             beside(None if test is None else test.auc, paper.number(row, "AUC"), chance=0.5),
             *(
@@ -97,7 +96,7 @@ def _attackers(study: Study, arms: list[StudyArm]) -> list[str]:
 def _head(item: StudyArm) -> str:
     """The defence, and how many pairs its numbers are means over."""
     pairs = max((attack.pairs for attack in item.attacks), default=0)
-    return item.titled(defense_name(item.arm.defense)) + (f", {counted(pairs, 'pair')}" if pairs else "")
+    return item.titled(defense_label(item.arm.defense)) + (f", {counted(pairs, 'pair')}" if pairs else "")
 
 
 def _auc(item: StudyArm, name: str) -> str:
@@ -116,7 +115,7 @@ def _plot(study: Study, paper: PaperTable) -> Plot:
     tests, strengths = [], []
     for item in ordered(study):
         label, defense = method_label(item.arm.method), item.arm.defense
-        number = paper.number(study.paper_row(item), "AUC")
+        number = paper.number(item.row, "AUC")
         test, best = item.arm.gradient_test, item.arm.strongest
         value = None if number is None else number.value
         tests.append(Mark(label, defense, None if test is None else test.auc, value))

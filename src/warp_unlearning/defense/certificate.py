@@ -1,0 +1,282 @@
+"""The certificate of a teleport: how well the function was kept, and how far which weights went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..symmetry.channel_graph import PinnedChannels
+from ..symmetry.compose import Compose, ComposedMove
+from ..symmetry.layer_inputs import reached_inputs
+from ..symmetry.move import Move
+from ..symmetry.null_space import InputBasis, NullMove
+from ..symmetry.symmetry import Probe, Symmetry, settings_of
+
+SCHEMA_VERSION = 1
+# Notes of a teleport that left most of a network alone, and of one that was taken back.
+STAYED = "of the trainable parameters stayed where they were"
+TAKEN_BACK = "taken back: it did more harm than the bounds of the defence allow"
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The function before and after, on one set of examples: the largest change of a logit, the largest logit before,
+    the share of predictions that changed, and the mean cross-entropies.
+    """
+
+    examples: int
+    largest_logit_change: float
+    largest_logit: float
+    changed_predictions: float
+    loss_before: float
+    loss_after: float
+
+    @property
+    def relative(self) -> float:
+        """The largest logit change relative to the largest logit."""
+        return self.largest_logit_change / self.largest_logit if self.largest_logit else self.largest_logit_change
+
+    @property
+    def loss_change(self) -> float:
+        """Mean cross-entropy after less before: positive where the move did harm."""
+        return self.loss_after - self.loss_before
+
+
+@dataclass(frozen=True)
+class LayerMove:
+    """One weight tensor, its bias included where that moves with it.
+
+    `moved` is ‖Δθ‖ where inputs reach and `moved_unreached` where none does: a dead tap moves parameters but hides
+    nothing. `d`, `rank`, `captured`, `positions` are those of the input basis, None for moves that need none.
+    """
+
+    name: str
+    moved: float
+    moved_unreached: float
+    norm: float
+    d: int | None = None
+    rank: int | None = None
+    captured: float | None = None
+    positions: int | None = None
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """One teleport.
+
+    `scale` is 1 where the move was made and 0 where it was taken back (certificates of version 0.1 know shares
+    between). `retain` is of examples that the move was built from, `held_out` of others. Distances are over trainable
+    parameters; `distance_before` and `distance_after` from the weights an attacker holds, where inputs reach.
+    `energy_before` and `energy_after` are mean squared gradient norms over a batch of examples to forget.
+    """
+
+    symmetry: str
+    settings: Mapping[str, Any]
+    scale: float
+    retain: Drift
+    held_out: Drift | None
+    forget: Drift | None
+    energy_before: float | None
+    energy_after: float | None
+    moved: float
+    moved_unreached: float
+    norm: float
+    distance_before: float
+    distance_after: float
+    layers: tuple[LayerMove, ...]
+    left: Mapping[str, str]
+    pinned: tuple[PinnedChannels, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def relative_move(self) -> float:
+        """‖Δθ‖ / ‖θ‖ over weights that inputs reach."""
+        return self.moved / self.norm if self.norm else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, with the version of its form."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self), "relative_move": self.relative_move}
+
+
+def shortfalls(certificates: Sequence[Certificate]) -> list[str]:
+    """What a reader of a deletion record should know of a defence: the notes of its teleports, each once, how many were
+    taken back, and whether none was made.
+    """
+    if not certificates:
+        return ["no teleport was made"]
+    notes = [note for certificate in certificates for note in certificate.notes if note != TAKEN_BACK]
+    back = sum(TAKEN_BACK in certificate.notes for certificate in certificates)
+    told = [f"{back} of {len(certificates)} teleports were taken back"] if back else []
+    return [*dict.fromkeys(notes), *told]
+
+
+class Lengths(NamedTuple):
+    """Of a change where inputs reach and where none does, and, where they reach, of the weights before and of their
+    distance from the reference before and after.
+    """
+
+    moved: float
+    moved_unreached: float
+    norm: float
+    distance_before: float
+    distance_after: float
+
+
+def lengths(squares: Iterable[Tensor]) -> Lengths:
+    """Those of several tensors together, each with its squared lengths."""
+    return Lengths(*torch.stack([torch.zeros(5, dtype=torch.float64), *squares]).sum(0).sqrt().tolist())
+
+
+def drift(before: Tensor, after: Tensor, y: Tensor) -> Drift:
+    """Two sets of logits (n, classes) for the labels y (n,) compared."""
+    old, new = before.double(), after.double()
+    numbers = [
+        (after - before).abs().max().double(),
+        old.abs().max(),
+        (after.argmax(1) != before.argmax(1)).double().mean(),
+        F.cross_entropy(old, y),
+        F.cross_entropy(new, y),
+    ]
+    return Drift(len(y), *torch.stack(numbers).tolist())
+
+
+def certified(
+    model: nn.Module,
+    symmetry: Symmetry,
+    move: Move,
+    *,
+    made: bool,
+    before: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    batches: Sequence[Tensor],
+    drifts: Mapping[str, Drift],
+    energies: tuple[float, float] | None,
+) -> Certificate:
+    """The certificate of a move of `model`, which was at `before` and has moved if that was `made`. `batches` are
+    retain inputs; `energies` are sums over the examples to forget; `seconds` is for the caller to fill in.
+    """
+    nulls = [part for part in _parts(move) if isinstance(part, NullMove)]
+    left = {name: why for part in nulls for name, why in part.left.items()}
+    squares = measured(model, before, reference, reached_weights(model, move, batches[:1], made=made))
+    notes = [note for part in nulls for note in part.notes]
+    notes += notes_on(model, squares, left) if made else [TAKEN_BACK]
+    forget = drifts.get("forget")
+    if forget is not None and energies is None:
+        notes.append("gradient energies could not be measured on this network")
+    means = (None, None) if forget is None or energies is None else [energy / forget.examples for energy in energies]
+    return Certificate(
+        symmetry=type(symmetry).__name__,
+        settings=settings_of(symmetry),
+        scale=float(made),
+        retain=drifts["retain"],
+        held_out=drifts.get("validation", drifts["judges"]),
+        forget=forget,
+        energy_before=means[0],
+        energy_after=means[1],
+        **lengths(squares[name] for name, p in model.named_parameters() if p.requires_grad)._asdict(),
+        layers=layer_moves(squares, {name: basis for part in nulls for name, basis in part.bases.items()}),
+        left=left,
+        pinned=_pinned(symmetry, model, Probe(batches)),
+        notes=tuple(notes),
+        seconds=0.0,
+    )
+
+
+def reached_weights(model: nn.Module, move: Move, batches: Iterable[Tensor], *, made: bool = True) -> dict[str, Tensor]:
+    """For every linear weight of the model, True where some input reaches it, in the weight's own shape: as the bases
+    of the move say, or, where it has none, as `batches` show. The model stands after the move if that was `made`.
+    """
+    state = model.state_dict()
+    masks: dict[str, Tensor] = {}
+    for part in _parts(move):
+        if made:  # A later part may put entries elsewhere.
+            masks = {name: part.selection(name, mask) for name, mask in masks.items()}
+        if isinstance(part, NullMove):
+            masks |= {name: _in_shape(basis.reached, state[name]) for name, basis in part.bases.items()}
+    return masks or {name: _in_shape(found, state[name]) for name, found in reached_inputs(model, batches).items()}
+
+
+@torch.no_grad()
+def measured(
+    model: nn.Module, before: Mapping[str, Tensor], reference: Mapping[str, Tensor], reached: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The squared lengths of each tensor of the model, which was at `before`; `reached` masks those that inputs reach
+    in part. A tied weight has several names in a state, and counts once.
+    """
+    rows: dict[str, Tensor] = {}
+    for name, now in chain(model.named_parameters(), model.named_buffers()):
+        if name not in before or not now.is_floating_point():
+            continue
+        old, mask = before[name], reached.get(name)
+        values = [now - old, old, old - reference[name], now - reference[name]]
+        lost = values[0][:0] if mask is None else values[0] * ~mask
+        kept = values if mask is None else [value * mask for value in values]
+        rows[name] = torch.stack(torch._foreach_norm([kept[0], lost, *kept[1:]], 2, dtype=torch.float64))
+    return dict(zip(rows, torch.stack([*rows.values()]).square().cpu(), strict=True))
+
+
+def layer_moves(squares: Mapping[str, Tensor], bases: Mapping[str, InputBasis]) -> tuple[LayerMove, ...]:
+    """What moved, weight by weight, each with the bias that its basis covers; tensors that stayed and have no basis are
+    left out.
+    """
+    biases = {basis.bias for basis in bases.values()}
+    rows = []
+    for name in squares:
+        basis = bases.get(name)
+        if name in biases or (basis is None and not squares[name][:2].any()):
+            continue
+        far = lengths(squares[each] for each in ((name,) if basis is None else basis.names))
+        known = () if basis is None else (basis.d, basis.rank, basis.captured, basis.positions)
+        rows.append(LayerMove(name, far.moved, far.moved_unreached, far.norm, *known))
+    return tuple(rows)
+
+
+def notes_on(model: nn.Module, squares: Mapping[str, Tensor], left: Mapping[str, str]) -> list[str]:
+    """Which frozen parameters moved, and which trainable ones stayed, where these are more than half of all; `left`
+    says why.
+    """
+    moved = {name for name, square in squares.items() if square[:2].any()}
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad and name in moved]
+    notes = [f"frozen parameters moved with the others: {_and_more(frozen, 1)}"] if frozen else []
+    sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    stayed = sorted(sizes.keys() - moved, key=lambda name: (-sizes[name], name))
+    share = sum(sizes[name] for name in stayed) / max(1, sum(sizes.values()))
+    if share > 0.5:
+        named = [f"{name} ({left[name]})" if name in left else name for name in stayed]
+        notes.append(f"{100 * share:.0f} % {STAYED}: {_and_more(named, 3)}")
+    return notes
+
+
+def _and_more(names: list[str], shown: int) -> str:
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+
+
+def _parts(move: Move) -> Iterator[Move]:
+    """The moves that a move is composed of, in the order they are made."""
+    if isinstance(move, ComposedMove):
+        for part in move.moves:
+            yield from _parts(part)
+    else:
+        yield move
+
+
+def _pinned(symmetry: Symmetry, model: nn.Module, probe: Probe) -> tuple[PinnedChannels, ...]:
+    """What every part of a symmetry that can say so found pinned."""
+    if isinstance(symmetry, Compose):
+        return tuple(pinned for part in symmetry.symmetries for pinned in _pinned(part, model, probe))
+    return tuple(symmetry.report(model, probe=probe).pinned) if hasattr(symmetry, "report") else ()
+
+
+def _in_shape(reached: Tensor, weight: Tensor) -> Tensor:
+    """Which coordinates of a weight's rows are reached, (groups, d), in the shape of the weight."""
+    if weight.dim() == 1:
+        return reached[0, : len(weight)]
+    rows = reached[:, None, : weight[0].numel()].expand(-1, len(weight) // len(reached), -1)
+    return rows.reshape(weight.shape)
