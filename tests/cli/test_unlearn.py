@@ -95,7 +95,7 @@ def test_a_user_sees_what_the_defence_did(warp: Warp, trained: Path, tmp_path: P
     assert words in [line.split() for line in lines]
     assert "experiment only" not in answer.out
     (deletion,) = json.loads((out / "record.json").read_text())["deletions"]
-    assert deletion["defense"]["name"] == ("conjugate" if defense == "conjugate" else "warp")
+    assert deletion["defense"]["name"] == defense
     assert not deletion["experiment_only"]
 
 

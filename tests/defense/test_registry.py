@@ -12,7 +12,7 @@ from warp_unlearning.symmetry.symmetry import settings_of
 DOCUMENTED = {
     "warp": Warp(NullSpace()),
     "fastwarp": Warp(TrackedNullSpace()),
-    "warp_guarded": Warp(NullSpace(protect="both"), relearning=0.02),
+    "warp_guarded": Warp(NullSpace(protect="both", energy=0.9998, step_size=0.01), relearning=0.02),
     "cob": Warp(ChangeOfBasis(), every="end"),
     "conjugate": Conjugate(),
 }

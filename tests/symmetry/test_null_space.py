@@ -289,11 +289,14 @@ def test_k_beyond_the_inputs_is_clamped_with_a_note(kit: Any) -> None:
     model, probe, _ = start(kit, "tokens", retain=5)
     _, move = moved(model, NullSpace(k=6), probe)
     assert [basis.ranks for basis in move.bases.values()] == [(6,), (6,), (5,)]
-    assert any("layers have fewer than k=6 directions in their inputs (last.weight: 5)" in n for n in move.notes)
+    assert any(
+        "layers have fewer than k=6 directions in their inputs that torch.float64 tells apart (last.weight: 5)" in n
+        for n in move.notes
+    )
     assert any("saw fewer inputs than they have directions (last.weight: 5 of 9)" in note for note in move.notes)
     _, move = moved(model, NullSpace(k=100), probe)
     assert "no null space" in move.left["first.weight"]
-    assert move.left["first.bias"] == "it moves with a weight that stays"
+    assert move.left["first.bias"] == "the bias of a weight that stays"
 
 
 def test_a_network_that_nothing_can_move_in_says_so(kit: Any) -> None:
@@ -378,13 +381,13 @@ def test_every_parameter_moves_or_says_why_not(kit: Any) -> None:
         "frozen.bias": "frozen",
         "free.bias": "frozen",
         "read.weight": alone,
-        "read.bias": "one-dimensional",
+        "read.bias": "one-dimensional, and no moving weight's bias",
         "up.weight": alone,
-        "up.bias": "one-dimensional",
-        "norm.weight": "one-dimensional",
-        "norm.bias": "one-dimensional",
+        "up.bias": "one-dimensional, and no moving weight's bias",
+        "norm.weight": "one-dimensional, and no moving weight's bias",
+        "norm.bias": "one-dimensional, and no moving weight's bias",
         "unused.weight": "no input of its layer was seen",
-        "unused.bias": "it moves with a weight that stays",
+        "unused.bias": "the bias of a weight that stays",
     }
     assert move.bases["free.weight"].d == 6
     torch.testing.assert_close(after(normal(3, 6)), model(normal(3, 6)), rtol=0, atol=1e-12)

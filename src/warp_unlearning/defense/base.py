@@ -7,7 +7,7 @@ undo them. Each teleport draws from a stream of its own, so that what one gives 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -42,7 +42,9 @@ class Session(Protocol):
 class Defense(Protocol):
     """Settings of a defence."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str:
+        """The name it was asked for by, or that of its kind."""
 
     def start(self, model: nn.Module, task: Task, *, streams: Streams) -> Session:
         """Called before the first update; may move the weights of `model` in place. Teleport k draws from

@@ -21,7 +21,7 @@ from ..symmetry.symmetry import Probe, Symmetry, settings_of
 SCHEMA_VERSION = 1
 # Notes of a teleport that left most of a network alone, and of one that was taken back.
 STAYED = "of the trainable parameters stayed where they were"
-TAKEN_BACK = "taken back: it did more harm than the bounds of the defence allow"
+TAKEN_BACK = "taken back"
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ def shortfalls(certificates: Sequence[Certificate]) -> list[str]:
     """
     if not certificates:
         return ["no teleport was made"]
-    notes = [note for certificate in certificates for note in certificate.notes if note != TAKEN_BACK]
-    back = sum(TAKEN_BACK in certificate.notes for certificate in certificates)
+    notes = [note for certificate in certificates for note in certificate.notes if not note.startswith(TAKEN_BACK)]
+    back = sum(note.startswith(TAKEN_BACK) for certificate in certificates for note in certificate.notes)
     told = [f"{back} of {len(certificates)} teleports were taken back"] if back else []
     return [*dict.fromkeys(notes), *told]
 
@@ -152,21 +152,21 @@ def certified(
     symmetry: Symmetry,
     move: Move,
     *,
-    made: bool,
+    harm: str | None,
     before: Mapping[str, Tensor],
     reference: Mapping[str, Tensor],
     batches: Sequence[Tensor],
     drifts: Mapping[str, Drift],
     energies: tuple[float, float] | None,
 ) -> Certificate:
-    """The certificate of a move of `model`, which was at `before` and has moved if that was `made`. `batches` are
-    retain inputs; `energies` are sums over the examples to forget; `seconds` is for the caller to fill in.
+    """The certificate of a move of `model`, which was at `before`, and has moved unless the `harm` it did is given.
+    `batches` are retain inputs; `energies` are sums over the examples to forget; `seconds` is left to the caller.
     """
     nulls = [part for part in _parts(move) if isinstance(part, NullMove)]
     left = {name: why for part in nulls for name, why in part.left.items()}
-    squares = measured(model, before, reference, reached_weights(model, move, batches[:1], made=made))
+    squares = measured(model, before, reference, reached_weights(model, move, batches[:1], made=harm is None))
     notes = [note for part in nulls for note in part.notes]
-    notes += notes_on(model, squares, left) if made else [TAKEN_BACK]
+    notes += notes_on(model, squares, left) if harm is None else [f"{TAKEN_BACK}: {harm}"]
     forget = drifts.get("forget")
     if forget is not None and energies is None:
         notes.append("gradient energies could not be measured on this network")
@@ -174,7 +174,7 @@ def certified(
     return Certificate(
         symmetry=type(symmetry).__name__,
         settings=settings_of(symmetry),
-        scale=float(made),
+        scale=float(harm is None),
         retain=drifts["retain"],
         held_out=drifts.get("validation", drifts["judges"]),
         forget=forget,

@@ -106,7 +106,7 @@ class FixedMove:
     """A symmetry whose only move is known, on behalf of the one that it was drawn from."""
 
     of: Symmetry
-    _move: Move
+    _move: Move = field(repr=False)  # It is a secret.
     looks_at: ClassVar[Sizes] = Sizes()
 
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> Move:

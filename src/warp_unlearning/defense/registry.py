@@ -38,7 +38,7 @@ _DEFENSES: Mapping[str, _Recipe] = {
         "null_space",
         "Ours: WARP that also keeps the inputs of what is forgotten, and takes back teleports that relearn it.",
         {"relearning": 0.02},
-        {"protect": "both"},
+        {"protect": "both", "energy": 0.9998, "step_size": 0.01},
     ),
     "cob": _Recipe(Warp, "change_of_basis", "One change of basis after the last update.", {"every": "end"}),
     "conjugate": _Recipe(
@@ -108,7 +108,12 @@ def make_defense(name: str, /, **options: Any) -> Defense:
     mine = {key: value for key, value in options.items() if key in own}
     check_options(name, recipe.kind, mine)
     defaults = recipe.of_symmetry if symmetry == recipe.symmetry else {}
-    return recipe.kind(make_symmetry(symmetry, **{**defaults, **theirs}), **{**recipe.own, **mine})
+    # An absolute length takes the place of the recipe's relative one.
+    defaults = {key: value for key, value in defaults.items() if key != "step_size" or "eta" not in theirs}
+    made = recipe.kind(make_symmetry(symmetry, **{**defaults, **theirs}), **{**recipe.own, **mine})
+    if isinstance(made, Warp):
+        object.__setattr__(made, "_name", name)
+    return made
 
 
 def as_defense(given: object) -> Defense | None:

@@ -81,9 +81,10 @@ def draw_view(
             return None
         return _take(examples, torch.randperm(len(examples), generator=generator)[:count])
 
+    kept = _take(retain, looked_at)
     return View(
-        retain=_take(retain, looked_at),
-        judges=_take(retain, judges if judging else looked_at),
+        retain=kept,
+        judges=_take(retain, judges) if judging else kept,
         forget=some(forget, sizes.forget or BATCH),
         validation=some(validation, JUDGES),
     )
@@ -130,40 +131,56 @@ class Teleporter:
             start = _energy(model, view.forget) if known is None else known[0]
             apply_move(model, move)
             drifts = _drifts(logits, _logits(model, sets), sets)
-            kept = self._harmless(drifts)
-            if not kept:
+            harm = self._harm(drifts)
+            if harm is not None:
                 _restore(model, before)
                 drifts = _drifts(logits, logits, sets)
-            end = start if not kept else _energy(model, view.forget) if known is None else known[1]
+            end = start if harm is not None else _energy(model, view.forget) if known is None else known[1]
             certificate = certified(
                 model,
                 self.symmetry,
                 move,
-                made=kept,
+                harm=harm,
                 before=before,
                 reference=self.reference,
                 batches=view.batches,
                 drifts=drifts,
                 energies=None if start is None or end is None else (start, end),
             )
-        certificate = replace(certificate, seconds=_now(view) - began)
+        certificate = replace(
+            certificate, notes=(*certificate.notes, *self._on_examples(view)), seconds=_now(view) - began
+        )
         self._warn_once(certificate)
         self.certificates.append(certificate)
-        return move if kept else None, certificate
+        return move if harm is None else None, certificate
 
-    def _harmless(self, drifts: Mapping[str, Drift]) -> bool:
-        """Comparisons that a loss which is no number fails."""
-        if self.tolerance is not None and not drifts["judges"].loss_change <= self.tolerance:
-            return False
-        forget, share = drifts.get("forget"), self.relearning
-        return forget is None or share is None or forget.loss_after >= (1 - share) * forget.loss_before
+    def _on_examples(self, view: View) -> list[str]:
+        wanted, found = self.symmetry.looks_at.retain, len(view.retain[1])
+        notes = (
+            [f"looked at {found} retained examples of the {wanted} asked for: there are no more"]
+            if found < wanted
+            else []
+        )
+        if view.judges is view.retain and self.tolerance is not None:
+            notes.append("judged by the examples that it was built from, since fewer than five are retained")
+        return notes
+
+    def _harm(self, drifts: Mapping[str, Drift]) -> str | None:
+        """What a move did beyond the bounds, or None. A loss that is no number is beyond each of them."""
+        rise, forget, share = drifts["judges"].loss_change, drifts.get("forget"), self.relearning
+        if self.tolerance is not None and not rise <= self.tolerance:
+            return f"the loss of unseen retained examples rose by {rise:.3g}, and tolerance is {self.tolerance}"
+        if forget is None or share is None or forget.loss_after >= (1 - share) * forget.loss_before:
+            return None
+        fall = 1 - forget.loss_after / forget.loss_before
+        return f"the loss of examples to forget fell by the share {fall:.3g}, and relearning is {share}"
 
     def _warn_once(self, certificate: Certificate) -> None:
         stayed = [note for note in certificate.notes if STAYED in note]
         if stayed and not any(STAYED in note for earlier in self.certificates for note in earlier.notes):
             warnings.warn(
-                f"{certificate.symmetry} does little on this network: {stayed[0]}. NullSpace reaches more at a lower "
-                "energy; ChangeOfBasis, Permutation or AttentionBasis reach others, and Compose(...) joins several",
+                f"{certificate.symmetry} does little on this network: {stayed[0]}. Another symmetry may reach these, "
+                "several by Compose(...), or a null space at a lower energy",
                 WarpWarning,
                 stacklevel=2,
             )

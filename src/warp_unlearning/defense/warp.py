@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from ..symmetry.move import MomentumReset, Move
 from ..symmetry.null_space import NullSpace
 from ..symmetry.symmetry import Symmetry, require_symmetry
 from ..training.update import Update
-from .certificate import Certificate
+from .certificate import TAKEN_BACK, Certificate
 from .teleporter import BATCH, Teleporter
 
 Moment = Literal["epoch", "end"]
@@ -37,14 +37,13 @@ class Warp:
     a covector, or "reset".
     """
 
-    name: ClassVar[str] = "warp"
-
     symmetry: Symmetry = field(default_factory=NullSpace)
     every: Moment | int | None = field(default="epoch", kw_only=True)
     gradient_threshold: float | None = field(default=None, kw_only=True)
     tolerance: float = field(default=0.01, kw_only=True)
     relearning: float | None = field(default=None, kw_only=True)
     momentum: Momentum = field(default="carry", kw_only=True)
+    _name: str = field(default="warp", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_symmetry(self.symmetry)
@@ -58,6 +57,11 @@ class Warp:
                 raise InputError("every is None and there is no gradient_threshold: this defence would never act")
         elif isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
             raise InputError(f"every is {self.every!r}; it must be 'epoch', 'end' or a whole number of at least 1")
+
+    @property
+    def name(self) -> str:
+        """That of the recipe in the registry, or "warp"."""
+        return self._name
 
     def start(self, model: nn.Module, task: Task, *, streams: Streams) -> WarpSession:
         """A session with a copy of the symmetry, so that bases of one network never serve another."""
@@ -87,13 +91,12 @@ class WarpSession:
             self._teleport()
         if not any(certificate.scale for certificate in self.certificates):
             tries = len(self.certificates)
-            what = f"all {tries} teleports were taken back" if tries else "it was never time for a teleport"
-            warnings.warn(
-                f"the defence moved nothing: {what}. Lower step_size or eta, or raise tolerance, if teleports do harm; "
-                "give another `every` or `gradient_threshold` if there were none",
-                WarpWarning,
-                stacklevel=2,
-            )
+            why = "it was never time for a teleport. Give another `every` or `gradient_threshold`"
+            if tries:
+                last = next(note for note in self.certificates[-1].notes if note.startswith(TAKEN_BACK))
+                why = f"all {tries} teleports were {TAKEN_BACK}, the last since{last.removeprefix(TAKEN_BACK + ':')}. "
+                why += "Shorten the steps (step_size or eta), or widen that bound"
+            warnings.warn(f"the defence moved nothing: {why}", WarpWarning, stacklevel=2)
 
     def brought_back(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The state as it is: a teleport keeps no basis to come back from."""

@@ -43,7 +43,8 @@ class Langevin:
 
     σ is `noise`, or, where `epsilon` is given, what the accounting asks for with η, C, the strong convexity m = 2αλ of
     the pull, K = all steps, S = the forget set, n = forget and retain. At small ε and large forget sets that noise
-    destroys a deep network; a warning says so beforehand.
+    destroys a deep network; a warning says so beforehand. The task's seed draws the noise, and deletion records hold
+    that seed: who reads it can draw the noise again and subtract it.
     """
 
     name: ClassVar[str] = "langevin"

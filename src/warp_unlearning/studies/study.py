@@ -48,7 +48,7 @@ SIZES: Mapping[str, Size] = {
         {"name": "fashion_mnist", "examples": 5000},
         "small_resnet",
         {"width": 8, "stem_stride": 2},
-        asdict(RECIPES["small"]),
+        asdict(replace(RECIPES["small"], epochs=40)),
         16,
         10,
         4,

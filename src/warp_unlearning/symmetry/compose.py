@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from .move import Move, apply_move
+from .null_space import TrackedNullSpace
 from .symmetry import Probe, Sizes, Symmetry
 
 
@@ -57,6 +58,10 @@ class Compose:
     def __init__(self, *symmetries: Symmetry) -> None:
         if not symmetries:
             raise InputError("Compose() was given no symmetry; name at least one, such as Compose(Permutation())")
+        if len(symmetries) > 1 and any(isinstance(symmetry, TrackedNullSpace) for symmetry in symmetries):
+            raise InputError(
+                "Compose() was given a TrackedNullSpace, whose bases cannot follow the others; use NullSpace"
+            )
         self.symmetries = symmetries
 
     @property

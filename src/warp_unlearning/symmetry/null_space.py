@@ -247,7 +247,10 @@ class NullSpace:
         moving = {name for basis in bases.values() for name in basis.names}
         biases = {weight.bias for weight in weights}
         for name, _ in model.named_parameters():
-            left.setdefault(name, "it moves with a weight that stays" if name in biases else "one-dimensional")
+            left.setdefault(
+                name,
+                "the bias of a weight that stays" if name in biases else "one-dimensional, and no moving weight's bias",
+            )
         left = {name: why for name, why in left.items() if name not in moving}
         return bases, left, self._notes(bases, features=self.batch_norm == "project")
 
@@ -265,8 +268,8 @@ class NullSpace:
         if short:
             worst = min(short, key=lambda basis: min(basis.ranks))
             notes.append(
-                f"{len(short)} of {len(bases)} layers have fewer than k={self.k} directions in their inputs "
-                f"({worst.weight}: {min(worst.ranks)}); their bases hold all of them"
+                f"{len(short)} of {len(bases)} layers have fewer than k={self.k} directions in their inputs that "
+                f"{worst.basis.dtype} tells apart ({worst.weight}: {min(worst.ranks)}); their bases hold all of these"
             )
         if features:
             notes.append("batch-norm parameters were projected by channel features, which does not keep the function")

@@ -62,9 +62,10 @@ def unlearn(
 
     `forget`, `retain` and `validation` are each a pair of tensors (x, y), a `Dataset` of such pairs, or a `DataLoader`.
     `method` is a name ("ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on", "retrain", "finetune", "langevin") or
-    an object of `warp_unlearning.methods`. `defense` is None, a name ("warp", "fastwarp", "cob", "conjugate") or an
-    object of `warp_unlearning.defense`. The same `seed` gives the same weights on the same machine. A defence draws
-    from the operating system's entropy; `defense_seed` fixes it for experiments, and the record then says so.
+    an object of `warp_unlearning.methods`. `defense` is None, a name ("warp", "fastwarp", "warp_guarded", "cob",
+    "conjugate") or an object of `warp_unlearning.defense`. The same `seed` gives the same weights on the same machine.
+    A defence draws from the operating system's entropy; `defense_seed` fixes it for experiments, and the record then
+    says so.
 
     >>> from torch.nn import Linear
     >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
