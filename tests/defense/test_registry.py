@@ -34,6 +34,12 @@ def test_each_name_makes_the_documented_defence_of_the_listed_defaults(name: str
             assert value == option.default or f"{value} unless" in option.help
 
 
+def test_a_length_that_is_given_takes_the_place_of_the_recipe_s() -> None:
+    made: Any = make_defense("warp_guarded", eta=0.1)
+    assert (made.symmetry.eta, made.symmetry.step_size, made.symmetry.energy) == (0.1, None, 0.9998)
+    assert [each.name for each in (made, Warp(), Conjugate())] == ["warp_guarded", "warp", "conjugate"]
+
+
 def test_options_go_to_the_defence_or_to_its_symmetry() -> None:
     made: Any = make_defense("fastwarp", every=7, relearning=0.1, energy=0.9, rounds=4)
     assert (made.every, made.relearning, made.symmetry.energy, made.symmetry.rounds) == (7, 0.1, 0.9, 4)

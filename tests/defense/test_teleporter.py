@@ -105,6 +105,26 @@ def test_a_shift_that_learns_the_forgotten_again_is_taken_back_where_a_bound_say
     for relearning, kept in ((0.0, False), (0.99 * fall, False), (1.01 * fall, True), (2.0, True), (None, True)):
         assert outcome(kit, kit.network(), shift, relearning=relearning) == kept
     assert not outcome(kit, kit.network(), shift, relearning=0.0, tolerance=1e6)
+    (note,) = forced(kit, kit.network(), shift, kit.view(), relearning=0.05)[1].notes
+    assert note == f"taken back: the loss of examples to forget fell by the share {fall:.3g}, and relearning is 0.05"
+
+
+def test_notes_say_where_examples_are_too_few(kit: Any) -> None:
+    def notes(retain: int, sizes: Sizes) -> tuple[str, ...]:
+        model = kit.network()
+        symmetry = kit.Given(lambda model, probe: kit.shift(model, 1e-9), sizes)
+        sets = [TensorExamples(*kit.points(count, 2)) for count in (retain, 9)]
+        seen = draw_view(*sets, None, sizes, generator=kit.generator())
+        return (
+            Teleporter(model, symmetry, kit.state(model), tolerance=1.0)
+            .teleport(seen, generator=kit.generator())[1]
+            .notes
+        )
+
+    assert notes(25, Sizes(20, 5)) == ()
+    assert notes(25, Sizes(21, 5)) == ("looked at 20 retained examples of the 21 asked for: there are no more",)
+    (note,) = notes(4, Sizes(4, 5))
+    assert note == "judged by the examples that it was built from, since fewer than five are retained"
 
 
 @pytest.mark.parametrize("bound", [{"tolerance": 1e6}, {"relearning": 1.0}])

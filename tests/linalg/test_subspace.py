@@ -204,6 +204,15 @@ def test_zero_columns_stay_zero_and_dependent_ones_do_no_harm() -> None:
     torch.testing.assert_close(found @ (found.mT @ columns), columns)
 
 
+def test_a_zero_column_takes_no_direction_from_those_behind_it() -> None:
+    columns = normal(1, 4, 4)
+    columns[0, :, 1], columns[0, :, 2] = 0, columns[0, :, 0]
+    found = orthonormal(columns)
+    assert not found[0, :, 1].any()
+    assert eye_gap(found[0, :, [0, 2, 3]]) < 1e-12
+    torch.testing.assert_close(found @ (found.mT @ columns), columns)
+
+
 @pytest.mark.parametrize("d", [3, 191, 384, 700])
 def test_a_gram_matrix_in_blocks(d: int) -> None:
     x = normal(2, d, 17)

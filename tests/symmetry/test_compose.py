@@ -12,7 +12,7 @@ from warp_unlearning.models.mlp import MLP
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.compose import Compose, ComposedMove
 from warp_unlearning.symmetry.move import AxisMap, ChannelMove, Move, Translation, apply_move
-from warp_unlearning.symmetry.null_space import NullMove, NullSpace
+from warp_unlearning.symmetry.null_space import NullMove, NullSpace, TrackedNullSpace
 from warp_unlearning.symmetry.permutation import Permutation
 from warp_unlearning.symmetry.symmetry import Probe, Sizes, require_symmetry, settings_of
 
@@ -85,6 +85,12 @@ def test_no_symmetry_is_refused() -> None:
         Compose()
 
 
+def test_bases_that_follow_a_network_are_refused_beside_others() -> None:
+    with pytest.raises(InputError, match="TrackedNullSpace, whose bases cannot follow"):
+        Compose(Permutation(), TrackedNullSpace())
+    assert len(Compose(TrackedNullSpace()).symmetries) == 1
+
+
 def test_every_part_is_shown_the_probe() -> None:
     doubling, probe = Doubling(), Probe((normal(2, 3),))
     Compose(doubling, Compose(doubling)).move(nn.Linear(3, 2), generator=torch.Generator(), probe=probe)
@@ -139,6 +145,7 @@ def test_a_fixed_move_is_the_move_it_was_given() -> None:
         "options": {"spread": 0.3, "law": "uniform", "through_norm": True},
     }
     assert set(told) == {"of"}
+    assert "Translation" not in repr(fixed)
 
 
 def test_settings_of_a_composition_are_those_of_its_parts() -> None:

@@ -155,12 +155,9 @@ class Teleporter:
         return move if harm is None else None, certificate
 
     def _on_examples(self, view: View) -> list[str]:
-        wanted, found = self.symmetry.looks_at.retain, len(view.retain[1])
-        notes = (
-            [f"looked at {found} retained examples of the {wanted} asked for: there are no more"]
-            if found < wanted
-            else []
-        )
+        wanted, found, notes = self.symmetry.looks_at.retain, len(view.retain[1]), []
+        if found < wanted:
+            notes.append(f"looked at {found} retained examples of the {wanted} asked for: there are no more")
         if view.judges is view.retain and self.tolerance is not None:
             notes.append("judged by the examples that it was built from, since fewer than five are retained")
         return notes

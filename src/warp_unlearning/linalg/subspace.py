@@ -168,8 +168,11 @@ def orthonormal(columns: Tensor) -> Tensor:
         factor, failed = torch.linalg.cholesky_ex(gram_matrix)
         # The second time leaves rounding errors alone where the first made columns that are nearly orthogonal.
         if bool(failed.any() | (torch.linalg.vector_norm(gram_matrix.tril(-1)) > most)):
-            basis: Tensor = torch.linalg.qr(columns).Q
-            return basis * columns.any(1, keepdim=True)
+            # Where a column is zero, QR puts a direction of its own taken from later columns: move zero ones last.
+            zero = ~columns.any(1, keepdim=True)
+            order = zero.int().argsort(dim=2, stable=True).expand_as(columns)
+            basis = torch.linalg.qr(columns.gather(2, order)).Q
+            return torch.zeros_like(columns).scatter_(2, order, basis).masked_fill(zero, 0)
         columns = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
     return columns
 
