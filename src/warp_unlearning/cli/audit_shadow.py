@@ -103,7 +103,7 @@ def _hours(seconds: float) -> str:
 
 def show(results: dict[str, Any]) -> None:
     """The table of arms."""
-    from .table import print_table
+    from .show import print_table
 
     about = results["audited"]
     print_table(

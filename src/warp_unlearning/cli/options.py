@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import update_wrapper
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from .run_progress import Style
 
-if TYPE_CHECKING:
-    from ..workflows.source import Builder
+_SUBJECT = "The model and its data"
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="A YAML file of settings.", show_default=False)]
 Overrides = Annotated[
@@ -33,15 +36,111 @@ Processes = Annotated[
 Plan = Annotated[bool, typer.Option("--plan", help="Only say what would be done.")]
 ProgressStyle = Annotated[Style, typer.Option(help="auto, bars, lines, json (one object a line) or none.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; all available cores by default.")]
+ForgetFile = Annotated[
+    Path | None,
+    typer.Option("--forget", metavar="FILE", help="Rows to forget: .csv, .txt or .npy of row numbers, ids, names or a mask."),
+]
+ForgetClass = Annotated[str | None, typer.Option(help="Every training row of this class, by name or number.")]
+Column = Annotated[str | None, typer.Option(help="The column of a csv file that names the rows.")]
+By = Annotated[str | None, typer.Option(metavar="row|id", help="Whether numbers are row numbers or ids.")]
+AsGiven = Annotated[
+    bool, typer.Option("--as-given", help="Read rows as said, also where another reading fits the model better.")
+]
+Accuracy = Annotated[float | None, typer.Option(help="The test accuracy that the model is known to have.")]
+Drawn = Annotated[
+    bool, typer.Option("--drawn", help="The rows were drawn at random within their classes: your word, and recorded.")
+]
 
 
-def prepare(threads: int | None, model: str | None) -> Builder | None:
-    """Set the CPU threads, and load the user's own network where one is named."""
-    from ..models.user_model import load_builder
+def _shared(*names: str, text: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=_SUBJECT, show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What every command that reads data may be told of the model and its data. A run remembers all of it."""
+
+    model: Annotated[
+        str | None,
+        _shared("--model", metavar="NAME|FILE.py:build|hf:FOLDER", text="The network: ours by name, or your own."),
+    ] = None
+    data: Annotated[
+        str | None, _shared("--data", metavar="PATH|digits", text="An .npz, a .npy pair, a .csv or a folder of images.")
+    ] = None
+    kind: Annotated[
+        str | None, _shared("--kind", text="npz, npy, csv, folder, cifar10 or fashion_mnist, where the path leaves doubt.")
+    ] = None
+    test: Annotated[Path | None, _shared("--test", text="Test rows: the same kind of data at another path.")] = None
+    holdout: Annotated[
+        float | None, _shared("--holdout", text="Share of the rows that the model never saw, drawn per class from the seed.")
+    ] = None
+    ids: Annotated[str | None, _shared("--ids", text="The array or csv column that names the rows.")] = None
+    classes: Annotated[str | None, _shared("--classes", text="Names of the classes in order, with commas between.")] = None
+    scale: Annotated[float | None, _shared("--scale", text="What raw values are divided by, such as 255.")] = None
+    mean: Annotated[str | None, _shared("--mean", text="Subtracted from scaled values: one number, or one a channel.")] = None
+    std: Annotated[str | None, _shared("--std", text="What the rest is divided by: one number, or one a channel.")] = None
+    preprocess: Annotated[
+        str | None, _shared("--preprocess", metavar="FILE.py:fn", text="Your own function from raw rows to inputs.")
+    ] = None
+    dtype: Annotated[str | None, _shared("--dtype", text="float32 or float64 to compute in; half precision needs it.")] = None
+    seed: Annotated[int | None, _shared("--seed", text="Decides every random draw but the defence's.")] = None
+    device: Annotated[str | None, _shared("--device", text="auto, cpu, cuda, cuda:1, ...")] = None
+    threads: Annotated[int | None, _shared("--threads", text="CPU threads; all available cores by default.")] = None
+    config: Annotated[Path | None, _shared("--config", "-c", text="A YAML file of settings; `warp config` lists them.")] = None
+    override: Annotated[
+        list[str] | None, _shared("--override", "-o", metavar="KEY=VALUE", text="One setting, as in training.lr=0.1.")
+    ] = None
+
+    @property
+    def own_network(self) -> bool:
+        """Whether `model` names a file or folder of the user's."""
+        return self.model is not None and (":" in self.model or self.model.endswith(".py"))
+
+    def settings(self, **flags: object) -> list[str]:
+        """The overrides of a configuration that the options stand for, `flags` (see `assign`) after them."""
+        kind, path = (self.data, None) if self.data == "digits" else (self.kind, self.data)
+        return assign(
+            self.override,
+            model__name="custom" if self.own_network else self.model,
+            data__name=kind,
+            data__path=path,
+            data__test=self.test,
+            data__holdout=self.holdout,
+            data__ids=self.ids,
+            data__classes=None if self.classes is None else [name.strip() for name in self.classes.split(",")],
+            data__scale=self.scale,
+            data__mean=_numbers(self.mean),
+            data__std=_numbers(self.std),
+            data__preprocess=self.preprocess,
+            dtype=self.dtype,
+            seed=self.seed,
+            device=self.device,
+            threads=self.threads,
+            **flags,
+        )
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `Options`, which it receives as its argument `options`."""
+    hints = get_type_hints(Options, include_extras=True)
+    own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "options"]
+    shared = [Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]) for f in fields(Options)]
+
+    def run(**given: Any) -> None:
+        command(**{p.name: given[p.name] for p in own}, options=Options(**{name: given[name] for name in hints}))
+
+    update_wrapper(run, command)
+    del run.__wrapped__  # type: ignore[attr-defined]
+    run.__signature__ = Signature([*(p.replace(kind=Parameter.KEYWORD_ONLY) for p in own), *shared])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
+    return run
+
+
+def prepare(threads: int | None) -> None:
+    """Set the CPU threads."""
     from ..runs.cores import available_cores, use_threads
 
     use_threads(threads or available_cores())
-    return load_builder(model) if model else None
 
 
 def assign(overrides: list[str] | None, **flags: object) -> list[str]:
@@ -56,6 +155,20 @@ def assign(overrides: list[str] | None, **flags: object) -> list[str]:
 
 def _quoted(value: object) -> str:
     """Numbers as they are; names and paths in quotes, since a folder may be called 2024, null or #1."""
-    if isinstance(value, int | float):
-        return str(value)
+    if isinstance(value, bool | int | float):
+        return str(value).lower() if isinstance(value, bool) else repr(value)
     return json.dumps(value if isinstance(value, list) else str(value), ensure_ascii=False)
+
+
+def _numbers(text: str | None) -> list[float] | None:
+    """The numbers in a text with commas between them.
+
+    >>> _numbers("0.5, 0.25")
+    [0.5, 0.25]
+    """
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no list of numbers; write them with commas, as 0.485,0.456,0.406") from error

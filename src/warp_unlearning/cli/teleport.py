@@ -1,18 +1,31 @@
-"""`warp teleport`."""
+"""`warp teleport`: move a model along symmetries, and certify that its function was kept."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import ConfigFile, Json, Threads, UserModel, assign, prepare
+from .options import By, Column, ForgetClass, ForgetFile, Json, Options, prepare, takes_options
+from .show import finish, print_json
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..data.table import Index
+    from ..defense.certificate import Certificate
+    from ..symmetry.symmetry import Symmetry
+    from .subject import Subject
+
+# Of the largest logit: what rounding does to a change of basis of a deep network, with room to spare.
+EXACT = {"float32": 1e-4, "float64": 1e-10}
 
 
+@takes_options
 def teleport(
-    source: Annotated[Path, typer.Argument(help="A run of `warp train` or `warp unlearn`, or a weight file.")],
+    source: Annotated[Path, typer.Argument(metavar="MODEL", help="A run of check, train or unlearn, or a weight file.")],
     symmetry: Annotated[
         list[str],
         typer.Option(
@@ -20,81 +33,221 @@ def teleport(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder for the result.")],
-    override: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--override",
-            "-o",
-            metavar="KEY=VALUE",
-            help="An option of the symmetry, as in spread=0.5, or a setting, as in model.name=resnet18.",
-        ),
-    ] = None,
-    forget: Annotated[
-        Path | None, typer.Option(help="An .npy file of positions whose gradients are to become small.")
-    ] = None,
-    forget_class: Annotated[int | None, typer.Option(help="The same for every example of this class.")] = None,
+    *,
+    forget: ForgetFile = None,
+    forget_class: ForgetClass = None,
+    column: Column = None,
+    by: By = None,
     tolerance: Annotated[float, typer.Option(help="Change of the retain loss that a null-space move may make.")] = 0.01,
     defense_seed: Annotated[
         int | None, typer.Option(min=0, help="For experiments only: whoever knows it can undo the move.")
     ] = None,
-    config: ConfigFile = None,
-    model: UserModel = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")] = None,
-    threads: Threads = None,
+    options: Options,
     as_json: Json = False,
 ) -> None:
     """Move a model's weights along symmetries that keep its function, and certify that they did.
 
-    Exit code 1: the function was not kept. Exact symmetries may change a logit by 1e-4 of the largest in float32 and by
-    1e-10 in float64, others the retain loss by --tolerance.
+    -o takes options of the symmetry too, as in -o spread=0.5. Exit code 1: the function was not kept. Exact symmetries
+    may change a logit by 1e-4 of the largest in float32 and by 1e-10 in float64, others the retain loss by --tolerance.
     """
-    from ..workflows.teleport import TeleportRequest, teleport_run
+    from ..errors import InputError
 
-    builder = prepare(threads, model)
-    settings = assign(override, forget__indices=forget, forget__label=forget_class, device=device)
-    request = TeleportRequest(source, out, tuple(symmetry), settings, config, tolerance, defense_seed)
-    outcome = teleport_run(request, builder=builder)
-    for note in outcome.notes:
-        typer.echo(f"note: {note}", err=True)
-    if as_json:
-        typer.echo(json.dumps(outcome.certificate, indent=2))
-    else:
-        _show(outcome.certificate, " then ".join(symmetry), out)
-    if not outcome.certificate["verdict"]["holds"]:
-        raise typer.Exit(1)
-
-
-def _show(certificate: dict[str, Any], name: str, out: Path) -> None:
-    verdict = certificate["verdict"]
-    moved = [layer for layer in certificate["layers"] if layer["moved"] or layer["moved_unreached"]]
-    typer.echo(
-        f"{name} moved {len(moved)} tensors by {certificate['relative_move']:.3g} of the length of the weights, "
-        f"in {certificate['seconds']:.1f} s"
+    if not tolerance >= 0:
+        raise InputError(f"the tolerance is {tolerance}; it must be at least 0")
+    prepare(options.threads)
+    results = teleport_run(
+        source,
+        out,
+        symmetry,
+        options=options,
+        tolerance=tolerance,
+        seed=defense_seed,
+        forget__rows=forget,
+        forget__label=forget_class,
+        forget__column=column,
+        forget__by=by,
     )
-    if certificate["moved_unreached"]:
-        typer.echo(f"  and by {certificate['moved_unreached']:.3g} where no input reaches, which hides nothing")
-    measured = "not finite" if verdict["measured"] is None else f"{verdict['measured']:.2g}"
-    answer = "holds" if verdict["holds"] else "does not hold"
-    typer.echo(f"  {verdict['what']}: {measured}; at most {verdict['bound']:.2g}: {answer}")
-    for what in ("retain", "held_out", "forget"):
-        drift = certificate[what]
-        if drift is not None:
-            typer.echo(f"  loss on {what.replace('_', ' '):<10}{drift['loss_before']:.4g} -> {drift['loss_after']:.4g}")
-    if certificate["energy_before"] is not None and certificate["energy_after"] is not None:
-        typer.echo(f"  forget gradient energy {certificate['energy_before']:.4g} -> {certificate['energy_after']:.4g}")
-    _show_stuck(certificate)
-    if certificate["experiment_only"]:
-        typer.echo("  experiment only: whoever knows the seed can undo this move")
-    typer.echo(f"written to {out}; the certificate is {out / 'certificate.json'}")
+    holds = results["verdict"]["holds"]
+    if as_json:
+        print_json(out / "results.json")
+        raise typer.Exit(0 if holds else 1)
+    finish(_lines(results, " then ".join(symmetry)), exit_code=0 if holds else 1, out=out)
 
 
-def _show_stuck(certificate: dict[str, Any]) -> None:
-    """What could not move, by the reason."""
-    pinned = [
-        (f"{p['tensor']} ({p['count']} channels)", reason) for p in certificate["pinned"] for reason in p["reasons"]
+def teleport_run(
+    source: Path,
+    out: Path,
+    symmetries: Sequence[str],
+    *,
+    options: Options | None = None,
+    tolerance: float = 0.01,
+    seed: int | None = None,
+    **flags: object,
+) -> dict[str, Any]:
+    """Teleport, or do nothing where the run is complete; returns the certificate with its verdict."""
+    from dataclasses import replace
+
+    from ..config import RESOLVED, as_plain
+    from ..data.files import to_json
+    from ..defense.teleporter import teleport as move_model
+    from ..models.weights import model_digest
+    from ..runs.directory import start_run
+    from ..symmetry.symmetry import settings_of
+    from .subject import PLACES, open_subject, save_subject
+
+    options = options or Options()
+    overrides, given = _split_settings(options.override or [])
+    symmetry = _choose_symmetry(symmetries, given)
+    subject = open_subject(source, replace(options, override=overrides), **flags)
+    retain, forget, notes = _choose_rows(subject)
+    found = subject.identity() | {
+        "symmetries": [{"name": type(part).__name__, "options": settings_of(part)} for part in _parts(symmetry)],
+        "tolerance": tolerance,
+        "defense_seed": seed,
+        "forget": [subject.parts.digests[row] for row in forget.tolist()],
+    }
+    config = as_plain(subject.config) | {RESOLVED: to_json(found)}
+    if out.exists():
+        run = start_run(out, kind="teleport", config=config, places=PLACES)
+        if run.complete:
+            return run.read_json("results.json")
+    moved, certificate = move_model(
+        subject.model.to(subject.device),
+        symmetry,
+        retain=subject.examples(retain),
+        forget=subject.examples(forget) if len(forget) else None,
+        seed=seed,
+    )
+    # A network that cannot be moved leaves no folder, so that the next try may use its name.
+    run = start_run(out, kind="teleport", config=config, places=PLACES)
+    save_subject(run, subject, moved, parts=subject.parts)
+    before, after = model_digest(subject.model), model_digest(moved)
+    if before == after:
+        notes = (*notes, "nothing moved: the result is bit-identical")
+    results = {
+        **certificate.as_json(),
+        "kind": "teleport",
+        "verdict": _judged(certificate, symmetry, moved, tolerance),
+        "experiment_only": seed is not None,
+        "from_model": before,
+        "to_model": after,
+        "notes": [*notes, *certificate.notes],
+    }
+    run.write_json("results.json", to_json(results))
+    run.finish()
+    return run.read_json("results.json")
+
+
+def _choose_rows(subject: Subject) -> tuple[Index, Index, tuple[str, ...]]:
+    """Rows to keep and to forget, and notes: what is asked for, else what earlier requests forgot, else nothing;
+    everything else that the model knows is to be kept.
+    """
+    import numpy as np
+
+    from ..errors import DataError
+    from .subject import requested_rows
+
+    ask, notes = subject.config.forget, ()
+    if ask.rows is None and ask.label is None and ask.fraction is None:
+        forget = subject.forgotten
+        if len(forget):
+            notes = (f"the rows to forget are the {len(forget)} that this model was asked to forget",)
+    else:
+        forget, _ = requested_rows(subject)
+    retain = np.setdiff1d(subject.known, forget)
+    if not len(retain):
+        raise DataError("every row is to be forgotten; leave some to keep")
+    return retain, forget, notes
+
+
+def _judged(certificate: Certificate, symmetry: Symmetry, model: nn.Module, tolerance: float) -> dict[str, Any]:
+    """Whether the function was kept: exact symmetries by logits, up to rounding; others by the retain loss."""
+    from ..symmetry.null_space import NullSpace
+
+    drifts = [drift for drift in (certificate.retain, certificate.held_out) if drift is not None]
+    if any(isinstance(part, NullSpace) for part in _parts(symmetry)):
+        what, bound = "change of the mean loss of retained examples", tolerance
+        measured = max(abs(drift.loss_change) for drift in drifts)
+    else:
+        double = {str(p.dtype) for p in model.parameters() if p.is_floating_point()} == {"torch.float64"}
+        what, bound = "largest logit change, relative to the largest logit", EXACT["float64" if double else "float32"]
+        measured = max(drift.relative for drift in drifts)
+    return {"holds": measured <= bound, "what": what, "measured": measured, "bound": bound}
+
+
+def _split_settings(settings: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """The settings that belong to the configuration, as they are, and the others as options of symmetries."""
+    from ..config import Config, parse_override
+
+    overrides: list[str] = []
+    options: dict[str, Any] = {}
+    for setting in settings:
+        for key, value in parse_override(setting).items():
+            if key in Config.model_fields:
+                overrides.append(setting)
+            elif isinstance(value, dict) and isinstance(options.get(key), dict):
+                options[key] |= value
+            else:
+                options[key] = value
+    return overrides, options
+
+
+def _choose_symmetry(names: Sequence[str], options: Mapping[str, Any]) -> Symmetry:
+    """The named symmetries, one after another. An option goes to each that has it; {symmetry: {option: value}} to one,
+    before all others.
+    """
+    from ..errors import InputError, nearest
+    from ..symmetry.compose import Compose
+    from ..symmetry.registry import make_symmetry, symmetry_names, symmetry_options
+
+    known = {name: {option.name for option in symmetry_options(name)} for name in names}
+    given: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for key in sorted(options, key=symmetry_names().__contains__):
+        value = options[key]
+        if key in given and isinstance(value, Mapping):
+            given[key] |= value
+            continue
+        owners = [name for name in names if key in known[name]]
+        if not owners:
+            every = {option for theirs in known.values() for option in theirs}
+            raise InputError(f"{' and '.join(names)}: there is no option {key!r}; {nearest(key, every)}")
+        for name in owners:
+            given[name][key] = value
+    symmetries = [make_symmetry(name, **given[name]) for name in names]
+    return symmetries[0] if len(symmetries) == 1 else Compose(*symmetries)
+
+
+def _parts(symmetry: Symmetry) -> Sequence[Symmetry]:
+    from ..symmetry.compose import Compose
+
+    return symmetry.symmetries if isinstance(symmetry, Compose) else (symmetry,)
+
+
+def _lines(results: Mapping[str, Any], name: str) -> list[str]:
+    """What was moved, what that changed, what could not move, and the verdict."""
+    moved = [layer for layer in results["layers"] if layer["moved"] or layer["moved_unreached"]]
+    lines = [
+        f"{name} moved {len(moved)} tensors by {results['relative_move']:.3g} of the length of the weights, in "
+        f"{results['seconds']:.1f} s"
     ]
-    for what, pairs in (("pinned by", pinned), ("left,", list(certificate["left"].items()))):
+    if results["moved_unreached"]:
+        lines.append(f"  and by {results['moved_unreached']:.3g} where no input reaches, which hides nothing")
+    for what in ("retain", "held_out", "forget"):
+        if results[what] is not None:
+            before, after = results[what]["loss_before"], results[what]["loss_after"]
+            lines.append(f"  loss on {what.replace('_', ' '):<10}{before:.4g} -> {after:.4g}")
+    if results["energy_before"] is not None and results["energy_after"] is not None:
+        lines.append(f"  forget gradient energy {results['energy_before']:.4g} -> {results['energy_after']:.4g}")
+    pinned = [(f"{p['tensor']} ({p['count']} channels)", reason) for p in results["pinned"] for reason in p["reasons"]]
+    for what, pairs in (("pinned by", pinned), ("left,", list(results["left"].items()))):
         for reason in dict.fromkeys(reason for _, reason in pairs):
             names = list(dict.fromkeys(name for name, why in pairs if why == reason))
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            typer.echo(f"  {what} {reason}: {', '.join(names[:3])}{more}")
+            lines.append(f"  {what} {reason}: {', '.join(names[:3])}{more}")
+    lines += [f"note: {note}" for note in results["notes"]]
+    if results["experiment_only"]:
+        lines.append("experiment only: whoever knows the seed can undo this move")
+    verdict = results["verdict"]
+    measured = "not finite" if verdict["measured"] is None else f"{verdict['measured']:.2g}"
+    answer = "holds" if verdict["holds"] else "does not hold"
+    return [*lines, f"{answer}: {verdict['what']} {measured}, at most {verdict['bound']:.2g} allowed"]

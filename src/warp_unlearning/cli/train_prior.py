@@ -36,9 +36,9 @@ def train_prior(
     """Train a generator of images for attacks that reconstruct, on images that are not attacked."""
     from ..models.prior_weights import PRIOR
     from ..workflows.train_prior import PriorRequest, train_prior_run
-    from .progress import Progress
+    from .show import Progress
 
-    prepare(threads, None)
+    prepare(threads)
     settings = assign(
         override,
         data__name=data,

@@ -110,7 +110,7 @@ def show(results: dict[str, Any], out: Path) -> None:
     """The table of chosen trials, and what has to be said with it."""
     from ..studies.tuning_tables import COLUMNS, table_rows
     from ..workflows.tune import RECIPES, TABLE
-    from .table import print_table
+    from .show import print_table
 
     print_table("chosen trials", COLUMNS, table_rows(results))
     for note in results["notes"]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -91,16 +91,18 @@ class RunDirectory:
         self.write_json(MANIFEST, manifest | {"files": manifest["files"] | {name: new}})
 
 
-def start_run(path: Path, *, kind: str, config: Mapping[str, Any]) -> RunDirectory:
+def start_run(path: Path, *, kind: str, config: Mapping[str, Any], places: Collection[str] = ()) -> RunDirectory:
     """The directory for a run with this configuration: new, stopped before, or already complete.
 
     A folder that holds anything else, or a run with another configuration, is an error that says what differs, unless
-    that run diverged. Files that a killed process was writing are removed.
+    that run diverged; keys in `places` may differ. Files that a killed process was writing are removed.
     """
     run = RunDirectory(path, kind)
     text = dump_yaml(dict(config))
+    if path.is_symlink():
+        raise InputError(f"{path} is a link; give the folder itself as --out")
     if (path / CONFIG).is_file():
-        different = _differences(run.config(), load_yaml(text))
+        different = [d for d in _differences(run.config(), load_yaml(text)) if d.partition(": ")[0] not in places]
         if different and (path / DIVERGED).is_file() and not run.complete:
             # A run that diverged is there to be tried again with other settings.
             (path / DIVERGED).unlink()
@@ -114,7 +116,8 @@ def start_run(path: Path, *, kind: str, config: Mapping[str, Any]) -> RunDirecto
         return run
     if path.exists() and (not path.is_dir() or not all(_UNFINISHED.fullmatch(p.name) for p in path.iterdir())):
         raise InputError(f"{path} exists and is not a run of ours; choose another --out")
-    path.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
     _sweep(path)
     write_atomically(path / CONFIG, text.encode())
     return run
@@ -125,7 +128,7 @@ def open_run(path: Path) -> RunDirectory:
     run = RunDirectory(path, "")
     if not path.is_dir():
         raise InputError(
-            f"there is no run directory {path}; give the --out of a finished `warp train` or `warp unlearn`"
+            f"there is no run directory {path}; give the --out of a finished command"
         )
     if not run.complete:
         raise InputError(f"{path} has no {MANIFEST}: the run was stopped or is not ours; start it again to finish it")
@@ -140,6 +143,8 @@ def open_run(path: Path) -> RunDirectory:
         raise DataError(f"{path / MANIFEST} lists no files; the run is damaged: make it again")
     for name, about in files.items():
         file = path / name
+        if file.is_symlink() or not file.resolve().is_relative_to(path.resolve()):
+            raise DataError(f"{file} leads out of the run; the run is damaged or not yours: make it again")
         # A file that was being replaced when its process was killed is the one before.
         known = (about.get("sha256"), about.get("before"))
         if not file.is_file() or sha256(file.read_bytes()).hexdigest() not in known:

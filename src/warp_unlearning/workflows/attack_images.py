@@ -15,9 +15,9 @@ from ..data.image_digests import image_digests
 from ..data.pixels import Pixels, pixels_of
 from ..data.splits import IndexArray
 from ..data.stratified import draw, draw_per_class
+from ..cli.subject import Subject
 from ..errors import DataError, InputError
 from ..randomness import Streams
-from .source import Source
 
 # More decoys of a class cost memory and narrow no interval.
 _DECOYS = 100
@@ -47,7 +47,7 @@ class AttackImages:
 
 
 def gather_images(
-    original: Source,
+    original: Subject,
     forgotten: Sequence[IndexArray],
     kept: Sequence[IndexArray | None],
     *,
@@ -100,9 +100,8 @@ def unit_images(pixels: Pixels, inputs: Tensor) -> Tensor:
     return images.clamp(0, 1)
 
 
-def _pool(original: Source, targets: IndexArray, kept: Sequence[IndexArray | None]) -> IndexArray:
-    everything = np.arange(len(original.data.train), dtype=np.int64)
-    known = np.setdiff1d(everything, original.validation) if original.known is None else original.known
+def _pool(original: Subject, targets: IndexArray, kept: Sequence[IndexArray | None]) -> IndexArray:
+    known = original.known
     for after in kept:
         known = known if after is None else np.intersect1d(known, after)
     return np.setdiff1d(known, targets)

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data.split_folder import load_split
+from ..cli.subject import Subject, check_one_data_set
 from ..data.splits import IndexArray
+from ..data.table import FORGET, find, read_request
 from ..errors import DataError, InputError
 from ..models.digest import model_digest
-from .evaluate import check_one_data_set
 from .known_unlearning import KnownUnlearning, known_unlearning
-from .source import Source, read_indices
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +22,7 @@ class Attacked:
     """A model after a request, and what that forgot."""
 
     path: Path
-    source: Source
+    source: Subject
     forget: IndexArray
     known: KnownUnlearning
 
@@ -47,7 +46,7 @@ class Column:
 
 
 def load_attacked(
-    original: Source, after: Sequence[Path], *, forget: Path | None, most: int, load: Callable[[Path], Source]
+    original: Subject, after: Sequence[Path], *, forget: Path | None, most: int, load: Callable[[Path], Subject]
 ) -> list[Attacked]:
     """The models at `after`, which all start from the original and forgot equally many examples, at most `most`:
     those that each run says, or those in the file `forget`.
@@ -61,7 +60,7 @@ def load_attacked(
         if model_digest(source.model) == digest:
             raise InputError(f"{path} is identical to the model before: there is no difference to attack")
     found = [
-        Attacked(path, source, _forgotten(path, forget, original), known_unlearning(path, source, original=digest))
+        Attacked(path, source, _forgotten(path, source, forget, original), known_unlearning(path, source, original=digest))
         for path, source in sources.items()
     ]
     sizes = sorted({len(a.forget) for a in found})
@@ -104,20 +103,18 @@ def _way(one: Attacked) -> tuple[str, str]:
     return f"{known.method}{defense}", f"{dict(known.settings)} {last.defense} {known.schedule}"
 
 
-def _forgotten(path: Path, file: Path | None, original: Source) -> IndexArray:
-    count = len(original.data.train)
-    split = path / "split"
-    told = load_split(split, train_count=count, test_count=len(original.data.test)).forget if split.is_dir() else None
-    given = None if file is None else read_indices(file, count=count, what="forget")
+def _forgotten(path: Path, source: Subject, file: Path | None, original: Subject) -> IndexArray:
+    told = source.parts.rows(FORGET) if source.record.deletions else None
+    given = None if file is None else find(read_request(file), original.table)
     if told is not None:
-        if given is not None and not np.array_equal(np.sort(given), np.sort(told)):
-            raise InputError(f"{file} names other examples than those that {path} forgot; leave --forget out")
+        if given is not None and not np.array_equal(given, told):
+            raise InputError(f"{file} names other rows than those that {path} forgot; leave --forget out")
         forget = told
     elif given is not None:
         forget = given
     else:
-        raise InputError(f"nothing says which examples {path} forgot; give --forget FILE.npy of their positions")
-    unknown = np.empty(0) if original.known is None else np.setdiff1d(forget, original.known)
+        raise InputError(f"nothing says which rows {path} forgot; give --forget FILE")
+    unknown = np.setdiff1d(forget, original.known)
     if len(unknown):
         raise DataError(
             f"the original model never learned from {len(unknown)} of the {len(forget)} forgotten examples (first: "

@@ -10,22 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..attacks.membership.pair_audit import audit_pair
 from ..attacks.membership.pair_report import PairAudit
+from ..cli.options import Options
+from ..cli.subject import PLACES, Subject, check_one_data_set, check_reference, open_subject
 from ..config.resolve import RESOLVED, as_plain
 from ..data.digest import array_digest
-from ..data.split_folder import load_split
 from ..data.splits import IndexArray
+from ..data.table import FORGET, find, read_request
 from ..errors import DataError, InputError
 from ..models.digest import model_digest
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..stats.reading import MARGIN
 from ..unlearning.record import DeletionRecord, now
 from .audit_results import AUDIT, SCORES, read_audit, write_scores
-from .evaluate import check_one_data_set, check_reference
-from .source import Builder, Source, choose_device, load_source, read_indices
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,7 @@ class PairRequest:
     margin: float = MARGIN
     seed: int = 0
     record: bool = True
-    config_file: Path | None = None
-    overrides: Sequence[str] = ()
+    options: Options = Options()
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,16 +58,15 @@ class PairOutcome:
     unrecorded: str = ""
 
 
-def audit_pair_run(request: PairRequest, *, builder: Builder | None = None) -> PairOutcome:
+def audit_pair_run(request: PairRequest) -> PairOutcome:
     """Audit the pair, or do nothing where the run at `out` is complete."""
     paths = {"original": request.before, "unlearned": request.after}
     paths |= {f"retrained {i + 1}": path for i, path in enumerate(request.retrained)}
-    sources = {
-        name: load_source(path, config_file=request.config_file, overrides=request.overrides, builder=builder)
-        for name, path in paths.items()
-    }
+    runs = {name: open_subject(path, request.options) for name, path in paths.items() if path.is_dir()}
+    beside = next(iter(runs.values()), None)
+    sources = {n: runs.get(n) or open_subject(p, request.options, beside=beside) for n, p in paths.items()}
     check_one_data_set(sources)
-    forget = _forget(request, sources["original"])
+    forget = _forget(request, sources["original"], sources["unlearned"])
     for i, path in enumerate(request.retrained):
         check_reference(sources[f"retrained {i + 1}"], forget, path)
     run = _run(request, sources, forget)
@@ -103,28 +100,25 @@ def verdict_of(audit: dict[str, Any]) -> dict[str, Any]:
     return {name: audit[name] for name in kept} | {"attacks": len(audit["rows"]), "audit_digest": digest}
 
 
-def _forget(request: PairRequest, original: Source) -> IndexArray:
-    count = len(original.data.train)
+def _forget(request: PairRequest, original: Subject, unlearned: Subject) -> IndexArray:
     if request.forget is not None:
-        forget = read_indices(request.forget, count=count, what="forget")
-    elif (request.after / "split").is_dir():
-        split = load_split(request.after / "split", train_count=count, test_count=len(original.data.test))
-        forget = split.forget
+        forget = find(read_request(request.forget), original.table)
+    elif unlearned.record.deletions:
+        forget = unlearned.parts.rows(FORGET)
     else:
         raise InputError(
-            f"nothing says which examples {request.after} forgot; give --forget FILE.npy of their positions"
+            f"nothing says which examples {request.after} forgot; give --forget FILE"
         )
-    if original.known is not None:
-        unknown = np.setdiff1d(forget, original.known)
-        if len(unknown):
-            raise DataError(
-                f"the original model never learned from {len(unknown)} of the {len(forget)} examples to forget (first: "
-                f"{unknown[0]}); give the model from before the request, or leave them out"
-            )
+    unknown = np.setdiff1d(forget, original.known)
+    if len(unknown):
+        raise DataError(
+            f"the original model never learned from {len(unknown)} of the {len(forget)} examples to forget (first: "
+            f"{unknown[0]}); give the model from before the request, or leave them out"
+        )
     return forget
 
 
-def _run(request: PairRequest, sources: dict[str, Source], forget: IndexArray) -> RunDirectory | None:
+def _run(request: PairRequest, sources: dict[str, Subject], forget: IndexArray) -> RunDirectory | None:
     if request.out is None:
         return None
     found = {
@@ -136,10 +130,11 @@ def _run(request: PairRequest, sources: dict[str, Source], forget: IndexArray) -
         "margin": request.margin,
         "seed": request.seed,
     }
-    return start_run(request.out, kind="audit pair", config=as_plain(sources["original"].config) | {RESOLVED: found})
+    config = as_plain(sources["original"].config) | {RESOLVED: found}
+    return start_run(request.out, kind="audit pair", config=config, places=PLACES)
 
 
-def _steps(request: PairRequest, unlearned: Source) -> Sequence[str] | None:
+def _steps(request: PairRequest, unlearned: Subject) -> Sequence[str] | None:
     """What was asked for; else "naive" alone where the record says that there was no defence, and all otherwise."""
     if request.steps is not None:
         return request.steps
@@ -147,23 +142,20 @@ def _steps(request: PairRequest, unlearned: Source) -> Sequence[str] | None:
     return ("naive",) if done and all(deletion.defense is None for deletion in done) else None
 
 
-def _audit(request: PairRequest, sources: dict[str, Source], forget: IndexArray) -> PairAudit:
-    original = sources["original"]
-    device = choose_device(original.config.device)
-    everything = np.arange(len(original.data.train)) if original.known is None else original.known
-    retain = np.setdiff1d(np.setdiff1d(everything, forget), original.validation)
-    after = sources["unlearned"].known
-    if after is not None:
-        # Other requests may lie between the two models.
-        retain = np.intersect1d(retain, after)
-    forgotten, retained = (original.data.train.select(torch.from_numpy(i)).to(device) for i in (forget, retain))
+def _audit(request: PairRequest, sources: dict[str, Subject], forget: IndexArray) -> PairAudit:
+    original, device = sources["original"], sources["original"].device
+    # Other requests may lie between the two models.
+    retain = np.intersect1d(np.setdiff1d(original.known, forget), sources["unlearned"].known)
+    forgotten, retained, test = original.examples(forget), original.examples(retain), sources["unlearned"].test()
+    if test is None:
+        raise InputError("an audit needs rows that no model saw; give --test or --holdout")
     models = {name: source.model.to(device).eval() for name, source in sources.items()}
     return audit_pair(
         models["original"],
         models["unlearned"],
         forget=forgotten,
         retain=retained if len(retain) else None,
-        test=original.data.test.to(device),
+        test=test,
         retrained=[model for name, model in models.items() if name.startswith("retrained")],
         steps=_steps(request, sources["unlearned"]),
         background=request.background,
@@ -173,7 +165,7 @@ def _audit(request: PairRequest, sources: dict[str, Source], forget: IndexArray)
     )
 
 
-def _grow_record(path: Path, unlearned: Source, audit: dict[str, Any]) -> str:
+def _grow_record(path: Path, unlearned: Subject, audit: dict[str, Any]) -> str:
     """Add the verdict to the record of the run at `path`, once; or say why it does not belong there."""
     record, verdict, digests = unlearned.record, verdict_of(audit), audit["digests"]
     if not path.is_dir() or not record.deletions:

@@ -15,10 +15,12 @@ from ..config.shadow import ShadowConfig
 from ..data.dataset import ImageData
 from ..data.load import load_data
 from ..defense.registry import make_defense
+from ..cli.unlearn import SMALL
 from ..errors import InputError
 from ..methods.recipes import SMALL_DATA
 from ..methods.registry import make_method
 from ..models.device import choose_device
+from ..models.own import file_digest
 from ..models.example_checks import check_examples
 from ..randomness import Streams
 from ..runs.directory import RunDirectory
@@ -35,10 +37,8 @@ from ..studies.shadow_work import ShadowWork, new_network
 from ..unlearning.record import now, versions
 from .audit_secret import AuditSecret, audit_secret
 from .job_request import JobRequest
-from .network_file import network_file_digest
 from .run_account import jobs_account, machine_account
 from .shared_run import run_lock, start_shared_run
-from .unlearn import SMALL
 
 RESULTS = "results.json"
 # Results that are corrupt when they are read are made again so often.
@@ -67,7 +67,7 @@ def prepare_shadows(request: ShadowRequest) -> Prepared:
     """Read the data, check the settings, open the run and plan the jobs; nothing is trained."""
     data = load_data(**request.config.data.model_dump())
     settings = shadow_settings(request.config, data, request.network_file)
-    network_digest = network_file_digest(request.network_file)
+    network_digest = None if request.network_file is None else file_digest(request.network_file)
     check_examples(new_network(settings, data, Streams(0, "check")), {"points": data.train, "test": data.test})
     found = {"data": data.digest, "network_file": network_digest, "versions": versions()}
     run = start_shared_run(request.out, kind="audit shadow", config=as_plain(request.config) | {RESOLVED: found})

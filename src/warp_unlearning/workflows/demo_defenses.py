@@ -11,11 +11,11 @@ from torch import nn
 
 from ..data.examples import TensorExamples
 from ..defense.certificate import lengths, measured, reached_weights
+from ..cli.subject import load_run
+from ..cli.unlearn import forget_energy
 from ..runs.directory import open_run
 from ..symmetry.move import ChannelMove
 from ..training.scoring import accuracy
-from .defense import forget_energy
-from .source import load_source
 
 SHOWN = ("warp", "fastwarp", "conjugate")
 ALONE = "none"
@@ -61,7 +61,7 @@ def defended_rows(
 
     def row(method: str, defense: str) -> DefendedRow:
         name = defended_name(method, defense)
-        model = load_source(folder / name).model
+        model = load_run(folder / name).model
         far = lengths(measured(model, start, start, reached).values())
         return DefendedRow(
             energy=forget_energy(model, sets["forget"]),
@@ -76,5 +76,5 @@ def defended_rows(
 
 
 def _drift(run: Path) -> float | None:
-    drift = open_run(run).read_json("summary.json")["defense"]["largest_retain_drift"]
+    drift = open_run(run).read_json("results.json")["defense"]["largest_retain_drift"]
     return None if drift is None else float(drift)

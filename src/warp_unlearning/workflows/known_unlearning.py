@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..attacks.reconstruction.threat import Schedule
+from ..cli.subject import Subject
 from ..data.sampling import batch_shape
 from ..errors import InputError
 from ..methods.langevin import Langevin
 from ..runs.directory import RunDirectory
 from ..training.schedule import cosine
 from ..unlearning.record import Deletion
-from .source import Source
 
 # Methods whose steps go up the loss of the forgotten examples under their own labels, whatever else they do.
 _RAISING = ("ngp", "srf_on", "pgu", "langevin")
@@ -39,7 +39,7 @@ class KnownUnlearning:
     notes: tuple[str, ...] = ()
 
 
-def known_unlearning(path: Path, source: Source, *, original: str) -> KnownUnlearning:
+def known_unlearning(path: Path, source: Subject, *, original: str) -> KnownUnlearning:
     """What the run at `path` tells, whose unlearning must start from the model with the digest `original`; nothing for
     a weight file.
     """

@@ -18,6 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..cli.options import Options
+from ..cli.subject import open_subject
+from ..cli.train import keep_diverged
 from ..config.prior import PriorConfig
 from ..config.resolve import RESOLVED, as_plain, resolve_as
 from ..data.atomic import write_atomically
@@ -27,9 +30,9 @@ from ..data.examples import TensorExamples
 from ..data.image_digests import image_digests
 from ..data.load import load_data
 from ..data.pixels import pixels_of
-from ..data.split_folder import load_split
 from ..data.splits import IndexArray
 from ..data.stratified import draw_per_class
+from ..data.table import find, read_request
 from ..errors import DataError, DivergedError, InputError
 from ..models.conv_generator import ConvGenerator
 from ..models.device import choose_device
@@ -39,8 +42,6 @@ from ..models.weights import read_weights, save_weights
 from ..randomness import Streams
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..training.prior import PriorRecipe, PriorTraining
-from .source import read_indices
-from .train import Watch, keep_diverged
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -125,9 +126,9 @@ def _images(data: ImageData) -> TensorExamples:
 def _excluded(config: PriorConfig, images: TensorExamples, data_digest: str) -> IndexArray:
     """Sorted positions not to learn from, exact copies of any of them included."""
     count = len(images)
-    found = [read_indices(path, count=count, what="exclude") for path in config.exclude]
+    found = [check_indices(read_request(path), count=count, what="exclude") for path in config.exclude]
     if config.for_run is not None:
-        found.append(_forgotten(config.for_run, count, data_digest))
+        found.append(_forgotten(config.for_run, data_digest))
     named: IndexArray = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found]))
     if len(named) == 0:
         return named
@@ -135,16 +136,15 @@ def _excluded(config: PriorConfig, images: TensorExamples, data_digest: str) -> 
     return np.flatnonzero(np.isin(digests, digests[named])).astype(np.int64)
 
 
-def _forgotten(path: Path, count: int, data_digest: str) -> IndexArray:
+def _forgotten(path: Path, data_digest: str) -> IndexArray:
     """Everything that the model of an unlearning neither knows nor was held out from, earlier requests included."""
-    about = read_weights(path / "model.safetensors").header
-    if about.get("data_digest") != data_digest:
+    run = open_subject(path, Options())
+    if run.data.digest != data_digest:
         raise DataError(
-            f"{path} is about other data ({about.get('data')}, digest {str(about.get('data_digest'))[:12]}) than are "
-            f"learned from (digest {data_digest[:12]}), so its positions say nothing here; leave out the data options"
+            f"{path} is about other data ({run.data.name}, digest {run.data.digest[:12]}) than are learned from (digest "
+            f"{data_digest[:12]}), so its rows say nothing here; leave out the data options"
         )
-    split = load_split(path / "split", train_count=count)
-    return np.setdiff1d(np.arange(count, dtype=np.int64), np.union1d(split.retain, split.validation))
+    return run.forgotten
 
 
 def _parts(config: PriorConfig, images: TensorExamples, excluded: IndexArray) -> tuple[IndexArray, IndexArray]:

@@ -19,6 +19,7 @@ from ..data.digest import array_digest
 from ..data.load import load_data
 from ..errors import InputError, WarpError
 from ..models.device import choose_device
+from ..models.own import file_digest
 from ..models.example_checks import check_examples
 from ..randomness import Streams
 from ..report.frontier_plots import frontier_plot
@@ -40,7 +41,6 @@ from ..studies.tuning_work import TuningWork
 from ..studies.workplace import Workplace
 from ..unlearning.record import now, versions
 from .job_request import JobRequest
-from .network_file import network_file_digest
 from .run_account import machine_account
 from .shared_run import run_lock, start_shared_run
 from .source import read_indices
@@ -93,7 +93,7 @@ def prepare_tuning(request: TuneRequest) -> PreparedTuning:
         seed=config.seed,
         audited=audited,
     )
-    network_digest = network_file_digest(request.network_file)
+    network_digest = None if request.network_file is None else file_digest(request.network_file)
     found = {
         "data": data.digest,
         "network_file": network_digest,

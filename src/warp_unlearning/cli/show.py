@@ -1,19 +1,62 @@
-"""Progress on the error stream: a bar on a terminal, one line an epoch elsewhere."""
+"""What commands print: tables of at most 100 columns, progress, and the last line."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
     from ..training.update import Update
 
+WIDTH = 100
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table to standard output; the first column is text, the others are numbers."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=WIDTH).print(table, markup=False)
+
+
+def print_json(data: Mapping[str, Any] | Path) -> None:
+    """Print plain data as JSON, or a results file byte for byte."""
+    typer.echo(data.read_text() if isinstance(data, Path) else json.dumps(data, indent=2), nl=not isinstance(data, Path))
+
+
+def finish(lines: Sequence[str], *, exit_code: int, out: Path | None) -> None:
+    """Print the last lines of a command and where its files are, and end with its exit code."""
+    for line in lines:
+        typer.echo(line)
+    if out is not None:
+        typer.echo(f"written to {out}")
+    if exit_code:
+        raise typer.Exit(exit_code)
+
+
+def points(share: float | None) -> str:
+    """A share as it is printed.
+
+    >>> points(0.8934), points(1.0), points(None)
+    ('.893', '1.000', '-')
+    """
+    return "-" if share is None else f"{share:.3f}".removeprefix("0")
+
 
 class Progress:
-    """Called after each update; use it as a context, so that the terminal is left in order."""
+    """Shows updates on the error stream: a bar on a terminal, one line an epoch elsewhere. Use it as a context."""
 
     def __init__(self, title: str) -> None:
         from rich.console import Console

@@ -1,0 +1,450 @@
+"""The one door to a model and its data: opened once by a command, checked, and remembered by the run that it leaves.
+
+A run holds `run.json`: the network (one of ours by name, or the user's FILE.py:build with its SHA-256), where the data
+are, how raw rows become inputs, and what the run came from; `rows.npz`: the part of every row, by content; and the
+weights. A remembered file is executed only where this user has named that very file on a command line before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..config import Config, as_plain, resolve
+from ..data.examples import Examples
+from ..data.preprocess import ImageData, Preprocess, image_data, table_examples
+from ..data.sampling import draw_per_class
+from ..data.sources import load_table
+from ..data.files import array_digest
+from ..data.table import FORGET, FORGOTTEN, RETAIN, TEST, VALIDATION, Index, Parts, Table, find, read_request
+from ..errors import DataError, InputError
+from ..models.modes import choose_device
+from ..models.networks import MODELS, build_model, suggest_options
+from ..models.own import as_network, file_digest, is_trusted, load_builder, load_function, trust
+from ..models.weights import Weights, load_weights, model_digest, read_weights, save_weights
+from ..randomness import Streams
+from ..runs.directory import RunDirectory, open_run
+from ..unlearning.record import DeletionRecord, versions
+from .options import Options
+
+WEIGHTS, ROWS, ABOUT = "model.safetensors", "rows.npz", "run.json"
+RUN_SCHEMA = 2
+# What may differ between two runs of one configuration: where things lie, not what they are.
+PLACES = ("data.name", "data.path", "data.test", "data.fetch", "forget.rows")
+Builder = Callable[..., nn.Module]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model, the table of its data, how rows become inputs, and the part that each row plays.
+
+    `network` is the FILE.py:build or hf:FOLDER of a user's own network, None for ours. `came_from` are the weights as
+    they were read; None for a network that is not trained yet.
+    """
+
+    path: Path | None
+    kind: str
+    model: nn.Module
+    came_from: Weights | None
+    table: Table
+    preprocess: Preprocess
+    parts: Parts
+    config: Config
+    record: DeletionRecord
+    network: str | None
+    builder: Builder | None
+
+    @cached_property
+    def data(self) -> ImageData:
+        """All rows as inputs in memory, for attacks that want them so."""
+        return image_data(self.table, self.preprocess)
+
+    @property
+    def known(self) -> Index:
+        """Rows that the model has learned from and not forgotten since."""
+        return self.parts.rows(RETAIN)
+
+    @property
+    def validation(self) -> Index:
+        """Rows that were set aside from training."""
+        return self.parts.rows(VALIDATION)
+
+    @property
+    def forgotten(self) -> Index:
+        """Training rows that requests so far asked to forget."""
+        gone = np.concatenate([self.parts.rows(FORGET), self.parts.rows(FORGOTTEN)])
+        return np.sort(gone[gone < self.table.train])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the configuration asks to compute."""
+        return choose_device(self.config.device)
+
+    def examples(self, rows: Index) -> Examples:
+        """These rows as the model takes them, on its device."""
+        dtype = next(self.model.parameters()).dtype
+        return table_examples(self.table, rows, self.preprocess, device=self.device, dtype=dtype)
+
+    def test(self) -> Examples | None:
+        """The rows that the model never saw; None without any."""
+        rows = self.parts.rows(TEST)
+        return self.examples(rows) if len(rows) else None
+
+    def identity(self) -> dict[str, Any]:
+        """What decides a result besides settings: a finished command is done again where any of it differs."""
+        return {
+            "model": model_digest(self.model),
+            "rows": array_digest(self.parts.digests, self.parts.labels, self.parts.part),
+            "preprocess": self.preprocess.describe(),
+            "network_file": None if self.network is None else file_digest(self.network),
+            "threads": torch.get_num_threads(),
+            "device": str(self.device),
+        }
+
+
+def open_subject(path: Path, options: Options, *, beside: Subject | None = None, **flags: object) -> Subject:
+    """The model at `path`, a run directory or a weight file, with everything needed to go on from it.
+
+    What `options` leave open a run remembers; a weight file takes it from the model `beside` it. `flags` are further
+    settings, as `Options.settings` takes them.
+    """
+    if not path.exists():
+        raise InputError(f"there is nothing at {path}; give the --out of a finished command, or a weight file")
+    if path.is_file() and path.name == WEIGHTS and (path.parent / ABOUT).is_file():
+        path = path.parent
+    if path.is_dir():
+        return _from_run(path, options, flags)
+    weights = read_weights(path)
+    base = {} if beside is None else as_plain(beside.config)
+    config = resolve(base=_kept(base), file=options.config, overrides=options.settings(**flags))
+    network = _named(options) or (beside.network if beside is not None and config.model.name == "custom" else None)
+    config = _described(config, weights, network)
+    table = beside.table if beside is not None and _same_data(config, beside.config) else open_table(config)
+    preprocess = beside.preprocess if beside is not None and table is beside.table else _preprocess(config, table)
+    builder = _builder(network)
+    model = make_model(config, table, preprocess, builder)
+    return Subject(
+        path=path,
+        kind="file",
+        model=_with_weights(model, weights, config, source=str(path)),
+        came_from=weights,
+        table=table,
+        preprocess=preprocess,
+        parts=beside.parts if beside is not None and table is beside.table else start_parts(config, table),
+        config=config,
+        record=DeletionRecord(),
+        network=network,
+        builder=builder,
+    )
+
+
+def new_subject(config: Config, options: Options) -> Subject:
+    """An untrained network with its data: what `warp train` starts from."""
+    network, table = _named(options), open_table(config)
+    builder, parts = _builder(network), start_parts(config, table)
+    preprocess = Preprocess.standard(table) if _reads_as_usual(config) else _preprocess(config, table)
+    model = make_model(config, table, preprocess, builder)
+    return Subject(None, "new", model, None, table, preprocess, parts, config, DeletionRecord(), network, builder)
+
+
+def save_subject(
+    run: RunDirectory, subject: Subject, model: nn.Module, *, parts: Parts, record: DeletionRecord | None = None
+) -> None:
+    """Write the model, the part of every row and `run.json` into a run."""
+    header = {"model": subject.config.model.name, "options": dict(subject.config.model.options)}
+    if record is not None and record.deletions:
+        header["deletions"] = len(record.deletions)
+    save_weights(run.path / WEIGHTS, model, header=header, like=subject.came_from)
+    parts.save(run.path / ROWS)
+    run.write_json(ABOUT, _about(subject, run.path))
+
+
+def load_run(path: str | Path, **options: Any) -> Subject:
+    """A finished run of `warp check`, `train`, `unlearn` or `teleport`: its model, table, parts and record.
+
+    `options` are those of the command line, such as data="moved/data.npz" or device="cpu".
+    """
+    return open_subject(Path(path), Options(**options))
+
+
+def open_table(config: Config) -> Table:
+    """The rows of the user's data, in the order of the file."""
+    about = config.data
+    return load_table(
+        about.name,
+        about.path,
+        test=about.test,
+        holdout=about.holdout,
+        ids=about.ids,
+        size=about.size,
+        classes=about.classes,
+        fetch=about.fetch,
+        seed=config.seed,
+    )
+
+
+def start_parts(config: Config, table: Table) -> Parts:
+    """Every row known, but unseen ones and those that the configuration sets aside, drawn per class from the seed."""
+    rows = table.learned
+    count, generator = round(config.validation * len(rows)), Streams(config.seed).generator("validation")
+    return Parts.start(table, validation=rows[draw_per_class(table.y[rows], count=count, generator=generator)])
+
+
+def requested_rows(subject: Subject) -> tuple[Index, dict[str, Any]]:
+    """The rows that the configuration asks to forget, without their copies, and how they were asked for."""
+    ask = subject.config.forget
+    given = [key for key in ("rows", "label", "fraction") if getattr(ask, key) is not None]
+    if len(given) != 1:
+        what = "nothing says what to forget" if not given else f"{' and '.join(given)} are both set"
+        raise InputError(
+            f"{what}; give one of --forget FILE (forget.rows), --forget-class NAME (forget.label) and "
+            "--forget-fraction SHARE (forget.fraction)"
+        )
+    labels, known = subject.table.y[: subject.table.train], subject.known
+    if ask.rows is not None:
+        rows = find(read_request(ask.rows, ask.column), subject.table, ask.by)
+        return rows, {"file": ask.rows.name, "column": ask.column, "by": ask.by, "drawn": ask.drawn}
+    if ask.label is not None:
+        label = class_number(ask.label, subject.table)
+        rows = known[labels[known] == label]
+        if not len(rows):
+            raise InputError(f"the model knows no row of class {subject.table.classes[label]}; nothing is left to forget")
+        return rows, {"class": subject.table.classes[label], "drawn": True}
+    assert ask.fraction is not None
+    count = round(ask.fraction * len(known))
+    if not 0 < count < len(known):
+        raise InputError(f"a share of {ask.fraction} of {len(known)} known rows is {count} rows; choose another share")
+    generator = Streams(subject.config.seed).generator("forget", len(subject.record.deletions))
+    return known[draw_per_class(labels[known], count=count, generator=generator)], {"share": ask.fraction, "drawn": True}
+
+
+def class_number(name: str | int, table: Table) -> int:
+    """The number of a class given by number or by name."""
+    text = str(name)
+    if text in table.classes:
+        return table.classes.index(text)
+    if text.isdigit() and int(text) < len(table.classes):
+        return int(text)
+    raise InputError(f"no class is called {text!r}; the classes are {', '.join(table.classes[:20])}")
+
+
+def make_model(config: Config, table: Table, preprocess: Preprocess, builder: Builder | None) -> nn.Module:
+    """The untrained network of a configuration, its weights drawn from the seed."""
+    streams = Streams(config.seed, "initial weights")
+    if builder is not None:
+        # The user's code draws from torch's global generator, which is put back as it was.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(streams.number("user"))
+            return as_network(builder(**config.model.options))
+    if config.model.name == "custom":
+        raise InputError("this model is one of your own; name it with --model FILE.py:build or hf:FOLDER")
+    shape = tuple(preprocess.inputs(table.x[np.array([0])]).shape[1:])
+    options = {**suggest_options(config.model.name, shape, len(table.classes)), **config.model.options}
+    return build_model(config.model.name, generator=streams.generator("weights"), **options)
+
+
+def check_one_data_set(subjects: Mapping[str, Subject]) -> None:
+    """Refuse models of different data."""
+    digests = {name: frozenset(subject.parts.digests.tolist()) for name, subject in subjects.items()}
+    first = next(iter(digests))
+    for name, rows in digests.items():
+        # Rows that were forgotten may be gone from the data of either.
+        if not (rows <= digests[first] or digests[first] <= rows):
+            raise DataError(f"the {name} model has other data than the {first} model; compare models of one data set")
+
+
+def check_reference(retrained: Subject, forget: Index, path: Path) -> None:
+    """Refuse a reference that was not retrained, or that learned from examples to forget."""
+    done = retrained.record.deletions
+    if done and not str(done[-1].method.get("name")).startswith("retrain"):
+        raise InputError(
+            f"the retrained model {path} was made by {done[-1].method.get('name')}, so it is no reference; give a run "
+            "of `--method retrain` with the same rows to forget"
+        )
+    if retrained.kind == "file":
+        return
+    known = np.intersect1d(retrained.known, forget)
+    if len(known):
+        raise InputError(
+            f"the retrained model {path} learned from {len(known)} of the {len(forget)} rows to forget (first: "
+            f"{known[0]}), so it is no reference; retrain without them: --method retrain, same rows to forget"
+        )
+
+
+def _from_run(path: Path, options: Options, flags: Mapping[str, object]) -> Subject:
+    run = open_run(path)
+    if not (path / ABOUT).is_file():
+        raise InputError(
+            f"{path} is a run of version 0.1 or of another kind of command; run `warp check` on its model file, with "
+            "--model, --data and --out, and go on from there"
+        )
+    about = run.read_json(ABOUT)
+    if about.get("schema_version") != RUN_SCHEMA:
+        raise DataError(f"{path / ABOUT} has schema version {about.get('schema_version')}; this program reads {RUN_SCHEMA}")
+    base = _found_again({k: v for k, v in run.config().items() if k in Config.model_fields}, about, path)
+    config = resolve(base=_kept(base), file=options.config, overrides=options.settings(**flags))
+    _check_fixed(config, resolve(base=_kept(base)), path)
+    network = _named(options) or _remembered(about["network"], path)
+    table = open_table(config)
+    function = None
+    if config.data.preprocess is not None:
+        _check_trust(config.data.preprocess, path, options.preprocess is not None)
+        function = load_function(config.data.preprocess, what="a preprocessing")
+    preprocess = Preprocess.from_plain(about["preprocess"], function=function)
+    builder, weights = _builder(network), read_weights(path / WEIGHTS)
+    model = make_model(config, table, preprocess, builder)
+    record = DeletionRecord.from_json(run.read_json("record.json")) if (path / "record.json").is_file() else DeletionRecord()
+    return Subject(
+        path=path,
+        kind=run.kind,
+        model=_with_weights(model, weights, config, source=str(path)),
+        came_from=weights,
+        table=table,
+        preprocess=preprocess,
+        parts=Parts.load(path / ROWS).align(table),
+        config=config,
+        record=record,
+        network=network,
+        builder=builder,
+    )
+
+
+def _kept(base: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration that goes on from another keeps of it."""
+    return {k: v for k, v in base.items() if k not in ("method", "forget", "defense", "accuracy")}
+
+
+def _found_again(base: dict[str, Any], about: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The configuration with the data where they are now: where they were, or beside the run as they were beside it."""
+    data = dict(base.get("data") or {})
+    for key, relative in about["places"].items():
+        if data.get(key) is not None and not Path(data[key]).exists() and (path / relative).exists():
+            data[key] = os.path.normpath(path / relative)
+    return {**base, "data": data}
+
+
+def _check_fixed(config: Config, started: Config, path: Path) -> None:
+    """Refuse other settings than those that the run's model was made with; places may change."""
+    free = {"name": None, "path": None, "test": None, "fetch": False, "ids": None}
+    now, then = (c.model_copy(update={"data": c.data.model_copy(update=free)}) for c in (config, started))
+    for section in ("data", "model", "training", "validation"):
+        if getattr(now, section) != getattr(then, section):
+            raise InputError(
+                f"{section} differs from that of the run {path}; it is fixed once a model is checked or trained: leave "
+                "it out, or start again from the weight file"
+            )
+
+
+def _named(options: Options) -> str | None:
+    """The user's own network where the command line names one, which makes its file a trusted one."""
+    if not options.own_network or options.model is None:
+        return None
+    trust(options.model)
+    return options.model
+
+
+def _remembered(about: Mapping[str, Any], path: Path) -> str | None:
+    spec = about.get("file")
+    if spec is not None:
+        _check_trust(spec, path, named=False)
+    return spec
+
+
+def _check_trust(spec: str, path: Path, named: bool) -> None:
+    if named:
+        trust(spec)
+    elif not is_trusted(spec):
+        raise InputError(
+            f"the run {path} needs {spec}, which you have not named since it last changed, and code is executed only "
+            f"where its user names it: add --model {spec} (or --preprocess) if it is yours"
+        )
+
+
+def _builder(network: str | None) -> Builder | None:
+    return None if network is None else load_builder(network)
+
+
+def _described(config: Config, weights: Weights, network: str | None) -> Config:
+    """The configuration, with the network that the weight file names where the configuration leaves it open."""
+    name, options = weights.header.get("model"), weights.header.get("options")
+    if network is not None or "model" in config.model_fields_set:
+        return config
+    if not isinstance(name, str) or not isinstance(options, Mapping) or name not in MODELS:
+        raise InputError(
+            "nothing says which network the weights are of; give --model FILE.py:build, --model hf:FOLDER, or one of "
+            f"ours: --model {'|'.join(MODELS)}"
+        )
+    return config.model_copy(update={"model": config.model.model_copy(update={"name": name, "options": dict(options)})})
+
+
+def _with_weights(model: nn.Module, weights: Weights, config: Config, *, source: str) -> nn.Module:
+    """The model with the weights, in the precision of the file, or in that which the configuration asks for."""
+    kinds = {t.dtype for t in weights.state.values() if t.is_floating_point()}
+    if config.dtype is not None:
+        wanted = getattr(torch, config.dtype)
+        state = {n: t.to(wanted) if t.is_floating_point() else t for n, t in weights.state.items()}
+        weights = replace(weights, state=state)
+        model = model.to(wanted)
+    elif kinds & {torch.float16, torch.bfloat16}:
+        kind = str(next(iter(kinds & {torch.float16, torch.bfloat16}))).removeprefix("torch.")
+        raise InputError(
+            f"{source} holds {kind} weights: small updates would be rounded away and nothing forgotten; say --dtype "
+            f"float32 to compute in float32 and write {kind} again"
+        )
+    elif kinds == {torch.float64}:
+        model = model.double()
+    load_weights(model, weights, source=source)
+    return model
+
+
+def _same_data(config: Config, other: Config) -> bool:
+    return config.data == other.data
+
+
+def _reads_as_usual(config: Config) -> bool:
+    """Whether nothing says how rows become inputs."""
+    about = config.data
+    return about.scale is None and about.mean is None and about.std is None and about.preprocess is None
+
+
+def _preprocess(config: Config, table: Table) -> Preprocess:
+    """As the configuration says; otherwise bytes over 255 and floating-point numbers as they are."""
+    about = config.data
+    if about.preprocess is not None:
+        trust(about.preprocess)
+        return Preprocess.custom(load_function(about.preprocess, what="a preprocessing"), spec=about.preprocess, table=table)
+    return Preprocess.plain(table, scale=about.scale, mean=about.mean, std=about.std)
+
+
+def _about(subject: Subject, out: Path) -> dict[str, Any]:
+    """What `run.json` says."""
+    places = {key: getattr(subject.config.data, key) for key in ("path", "test")}
+    file = None if subject.network is None else _absolute(subject.network)
+    return {
+        "schema_version": RUN_SCHEMA,
+        "network": {"name": subject.config.model.name, "file": file}
+        | ({} if subject.network is None else {"sha256": file_digest(subject.network)}),
+        "places": {k: os.path.relpath(place, out) for k, place in places.items() if place is not None},
+        "preprocess": subject.preprocess.describe(),
+        "classes": list(subject.table.classes),
+        "from": {"path": None if subject.path is None else str(subject.path), "model": model_digest(subject.model)},
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+        "device": str(subject.device),
+    }
+
+
+def _absolute(spec: str) -> str:
+    """FILE.py:NAME or hf:FOLDER with an absolute path."""
+    if spec.startswith("hf:"):
+        return f"hf:{Path(spec.removeprefix('hf:')).resolve()}"
+    file, _, name = spec.rpartition(":")
+    return f"{Path(file).resolve()}:{name}"
