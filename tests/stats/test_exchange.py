@@ -30,6 +30,12 @@ def test_one_row_above_all_others_of_its_class_is_judged_exactly(unseen: int, p:
     assert adjusted[0] == pytest.approx(p)
 
 
+def test_right_answers_cost_one_row_nothing() -> None:
+    rows = match(np.arange(41) < 1, np.zeros(41))
+    scores = np.stack([-np.arange(41), np.arange(41) % 13 > 0])  # 4 wrong answers, one of them to this row
+    assert permutation_p(scores, rows, generator=seeded())[1] == pytest.approx([2 / 41, 6 / 41])
+
+
 def small_problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Two attacks with ties on two classes."""
     scores = np.array([[3, 2, 2, 0, 1, 5, 4, 4, 1], [0, 1, 1, 0, 0, 1, 1, 0, 0]], dtype=float)
@@ -48,10 +54,9 @@ def by_every_choice(scores: np.ndarray, forgot: np.ndarray, classes: np.ndarray)
         mask = np.isin(np.arange(len(forgot)), one)
         gaps.append([matched_area(line, match(mask, classes)).value - 0.5 for line in scores])
     table, found = np.abs(gaps), np.array([abs(matched_area(s, match(forgot, classes)).value - 0.5) for s in scores])
-    spread = np.std(gaps, axis=0)
-    most = (table / spread).max(1)
-    alone = [(table[:, k] >= found[k] - 1e-9).mean() for k in range(len(scores))]
-    return np.array(alone), np.array([(most >= found[k] / spread[k] - 1e-9).mean() for k in range(len(scores))])
+    ps = (table[None] >= table[:, None] - 1e-9).mean(1)  # of each choice, by attack
+    alone = (table >= found - 1e-9).mean(0)
+    return alone, np.array([(ps.min(1) <= p + 1e-9).mean() for p in alone])
 
 
 def test_few_rows_are_judged_by_every_way_to_choose_them() -> None:

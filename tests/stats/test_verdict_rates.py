@@ -246,7 +246,7 @@ def dishonest() -> Iterator[Case]:
             )
             how = {"odd": 0.5, "vary": VARY, "references": count}
             yield Case(name, MANY, about(accused), passes, area, **how)
-        for mean, accused in ((0.5, 0.0), (0.8, (0.66, 0.79, 0.84)[count - 1])):
+        for mean, accused in ((0.5, 0.01), (0.8, (0.66, 0.79, 0.84)[count - 1])):
             passes = at_most(0.05) if mean == 0.5 else NEVER
             how = {"references": count, "how": drawn, "traces": (mean, 0.0)}
             yield Case(f"hidden: trace {mean} beside {count} of .3", MANY, about(accused), passes, **how)
