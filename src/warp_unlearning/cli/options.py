@@ -37,7 +37,7 @@ Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threa
 
 def prepare(threads: int | None, model: str | None) -> Builder | None:
     """Set the CPU threads, and load the user's own network where one is named."""
-    from ..models.user_model import load_builder
+    from ..models.own import load_builder
     from ..runs.cores import available_cores, use_threads
 
     use_threads(threads or available_cores())

@@ -51,7 +51,7 @@ def teleport(
     from ..workflows.teleport import TeleportRequest, teleport_run
 
     builder = prepare(threads, model)
-    settings = assign(override, forget__indices=forget, forget__label=forget_class, device=device)
+    settings = assign(override, forget__rows=forget, forget__label=forget_class, device=device)
     request = TeleportRequest(source, out, tuple(symmetry), settings, config, tolerance, defense_seed)
     outcome = teleport_run(request, builder=builder)
     for note in outcome.notes:

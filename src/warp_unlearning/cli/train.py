@@ -26,7 +26,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model, to have something to forget from."""
-    from ..config.resolve import resolve
+    from ..config import resolve
     from ..workflows.train import TrainRequest, train_run
     from .progress import Progress
 

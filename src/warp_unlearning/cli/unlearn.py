@@ -38,7 +38,7 @@ def unlearn(
     builder = prepare(threads, model)
     settings = assign(
         override,
-        forget__indices=forget,
+        forget__rows=forget,
         forget__label=forget_class,
         forget__fraction=forget_fraction,
         forget__again=True if again else None,

@@ -12,7 +12,7 @@ import numpy as np
 from ..data.split_folder import load_split
 from ..data.splits import IndexArray
 from ..errors import DataError, InputError
-from ..models.digest import model_digest
+from ..models.weights import model_digest
 from .evaluate import check_one_data_set
 from .known_unlearning import KnownUnlearning, known_unlearning
 from .source import Source, read_indices

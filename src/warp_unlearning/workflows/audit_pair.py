@@ -14,12 +14,12 @@ import torch
 
 from ..attacks.membership.pair_audit import audit_pair
 from ..attacks.membership.pair_report import PairAudit
-from ..config.resolve import RESOLVED, as_plain
+from ..config import RESOLVED, as_plain
 from ..data.digest import array_digest
 from ..data.split_folder import load_split
 from ..data.splits import IndexArray
 from ..errors import DataError, InputError
-from ..models.digest import model_digest
+from ..models.weights import model_digest
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..stats.reading import MARGIN
 from ..unlearning.record import DeletionRecord, now

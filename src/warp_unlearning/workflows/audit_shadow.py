@@ -10,16 +10,15 @@ from typing import Any
 
 import torch
 
-from ..config.resolve import RESOLVED, as_plain
-from ..config.shadow import ShadowConfig
+from ..config import RESOLVED, ShadowConfig, as_plain
 from ..data.dataset import ImageData
 from ..data.load import load_data
 from ..defense.registry import make_defense
 from ..errors import InputError
 from ..methods.recipes import SMALL_DATA
 from ..methods.registry import make_method
-from ..models.device import choose_device
-from ..models.example_checks import check_examples
+from ..models.modes import choose_device
+from ..models.own import check_examples
 from ..randomness import Streams
 from ..runs.directory import RunDirectory
 from ..runs.engine import Engine, Outcome
@@ -65,7 +64,7 @@ class Prepared:
 
 def prepare_shadows(request: ShadowRequest) -> Prepared:
     """Read the data, check the settings, open the run and plan the jobs; nothing is trained."""
-    data = load_data(**request.config.data.model_dump())
+    data = load_data(**request.config.data.load_options())
     settings = shadow_settings(request.config, data, request.network_file)
     network_digest = network_file_digest(request.network_file)
     check_examples(new_network(settings, data, Streams(0, "check")), {"points": data.train, "test": data.test})
@@ -132,7 +131,7 @@ def shadow_settings(config: ShadowConfig, data: ImageData, network_file: str | N
             make_defense(defense, **options)
             arms.append(Arm(method, chosen, defense, options))
     return ShadowSettings(
-        data=config.data.model_dump(),
+        data=config.data.load_options(),
         network=config.model.name,
         network_options=config.model.options,
         training=config.training.model_dump(exclude={"recipe"}),

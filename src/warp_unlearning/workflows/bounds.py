@@ -13,10 +13,10 @@ import torch
 from ..bounds.graph_ratios import Seen
 from ..bounds.plot import plot_floor
 from ..bounds.reconstruction_floor import SPREADS, reconstruction_floor
-from ..config.resolve import RESOLVED, as_plain
+from ..config import RESOLVED, as_plain
 from ..data.digest import array_digest
 from ..data.plain import plain
-from ..models.digest import model_digest
+from ..models.weights import model_digest
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..symmetry.laws import Law
 from .source import Builder, Source, choose_device, load_source

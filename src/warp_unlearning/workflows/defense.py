@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config.schema import DefenseConfig
+from ..config import DefenseConfig
 from ..data.examples import Examples, in_order
 from ..data.plain import plain
 from ..defense.base import Defense
 from ..defense.registry import make_defense
 from ..errors import InputError
 from ..gradients.energy import gradient_energy
-from ..models.normalisation import norm_mode
+from ..models.modes import norm_mode
 from ..unlearning.driver import Unlearned
 
 

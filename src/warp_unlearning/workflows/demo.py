@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..config.resolve import resolve
+from ..config import resolve
 from ..data.split_folder import load_split
 from ..evaluation.compare import compare
 from ..methods.recipes import SMALL_DATA

@@ -12,13 +12,13 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..attacks.reconstruction.problem import Search
-from ..config.resolve import RESOLVED, as_plain
+from ..config import RESOLVED, as_plain
 from ..data.digest import array_digest
 from ..data.plain import plain
 from ..data.splits import IndexArray
 from ..errors import InputError, nearest
-from ..models.digest import model_digest
-from ..models.prior_weights import load_prior, saw
+from ..models.generator import load_prior, saw
+from ..models.weights import model_digest
 from ..runs.directory import open_run, start_run
 from ..unlearning.record import now, versions
 from .attack_images import AttackImages, gather_images

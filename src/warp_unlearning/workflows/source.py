@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..config.resolve import resolve
-from ..config.schema import Config
+from ..config import Config, resolve
 from ..data.dataset import ImageData
 from ..data.digest import array_digest
 from ..data.load import load_data
@@ -25,8 +24,8 @@ from ..data.split_folder import load_split
 from ..data.splits import IndexArray, check_indices
 from ..data.stratified import draw_per_class
 from ..errors import DataError, InputError
-from ..models.device import choose_device as choose_device
-from ..models.registry import build_model, suggest_options
+from ..models.modes import choose_device as choose_device
+from ..models.networks import build_model, suggest_options
 from ..models.weights import Weights, load_weights, read_weights
 from ..randomness import Streams
 from ..runs.directory import open_run
@@ -53,8 +52,7 @@ class Source:
 
 def load_examples(config: Config) -> ImageData:
     """The data set of a configuration."""
-    about = config.data
-    return load_data(about.name, path=about.path, fetch=about.fetch, size=about.size)
+    return load_data(**config.data.load_options())
 
 
 def make_model(config: Config, data: ImageData, builder: Builder | None) -> nn.Module:
@@ -164,7 +162,7 @@ def _with_weights(path: Path, config: Config, data: ImageData, builder: Builder 
     weights = read_weights(path)
     _check_data(weights.header, data, path)
     model = make_model(_described(config, weights), data, builder)
-    load_weights(model, weights, source=str(path))
+    load_weights(model, weights, source=str(path), cast=True)
     return model
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..config.resolve import parse_override
-from ..config.schema import Config
+from ..config import Config, parse_override
 from ..errors import InputError, nearest
 from ..symmetry.compose import Compose
 from ..symmetry.registry import make_symmetry, symmetry_names, symmetry_options

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..config.resolve import RESOLVED, as_plain
+from ..config import RESOLVED, as_plain
 from ..data.digest import array_digest
 from ..data.examples import TensorExamples
 from ..data.plain import plain
@@ -19,8 +19,7 @@ from ..data.splits import IndexArray
 from ..defense.certificate import Certificate
 from ..defense.teleporter import teleport
 from ..errors import DataError, InputError
-from ..models.digest import model_digest
-from ..models.weights import Weights, load_weights, read_weights, save_weights
+from ..models.weights import Weights, load_weights, model_digest, read_weights, save_weights
 from ..runs.directory import RunDirectory, start_run
 from ..symmetry.compose import Compose
 from ..symmetry.null_space import NullSpace
@@ -107,12 +106,12 @@ def choose_examples(source: Source) -> tuple[IndexArray, IndexArray, tuple[str, 
     everything else that the model knows is to be kept.
     """
     config, y = source.config.forget, source.data.train.y.cpu().numpy()
-    given = [key for key in ("fraction", "label", "indices") if getattr(config, key) is not None]
+    given = [key for key in ("fraction", "label", "rows") if getattr(config, key) is not None]
     if len(given) > 1 or config.fraction is not None:
         raise InputError(f"forget.{' and forget.'.join(given)} cannot be used here; give --forget or --forget-class")
     notes: tuple[str, ...] = ()
-    if config.indices is not None:
-        forget = read_indices(config.indices, count=len(y), what="forget")
+    if config.rows is not None:
+        forget = read_indices(config.rows, count=len(y), what="forget")
     elif config.label is not None:
         forget = np.setdiff1d(np.flatnonzero(y == config.label), source.validation)
         if not len(forget):
@@ -198,7 +197,7 @@ def _set_precision(model: nn.Module, weights: Weights) -> tuple[str, ...]:
     """Give a model that was loaded from float64 weights these in full; a note where they are coarser than the model."""
     floating = {tensor.dtype for tensor in weights.state.values() if tensor.is_floating_point()}
     if floating == {torch.float64} and _precision(model) != torch.float64:
-        load_weights(model.double(), weights)
+        load_weights(model.double(), weights, cast=True)
     coarse = sorted(str(kind) for kind in floating - {torch.float32, torch.float64})
     if not coarse:
         return ()

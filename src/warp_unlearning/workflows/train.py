@@ -13,14 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..config.resolve import RESOLVED, as_plain
-from ..config.schema import Config
+from ..config import RESOLVED, Config, as_plain
 from ..data.atomic import write_atomically
 from ..data.dataset import ImageData
 from ..data.splits import IndexArray
 from ..errors import DivergedError
-from ..models.digest import model_digest
-from ..models.weights import read_weights, save_weights
+from ..models.weights import model_digest, read_weights, save_weights
 from ..randomness import Streams
 from ..runs.directory import DIVERGED, RunDirectory, start_run
 from ..training.recipe import Recipe

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config.prior import PriorConfig
-from ..config.resolve import RESOLVED, as_plain, resolve_as
+from ..config import RESOLVED, PriorConfig, as_plain, resolve_as
 from ..data.atomic import write_atomically
 from ..data.dataset import ImageData
 from ..data.digest import array_digest
@@ -31,11 +30,9 @@ from ..data.split_folder import load_split
 from ..data.splits import IndexArray
 from ..data.stratified import draw_per_class
 from ..errors import DataError, DivergedError, InputError
-from ..models.conv_generator import ConvGenerator
-from ..models.device import choose_device
-from ..models.digest import model_digest
-from ..models.prior_weights import PRIOR, save_prior, seen_header
-from ..models.weights import read_weights, save_weights
+from ..models.generator import PRIOR, ConvGenerator, save_prior, seen_header
+from ..models.modes import choose_device
+from ..models.weights import model_digest, read_weights, save_weights
 from ..randomness import Streams
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..training.prior import PriorRecipe, PriorTraining
@@ -63,7 +60,7 @@ class PriorRequest:
 def train_prior_run(request: PriorRequest, *, watch: Watch = lambda update: None) -> dict[str, Any]:
     """Train, or go on, or do nothing where the run is complete; returns its metrics."""
     config = _resolved(request)
-    data = load_data(config.data.name, path=config.data.path, fetch=config.data.fetch, size=config.data.size)
+    data = load_data(**config.data.load_options())
     images = _images(data)
     excluded = _excluded(config, images, data.digest)
     known, held = _parts(config, images, excluded)

@@ -11,15 +11,14 @@ from typing import Any
 
 from filelock import Timeout
 
-from ..config.resolve import RESOLVED, as_plain
-from ..config.tune import TuneConfig
+from ..config import RESOLVED, TuneConfig, as_plain
 from ..data.atomic import write_atomically
 from ..data.dataset import ImageData
 from ..data.digest import array_digest
 from ..data.load import load_data
 from ..errors import InputError, WarpError
-from ..models.device import choose_device
-from ..models.example_checks import check_examples
+from ..models.modes import choose_device
+from ..models.own import check_examples
 from ..randomness import Streams
 from ..report.frontier_plots import frontier_plot
 from ..runs.directory import MANIFEST, RunDirectory
@@ -80,7 +79,7 @@ def prepare_tuning(request: TuneRequest) -> PreparedTuning:
     """Read the data, check the settings and open the run; nothing is trained."""
     imported_optuna()
     config = request.config
-    data = load_data(**config.data.model_dump())
+    data = load_data(**config.data.load_options())
     count = len(data.train)
     audited = None if config.audited is None else read_indices(config.audited, count=count, what="audited")
     settings = tuning_settings(config, data, request.network_file)
@@ -131,7 +130,7 @@ def tuning_settings(config: TuneConfig, data: ImageData, network_file: str | Non
     trained = len(data.train) // 2
     retained = trained - round(config.fraction * trained)
     return TuningSettings(
-        data=config.data.model_dump(),
+        data=config.data.load_options(),
         network=config.model.name,
         network_options=config.model.options,
         training=config.training.model_dump(exclude={"recipe"}),

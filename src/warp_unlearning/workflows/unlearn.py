@@ -14,8 +14,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from ..config.resolve import RESOLVED, as_plain
-from ..config.schema import ForgetConfig
+from ..config import RESOLVED, ForgetConfig, as_plain
 from ..data.examples import TensorExamples
 from ..data.split_folder import save_split
 from ..data.splits import ForgetRule, IndexArray, Indices, RandomFraction, Split, WholeClass, make_split
@@ -25,8 +24,7 @@ from ..evaluation.compare import Comparison, compare
 from ..methods.protocol import Method, options
 from ..methods.recipes import SMALL_DATA
 from ..methods.registry import make_method, method_classes
-from ..models.digest import model_digest
-from ..models.weights import save_weights
+from ..models.weights import model_digest, save_weights
 from ..randomness import Streams
 from ..runs.directory import RunDirectory, start_run
 from ..training.scoring import accuracy
@@ -87,19 +85,19 @@ def unlearn_run(
 
 def forget_rule(config: ForgetConfig, source: Source) -> ForgetRule:
     """The rule a configuration gives; exactly one of the three ways must be set."""
-    given = [k for k in ("fraction", "label", "indices") if getattr(config, k) is not None]
+    given = [k for k in ("fraction", "label", "rows") if getattr(config, k) is not None]
     if len(given) != 1:
         what = "nothing says what to forget" if not given else f"{' and '.join(given)} are both set"
         raise InputError(
-            f"{what}; give one of --forget FILE.npy (forget.indices), --forget-class N (forget.label) and "
+            f"{what}; give one of --forget FILE.npy (forget.rows), --forget-class N (forget.label) and "
             "--forget-fraction SHARE (forget.fraction)"
         )
     if config.fraction is not None:
         return RandomFraction(config.fraction)
     if config.label is not None:
         return WholeClass(config.label)
-    assert config.indices is not None
-    return Indices(read_indices(config.indices, count=len(source.data.train), what="forget"))
+    assert config.rows is not None
+    return Indices(read_indices(config.rows, count=len(source.data.train), what="forget"))
 
 
 def choose_split(source: Source, rule: ForgetRule) -> tuple[Split, tuple[str, ...]]:
