@@ -40,7 +40,7 @@ from warp_unlearning.data.cifar10 import load_cifar10
 from warp_unlearning.data.digits import load_digits
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.data.taken import Taken
-from warp_unlearning.models.registry import build_model
+from warp_unlearning.models.networks import build_model
 from warp_unlearning.stats.intervals import Estimate, mean
 from warp_unlearning.training.lane import DeviceLane
 from warp_unlearning.training.precision import lay_out, lay_out_batch

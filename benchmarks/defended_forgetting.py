@@ -35,7 +35,7 @@ from warp_unlearning.errors import DivergedError
 from warp_unlearning.gradients.energy import gradient_energy
 from warp_unlearning.methods.protocol import Method
 from warp_unlearning.methods.recipes import small_data_method
-from warp_unlearning.models.normalisation import norm_mode
+from warp_unlearning.models.modes import norm_mode
 from warp_unlearning.runs.workers import run_all
 from warp_unlearning.stats.intervals import Estimate, mean, proportion
 from warp_unlearning.symmetry.move import Translation

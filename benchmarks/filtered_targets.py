@@ -27,7 +27,7 @@ from warp_unlearning.data.digits import load_digits
 from warp_unlearning.data.pixels import pixels_of
 from warp_unlearning.gradients.example_gradients import example_gradients
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
-from warp_unlearning.models.registry import build_model
+from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
 from warp_unlearning.stats.intervals import mean
 from warp_unlearning.training.recipe import Recipe

@@ -14,7 +14,7 @@ from warp_unlearning import unlearn
 from warp_unlearning.data.digits import load_digits
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.methods.protocol import NormMode, Task
-from warp_unlearning.models.registry import build_model
+from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
 from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.scoring import logits, losses

@@ -25,8 +25,8 @@ from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.defense.base import Defense
 from warp_unlearning.methods.recipes import SMALL_DATA
 from warp_unlearning.methods.registry import make_method
-from warp_unlearning.models.reinitialise import reinitialise
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.fresh import reinitialise
+from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.workers import run_all
 from warp_unlearning.stats.intervals import mean

@@ -8,7 +8,7 @@ from torch import nn
 from warp_unlearning.conformance.problem import Problem
 from warp_unlearning.data.digits import load_digits
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.models.registry import build_model
+from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
 from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.training import Training, run_training

@@ -17,7 +17,7 @@ from warp_unlearning.bounds.log_normal import log_normal_psi
 from warp_unlearning.bounds.reconstruction_floor import reconstruction_floor
 from warp_unlearning.data.plain import plain
 from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.models.digest import model_digest
+from warp_unlearning.models.weights import model_digest
 
 
 def network(*, tanh: bool = False) -> nn.Sequential:

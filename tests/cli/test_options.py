@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warp_unlearning.cli.options import assign, prepare
-from warp_unlearning.config.resolve import resolve, resolve_as
-from warp_unlearning.config.shadow import ShadowConfig
+from warp_unlearning.config import ShadowConfig, resolve, resolve_as
 from warp_unlearning.runs import cores
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1).filter(

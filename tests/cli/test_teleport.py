@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from warp_unlearning.models.digest import model_digest
-from warp_unlearning.models.weights import read_weights, save_weights
+from warp_unlearning.models.weights import model_digest, read_weights, save_weights
 
 Warp = Callable[..., Any]
 COB = ("--symmetry", "change_of_basis")
@@ -131,7 +130,7 @@ def test_weights_of_half_precision_become_full_with_a_note(warp: Warp, trained: 
         (["--symmetry", "null_space", "--tolerance", "-1"], ["the tolerance is -1.0", "at least 0"]),
         ([*COB, "--forget", "/none.npy"], ["/none.npy cannot be read (", "No such file"]),
         ([*COB, "--forget-class", "11"], ["no training example has label 11"]),
-        ([*COB, "--forget", "x.npy", "--forget-class", "1"], ["forget.label and forget.indices cannot be used here"]),
+        ([*COB, "--forget", "x.npy", "--forget-class", "1"], ["forget.label and forget.rows cannot be used here"]),
         ([*COB, "-o", "model.nmae=mlp"], ["model has no key 'nmae'", "did you mean 'name'?"]),
         ([*COB, "--config", "/none.yaml"], ["/none.yaml cannot be read"]),
         ([*COB, "--device", "gpu"], ["the device 'gpu' cannot be used"]),

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from warp_unlearning.models.digest import model_digest
-from warp_unlearning.models.weights import read_weights
+from warp_unlearning.models.weights import model_digest, read_weights
 
 Warp = Callable[..., Any]
 

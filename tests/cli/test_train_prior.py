@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warp_unlearning.models.prior_weights import load_prior, saw
+from warp_unlearning.models.generator import load_prior, saw
 
 Warp = Callable[..., Any]
 SMALL = ("--threads", "1", "--epochs", "1", "-o", "generator.width=2", "-o", "generator.latent=4", "--device", "cpu")

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from warp_unlearning.data.split_folder import load_split
-from warp_unlearning.models.digest import model_digest
-from warp_unlearning.models.weights import read_weights
+from warp_unlearning.models.weights import model_digest, read_weights
 
 Warp = Callable[..., Any]
 QUICK = ("-o", "method.options.epochs=1")

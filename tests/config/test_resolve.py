@@ -6,8 +6,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warp_unlearning.config.resolve import RESOLVED, as_plain, resolve
-from warp_unlearning.config.schema import Config
+from warp_unlearning.config import RESOLVED, Config, as_plain, resolve
 from warp_unlearning.errors import InputError
 from warp_unlearning.runs.yaml_text import dump_yaml
 

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from warp_unlearning.config.schema import Config
+from warp_unlearning.config import Config
 from warp_unlearning.training.recipe import Recipe
 
 

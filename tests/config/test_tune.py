@@ -3,8 +3,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from warp_unlearning.config.resolve import resolve_as
-from warp_unlearning.config.tune import RangeConfig, TuneConfig
+from warp_unlearning.config import RangeConfig, TuneConfig, resolve_as
 from warp_unlearning.errors import InputError
 
 

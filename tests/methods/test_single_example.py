@@ -8,7 +8,7 @@ from torch import nn
 
 from warp_unlearning import unlearn
 from warp_unlearning.methods import make_method, method_classes
-from warp_unlearning.models.normalisation import predict
+from warp_unlearning.models.modes import predict
 
 
 def network() -> nn.Module:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from warp_unlearning.models.basic_block import BasicBlock, initialise_convolutions
+from warp_unlearning.models.networks import BasicBlock, initialise_convolutions
 
 
 def _normalise(x: torch.Tensor) -> torch.Tensor:

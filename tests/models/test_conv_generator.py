@@ -8,11 +8,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.conv_encoder import ConvEncoder
-from warp_unlearning.models.conv_generator import ConvGenerator, LastStage, UpBlock
-from warp_unlearning.models.reinitialise import reinitialise
-from warp_unlearning.models.staged import (
+from warp_unlearning.models.fresh import reinitialise
+from warp_unlearning.models.generator import (
     Conditional,
+    ConvEncoder,
+    ConvGenerator,
+    LastStage,
+    UpBlock,
     check_generator,
     condition_of,
     features_at,

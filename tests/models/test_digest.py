@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from warp_unlearning.errors import WeightsError
-from warp_unlearning.models.digest import model_digest
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
+from warp_unlearning.models.weights import model_digest
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 

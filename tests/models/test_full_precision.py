@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from warp_unlearning.models.full_precision import full_precision
+from warp_unlearning.models.modes import full_precision
 
 
 def switches() -> tuple[str, str]:

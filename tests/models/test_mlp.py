@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.mlp import MLP
+from warp_unlearning.models.networks import MLP
 
 
 def test_forward_is_matrix_products_with_relu_between() -> None:

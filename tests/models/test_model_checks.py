@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.model_checks import check_network
+from warp_unlearning.models.own import check_network
 
 
 def test_a_plain_module_is_taken() -> None:

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.normalisation import batch_norms, enter_mode, norm_mode
-from warp_unlearning.models.resnet18 import ResNet18
+from warp_unlearning.models.modes import batch_norms, enter_mode, norm_mode
+from warp_unlearning.models.networks import ResNet18
 
 
 def test_all_kinds_of_batch_norm_are_found_and_nothing_else() -> None:

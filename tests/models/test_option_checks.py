@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.option_checks import require_positive
+from warp_unlearning.models.networks import require_positive
 
 
 @pytest.mark.parametrize("value", [0, -3, 1.0, "1", None, True])

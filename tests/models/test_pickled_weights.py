@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from warp_unlearning.errors import WeightsError
-from warp_unlearning.models.pickled_weights import read_pickled
+from warp_unlearning.models.weights import read_pickled
 
 STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3)}
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warp_unlearning.errors import InputError, WeightsError
-from warp_unlearning.models.conv_generator import ConvGenerator
-from warp_unlearning.models.prior_weights import load_prior, save_prior, saw, seen_header
+from warp_unlearning.models.generator import ConvGenerator, load_prior, save_prior, saw, seen_header
 from warp_unlearning.models.weights import save_weights
 
 OPTIONS = {"shape": [1, 8, 8], "latent": 5, "width": 2, "classes": None}

@@ -4,11 +4,16 @@ import pytest
 import torch
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.mlp import MLP
-from warp_unlearning.models.registry import MODELS, build_model, model_options, suggest_options
-from warp_unlearning.models.resnet18 import ResNet18
-from warp_unlearning.models.small_conv import SmallConv
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import (
+    MLP,
+    MODELS,
+    ResNet18,
+    SmallConv,
+    SmallResNet,
+    build_model,
+    model_options,
+    suggest_options,
+)
 
 
 def _seeded(seed: int) -> torch.Generator:

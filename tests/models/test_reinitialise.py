@@ -5,10 +5,8 @@ import torch
 from torch import nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.mlp import MLP
-from warp_unlearning.models.reinitialise import reinitialise
-from warp_unlearning.models.resnet18 import ResNet18
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.fresh import reinitialise
+from warp_unlearning.models.networks import MLP, ResNet18, SmallResNet
 
 
 def _seeded(seed: int = 0) -> torch.Generator:

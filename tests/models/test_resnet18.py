@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.resnet18 import ResNet18
+from warp_unlearning.models.networks import ResNet18
 
 Entry = tuple[str, tuple[int, ...]]
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 
 
 def test_parameter_count_follows_from_the_layers() -> None:

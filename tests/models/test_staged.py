@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.staged import (
+from warp_unlearning.models.generator import (
     Conditional,
     Staged,
     StageList,

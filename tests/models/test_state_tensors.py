@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from warp_unlearning.errors import WeightsError
-from warp_unlearning.models.state_tensors import check_finite, host_copy, plain_tensors, tensors_of
+from warp_unlearning.models.weights import check_finite, host_copy, plain_tensors, tensors_of
 
 
 def test_the_tensors_of_a_model_are_its_own_memory_without_gradients() -> None:

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.user_model import load_builder
+from warp_unlearning.models.own import load_builder
 
 GOOD = """
 from __future__ import annotations

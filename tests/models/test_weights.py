@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from warp_unlearning.errors import InputError, WeightsError
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.models.weights import Weights, load_weights, read_weights, save_weights
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]

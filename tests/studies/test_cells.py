@@ -18,7 +18,7 @@ from warp_unlearning.data.load import load_data
 from warp_unlearning.errors import InputError
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.methods.protocol import Task
-from warp_unlearning.models.registry import build_model
+from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.events import ignore
 from warp_unlearning.runs.fleet_engine import FleetEngine

@@ -13,7 +13,7 @@ from warp_unlearning import unlearn
 from warp_unlearning.attacks.membership.confidence import logit_confidence
 from warp_unlearning.data.load import load_data
 from warp_unlearning.methods.registry import make_method
-from warp_unlearning.models.mlp import MLP
+from warp_unlearning.models.networks import MLP
 from warp_unlearning.randomness import Streams
 from warp_unlearning.studies.shadow_plan import Task, forgotten, retained
 from warp_unlearning.studies.shadow_work import ShadowWork

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from warp_unlearning.data.digits import load_digits
 from warp_unlearning.linalg.subspace import SecondMoment
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.symmetry.layer_inputs import linear_weights, observe
 from warp_unlearning.symmetry.move import apply_move
 from warp_unlearning.symmetry.null_space import NullMove, NullSpace, TrackedNullSpace

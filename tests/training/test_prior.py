@@ -10,8 +10,7 @@ from warp_unlearning.data.digits import load_digits
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.data.pixels import pixels_of
 from warp_unlearning.errors import InputError, WeightsError
-from warp_unlearning.models.conv_generator import ConvGenerator
-from warp_unlearning.models.staged import check_generator
+from warp_unlearning.models.generator import ConvGenerator, check_generator
 from warp_unlearning.randomness import Streams
 from warp_unlearning.training.prior import PriorRecipe, PriorTraining, prior_loss
 from warp_unlearning.training.update import Update

@@ -26,7 +26,7 @@ from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.methods.pgu import ProjectedGradient, retained_complement
 from warp_unlearning.methods.protocol import Task
 from warp_unlearning.methods.recipes import small_data_method
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.move import MomentumReset, Move, apply_move
 from warp_unlearning.training import repeated

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from warp_unlearning.errors import DataError, DivergedError, InputError
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.methods.registry import BUILT_IN, make_method
-from warp_unlearning.models.digest import model_digest
+from warp_unlearning.models.weights import model_digest
 from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.move import AxisMap, ChannelMove, apply_move
 from warp_unlearning.training.update import Update

@@ -13,8 +13,7 @@ from torch import nn
 from warp_unlearning.bounds.reconstruction_floor import reconstruction_floor
 from warp_unlearning.data.plain import plain
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.digest import model_digest
-from warp_unlearning.models.weights import save_weights
+from warp_unlearning.models.weights import model_digest, save_weights
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.workflows import bounds as module
 from warp_unlearning.workflows.bounds import BoundsRequest, bounds_run

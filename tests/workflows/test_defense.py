@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from warp_unlearning.config.schema import DefenseConfig
+from warp_unlearning.config import DefenseConfig
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.data.split_folder import load_split
 from warp_unlearning.defense.warp import Warp
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.digest import model_digest
-from warp_unlearning.models.weights import read_weights
+from warp_unlearning.models.weights import model_digest, read_weights
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.workflows import unlearn as module
 from warp_unlearning.workflows.defense import choose_defense, forget_energy

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from warp_unlearning.config.resolve import resolve
-from warp_unlearning.config.schema import Config
+from warp_unlearning.config import Config, resolve
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.workflows import demo as module
 from warp_unlearning.workflows.demo import DemoResult, run_demo

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from warp_unlearning.attacks.reconstruction.threat import Schedule
-from warp_unlearning.config.resolve import resolve
+from warp_unlearning.config import resolve
 from warp_unlearning.data.dataset import ImageData
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import DataError, InputError

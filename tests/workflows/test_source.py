@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from warp_unlearning.config.resolve import resolve
+from warp_unlearning.config import resolve
 from warp_unlearning.errors import DataError, InputError, WeightsError
-from warp_unlearning.models.digest import model_digest
-from warp_unlearning.models.weights import read_weights
+from warp_unlearning.models.weights import model_digest, read_weights
 from warp_unlearning.workflows.source import (
     choose_device,
     header,

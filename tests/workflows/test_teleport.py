@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from warp_unlearning.defense.certificate import Drift
 from warp_unlearning.defense.teleporter import teleport
 from warp_unlearning.errors import DataError, InputError, WarpWarning
-from warp_unlearning.models.digest import model_digest
-from warp_unlearning.models.weights import read_weights, save_weights
+from warp_unlearning.models.weights import model_digest, read_weights, save_weights
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.compose import Compose
@@ -242,7 +241,7 @@ def test_a_complete_run_is_not_done_again_and_another_is_refused(
 
 
 def test_indices_that_changed_are_another_request(trained: Path, tmp_path: Path) -> None:
-    given = (f'forget.indices="{tmp_path}/i.npy"',)
+    given = (f'forget.rows="{tmp_path}/i.npy"',)
     np.save(tmp_path / "i.npy", np.array([5, 3]))
     move(trained, tmp_path / "run", "change_of_basis", settings=given)
     np.save(tmp_path / "i.npy", np.array([5, 4]))
@@ -302,7 +301,7 @@ def test_what_is_forgotten_is_what_is_asked_or_what_was_forgotten_before(
     assert forget.tolist() == [i for i in source.known.tolist() if y[i] == 1]
     assert retain.tolist() == [i for i in source.known.tolist() if y[i] != 1]
     np.save(tmp_path / "i.npy", np.array([5, 3]))
-    retain, forget, _ = choose_examples(load_source(trained, overrides=[f'forget.indices="{tmp_path}/i.npy"']))
+    retain, forget, _ = choose_examples(load_source(trained, overrides=[f'forget.rows="{tmp_path}/i.npy"']))
     assert forget.tolist() == [3, 5]
     assert not {3, 5} & {*retain.tolist()}
     before = load_source(unlearned)
@@ -325,7 +324,7 @@ def test_what_is_forgotten_is_what_is_asked_or_what_was_forgotten_before(
     ("given", "message"),
     [
         (("forget.fraction=0.1",), r"forget\.fraction cannot be used here; give --forget or --forget-class"),
-        (("forget.label=1", "forget.indices=x.npy"), r"forget\.label and forget\.indices cannot be used here"),
+        (("forget.label=1", "forget.rows=x.npy"), r"forget\.label and forget\.indices cannot be used here"),
         (("forget.label=7",), "no training example has label 7; the labels are 0, 1, 2"),
         (("spread=2",), "spread is 2: .* zero or negative"),
         (("defense.nmae=x",), "defense has no key 'nmae'; did you mean 'name'"),
@@ -343,7 +342,7 @@ def test_what_cannot_be_done_is_refused_and_leaves_nothing(
 def test_nothing_left_to_keep_is_refused(trained: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "i.npy", np.arange(120))
     with pytest.raises(DataError, match="every training example is to be forgotten; leave some to keep"):
-        move(trained, tmp_path / "run", "null_space", settings=(f'forget.indices="{tmp_path}/i.npy"',))
+        move(trained, tmp_path / "run", "null_space", settings=(f'forget.rows="{tmp_path}/i.npy"',))
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, float("nan")])

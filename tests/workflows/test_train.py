@@ -18,10 +18,9 @@ import torch
 from torch import nn
 
 from warp_unlearning.cli.main import main
-from warp_unlearning.config.resolve import resolve
+from warp_unlearning.config import resolve
 from warp_unlearning.errors import DataError, DivergedError, InputError
-from warp_unlearning.models.digest import model_digest
-from warp_unlearning.models.weights import read_weights
+from warp_unlearning.models.weights import model_digest, read_weights
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.training.update import Update
 from warp_unlearning.workflows import train as module

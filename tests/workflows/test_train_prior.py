@@ -12,9 +12,8 @@ import torch
 from warp_unlearning.data.load import load_data
 from warp_unlearning.data.pixels import pixels_of
 from warp_unlearning.errors import DataError, DivergedError, InputError
-from warp_unlearning.models.digest import model_digest
-from warp_unlearning.models.prior_weights import load_prior, saw
-from warp_unlearning.models.weights import read_weights
+from warp_unlearning.models.generator import load_prior, saw
+from warp_unlearning.models.weights import model_digest, read_weights
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.training.update import Update
 from warp_unlearning.workflows import train_prior as module
@@ -155,7 +154,7 @@ def test_a_run_for_an_unlearning_leaves_out_all_that_it_forgot(
     wanted = [i for i in (3, 30, 50, 51) if i not in held]
     np.save(tmp_path / "first.npy", np.array(wanted[:1]))
     np.save(tmp_path / "second.npy", np.array(wanted[1:]))
-    forget = [f'forget.indices="{tmp_path / name}.npy"' for name in ("first", "second")]
+    forget = [f'forget.rows="{tmp_path / name}.npy"' for name in ("first", "second")]
     unlearn_run(UnlearnRequest(before, once, None, ["method.name=finetune", "method.options.epochs=1", forget[0]]))
     unlearn_run(UnlearnRequest(once, twice, None, ["method.name=finetune", "method.options.epochs=1", forget[1]]))
     mine = [s for s in small if not s.startswith("data.")]

@@ -14,10 +14,7 @@ import torch
 import yaml
 from filelock import FileLock
 
-from warp_unlearning.config.resolve import resolve_as
-from warp_unlearning.config.shadow import ShadowConfig
-from warp_unlearning.config.tune import TuneConfig
-from warp_unlearning.config.tuned_recipes import read_recipes
+from warp_unlearning.config import ShadowConfig, TuneConfig, read_recipes, resolve_as
 from warp_unlearning.data.load import load_data
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.errors import DataError, InputError

@@ -15,8 +15,7 @@ from warp_unlearning.data.split_folder import load_split
 from warp_unlearning.data.splits import Indices, RandomFraction, WholeClass
 from warp_unlearning.errors import DataError, DivergedError, InputError
 from warp_unlearning.methods.recipes import SMALL_DATA
-from warp_unlearning.models.digest import model_digest
-from warp_unlearning.models.weights import read_weights
+from warp_unlearning.models.weights import model_digest, read_weights
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.unlearning.record import DeletionRecord, examples_digest
 from warp_unlearning.workflows import unlearn as module
@@ -56,7 +55,7 @@ def record(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_result_holds_what_is_promised_for_its_owner_alone(trained: Path, positions: Path, tmp_path: Path) -> None:
-    run = forget(trained, tmp_path / "run", f'forget.indices="{positions}"')
+    run = forget(trained, tmp_path / "run", f'forget.rows="{positions}"')
     files = {str(p.relative_to(run)) for p in run.rglob("*") if p.is_file()}
     split = {f"split/{name}" for name in ("forget.npy", "retain.npy", "validation.npy", "test.npy", "split.json")}
     others = {"config.yaml", "manifest.json", "model.safetensors", "record.json", "summary.json", "history.json"}
@@ -66,7 +65,7 @@ def test_a_result_holds_what_is_promised_for_its_owner_alone(trained: Path, posi
 
 
 def test_the_split_forgets_what_was_asked_and_keeps_the_rest(trained: Path, positions: Path, tmp_path: Path) -> None:
-    run = forget(trained, tmp_path / "run", f'forget.indices="{positions}"')
+    run = forget(trained, tmp_path / "run", f'forget.rows="{positions}"')
     source = load_source(trained)
     split = load_split(run / "split", train_count=120, test_count=30)
     assert split.forget.tolist() == sorted(np.load(positions).tolist())
@@ -76,7 +75,7 @@ def test_the_split_forgets_what_was_asked_and_keeps_the_rest(trained: Path, posi
 
 
 def test_the_record_and_the_summary_say_what_was_done(trained: Path, positions: Path, tmp_path: Path) -> None:
-    run = forget(trained, tmp_path / "run", f'forget.indices="{positions}"')
+    run = forget(trained, tmp_path / "run", f'forget.rows="{positions}"')
     (deletion,) = record(run)
     source, split = load_source(trained), load_split(run / "split")
     sets = {k: source.data.train.select(torch.from_numpy(getattr(split, k))) for k in ("forget", "retain")}
@@ -101,7 +100,7 @@ def test_the_record_and_the_summary_say_what_was_done(trained: Path, positions: 
 def test_requests_in_a_row_are_chained_and_never_bring_anything_back(
     trained: Path, positions: Path, tmp_path: Path
 ) -> None:
-    first = forget(trained, tmp_path / "1", f'forget.indices="{positions}"')
+    first = forget(trained, tmp_path / "1", f'forget.rows="{positions}"')
     second = forget(first, tmp_path / "2", "forget.fraction=0.1")
     third = forget(second, tmp_path / "3", "forget.label=1")
     runs = [first, second, third]
@@ -121,7 +120,7 @@ def test_requests_in_a_row_are_chained_and_never_bring_anything_back(
     labels = load_source(trained).data.train.y.numpy()
     assert 1 not in labels[splits[2].retain]
     with pytest.raises(DataError, match=rf"no longer knows, 8 of .*first: {min(np.load(positions))}, which was forgot"):
-        forget(third, tmp_path / "4", f'forget.indices="{positions}"')
+        forget(third, tmp_path / "4", f'forget.rows="{positions}"')
     with pytest.raises(InputError, match="no training example has label 1; the labels are 0, 2"):
         forget(third, tmp_path / "4", "forget.label=1")
     assert not (tmp_path / "4").exists()
@@ -187,11 +186,11 @@ def test_another_request_does_not_go_into_the_same_folder(
 def test_indices_that_changed_or_another_model_are_another_request(
     trained: Path, train: Train, positions: Path, tmp_path: Path
 ) -> None:
-    run = forget(trained, tmp_path / "run", f'forget.indices="{positions}"')
+    run = forget(trained, tmp_path / "run", f'forget.rows="{positions}"')
     other = train(tmp_path / "other", "seed=1")
     np.save(positions, np.load(positions)[:-1])
     with pytest.raises(InputError, match=r"resolved\.split: '\w+' there"):
-        forget(trained, run, f'forget.indices="{positions}"')
+        forget(trained, run, f'forget.rows="{positions}"')
     again = forget(trained, tmp_path / "label", "forget.label=2")
     with pytest.raises(InputError, match=r"resolved\.from_model: '\w+' there"):
         forget(other, again, "forget.label=2", "seed=0")
@@ -252,7 +251,7 @@ def test_exact_copies_of_what_is_forgotten_are_not_kept(train: Train, blobs: Pat
     np.savez(tmp_path / "copies.npz", **arrays)
     trained = train(tmp_path / "trained", f'data.path="{tmp_path / "copies.npz"}"', "validation=0")
     np.save(tmp_path / "forget.npy", np.array([60]))
-    request = UnlearnRequest(trained, tmp_path / "run", overrides=(*QUICK, f'forget.indices="{tmp_path}/forget.npy"'))
+    request = UnlearnRequest(trained, tmp_path / "run", overrides=(*QUICK, f'forget.rows="{tmp_path}/forget.npy"'))
     outcome = unlearn_run(request)
     assert outcome.notes[0] == "3 retained examples are exact copies of forgotten ones and are left out"
     split = load_split(tmp_path / "run" / "split")
@@ -268,7 +267,7 @@ def test_exact_copies_of_what_is_forgotten_are_not_kept(train: Train, blobs: Pat
             r"nothing says what to forget; give one of --forget FILE.npy .* --forget-class N .* --forget-fraction",
         ),
         (("forget.label=1", "forget.fraction=0.1"), "fraction and label are both set; give one of"),
-        (("forget.label=1", "forget.indices=x", "forget.fraction=0.1"), "fraction and label and indices"),
+        (("forget.label=1", "forget.rows=x", "forget.fraction=0.1"), "fraction and label and rows"),
         (("forget.label=3",), "no training example has label 3; the labels are 0, 1, 2"),
         (("forget.fraction=0.0001",), "a forget fraction of 0.0001 of 108 examples is none"),
         (("forget.fraction=0.9999",), "leaves none to retain"),
@@ -297,7 +296,7 @@ def test_examples_held_for_validation_were_never_learned(trained: Path, tmp_path
     held = np.load(trained / "validation.npy")[:2]
     np.save(tmp_path / "i.npy", np.append(held, np.load(trained / "train.npy")[0]))
     with pytest.raises(DataError, match=rf"2 of the examples to forget \(first: {held[0]}, which is in the validation"):
-        forget(trained, tmp_path / "run", f'forget.indices="{tmp_path}/i.npy"')
+        forget(trained, tmp_path / "run", f'forget.rows="{tmp_path}/i.npy"')
     assert not (tmp_path / "run").exists()
 
 
@@ -308,7 +307,7 @@ def test_each_rule_is_read_from_its_setting(trained: Path, positions: Path) -> N
 
     assert rule("forget.fraction=0.2") == RandomFraction(0.2)
     assert rule("forget.label=0") == WholeClass(0)
-    found = rule(f'forget.indices="{positions}"')
+    found = rule(f'forget.rows="{positions}"')
     assert isinstance(found, Indices)
     assert found.array.tolist() == sorted(np.load(positions).tolist())
 

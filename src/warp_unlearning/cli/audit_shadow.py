@@ -39,8 +39,7 @@ def shadow(
     Killed at any moment and started again it goes on where it was, to the same results. Exit code 1: some jobs failed;
     the results rest on the others and say so.
     """
-    from ..config.resolve import resolve_as
-    from ..config.shadow import ShadowConfig
+    from ..config import ShadowConfig, resolve_as
     from ..runs.cores import use_threads
     from ..runs.events import told_to
     from ..runs.tally import Tally

@@ -53,8 +53,7 @@ def tune(
     Killed at any moment and started again it goes on where it was, to the same trials. The search compares with
     retrained models: an oracle. Exit code 1: an arm has no complete trial.
     """
-    from ..config.resolve import resolve_as
-    from ..config.tune import TuneConfig
+    from ..config import TuneConfig, resolve_as
     from ..runs.cores import use_threads
     from ..workflows.engines import choose_study_engine
     from ..workflows.tune import TuneRequest, carry_out_tuning, prepare_tuning

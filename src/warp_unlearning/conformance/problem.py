@@ -9,8 +9,7 @@ from torch import nn
 
 from ..data.digits import load_digits
 from ..data.examples import TensorExamples
-from ..models.registry import build_model
-from ..models.small_resnet import SmallResNet
+from ..models.networks import SmallResNet, build_model
 from ..randomness import Streams
 from ..training.recipe import Recipe
 from ..training.training import Training, run_training

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from ..data.examples import Batch, TensorExamples
 from ..errors import WarpWarning
 from ..methods.protocol import Method, Task
-from ..models.digest import model_digest
-from ..models.normalisation import batch_norms
-from ..models.small_resnet import SmallResNet
+from ..models.modes import batch_norms
+from ..models.networks import SmallResNet
+from ..models.weights import model_digest
 from ..randomness import Streams
 from ..symmetry.move import Move, apply_move
 from ..training.update import Update

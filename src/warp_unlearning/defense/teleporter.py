@@ -15,9 +15,8 @@ from ..data.examples import Examples, as_examples
 from ..errors import InputError, WarpWarning
 from ..gradients.energy import gradient_energy
 from ..methods.protocol import Task
-from ..models.example_checks import check_examples
-from ..models.full_precision import full_precision
-from ..models.normalisation import norm_mode
+from ..models.modes import full_precision, norm_mode
+from ..models.own import check_examples
 from ..randomness import Streams
 from ..symmetry.move import Move, apply_move
 from ..symmetry.null_space import NullMove

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ..data.examples import TensorExamples
 from ..data.sampling import batch_shape, epoch
 from ..data.taken import Given, Taken, taken
-from ..models.normalisation import predict
-from ..models.reinitialise import reinitialise
+from ..models.fresh import reinitialise
+from ..models.modes import predict
 from ..training.stepper import Number, OptimizerName, Stepper
 from ..training.update import Update, Updates
 from .protocol import NormMode, Task, option, require

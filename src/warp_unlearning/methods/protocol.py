@@ -11,7 +11,7 @@ from torch import nn
 
 from ..data.examples import Examples
 from ..errors import InputError, nearest
-from ..models.normalisation import NormMode as NormMode
+from ..models.modes import NormMode as NormMode
 from ..randomness import Streams
 from ..symmetry.options import Option as Option
 from ..training.precision import Precision

@@ -7,7 +7,7 @@ from typing import ClassVar, get_args
 
 from torch import Tensor, nn
 
-from ..models.reinitialise import reinitialise
+from ..models.fresh import reinitialise
 from ..training.precision import Precision
 from ..training.recipe import Recipe
 from ..training.training import Training

@@ -15,7 +15,7 @@ from ..data.examples import Examples, in_order
 from ..data.sampling import batch_shape
 from ..data.taken import Given, taken
 from ..errors import InputError
-from ..models.normalisation import norm_mode, predict
+from ..models.modes import norm_mode, predict
 from ..training.constraints import Mask
 from ..training.stepper import Number, Stepper
 from ..training.update import Update, Updates

@@ -16,7 +16,7 @@ from ..data.examples import Examples, index_device
 from ..data.sampling import batch_shape, epoch
 from ..data.taken import take_later
 from ..errors import InputError
-from ..models.normalisation import predict
+from ..models.modes import predict
 from ..symmetry.move import Move
 from ..training.schedule import staircase
 from ..training.scoring import logits

@@ -23,8 +23,8 @@ from ..defense.registry import make_defense
 from ..errors import DivergedError
 from ..methods.protocol import Task
 from ..methods.registry import make_method
-from ..models.digest import model_digest
-from ..models.registry import build_model, suggest_options
+from ..models.networks import build_model, suggest_options
+from ..models.weights import model_digest
 from ..randomness import Streams
 from ..runs.job import Job, Steps, finished
 from ..runs.store import Store

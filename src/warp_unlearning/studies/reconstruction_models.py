@@ -14,9 +14,8 @@ from ..attacks.reconstruction.threat import Schedule, Threat
 from ..data.examples import TensorExamples
 from ..defense.base import Defense
 from ..defense.registry import make_defense
-from ..models.conv_generator import ConvGenerator
-from ..models.registry import build_model, suggest_options
-from ..models.staged import Staged
+from ..models.generator import ConvGenerator, Staged
+from ..models.networks import build_model, suggest_options
 from ..randomness import Streams
 from ..training.prior import PriorRecipe, PriorTraining
 from ..training.recipe import Recipe

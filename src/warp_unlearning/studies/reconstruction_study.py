@@ -10,7 +10,7 @@ from typing import Any
 
 from ..data.load import load_data
 from ..data.plain import plain
-from ..models.device import choose_device
+from ..models.modes import choose_device
 from ..runs.store import Store
 from .planned import Planned
 from .reconstruction_models import ImageArm

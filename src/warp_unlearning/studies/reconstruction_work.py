@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..attacks.reconstruction.threat import Threat
 from ..data.load import load_data
 from ..data.plain import plain
-from ..models.conv_generator import ConvGenerator
+from ..models.generator import ConvGenerator
 from ..runs.job import Job, Steps, finished
 from ..runs.store import Store
 from ..training.precision import lay_out

@@ -27,8 +27,8 @@ from ..data.digest import array_digest
 from ..data.load import load_data
 from ..data.plain import plain
 from ..errors import DivergedError, InputError
-from ..models.device import choose_device
-from ..models.digest import model_digest
+from ..models.modes import choose_device
+from ..models.weights import model_digest
 from ..runs.job import Job, Steps
 from ..runs.key import Key
 from ..runs.store import Store

@@ -23,9 +23,9 @@ from ..data.splits import IndexArray
 from ..defense.registry import make_defense
 from ..errors import WarpWarning
 from ..methods.registry import make_method
-from ..models.device import choose_device
-from ..models.registry import build_model, suggest_options
-from ..models.user_model import load_builder
+from ..models.modes import choose_device
+from ..models.networks import build_model, suggest_options
+from ..models.own import load_builder
 from ..randomness import Streams
 from ..runs.job import Job
 from ..runs.key import Key

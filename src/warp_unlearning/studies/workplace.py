@@ -14,7 +14,7 @@ from ..data.dataset import ImageData
 from ..data.examples import TensorExamples
 from ..data.load import load_data
 from ..data.splits import IndexArray
-from ..models.device import choose_device
+from ..models.modes import choose_device
 from ..training.precision import Precision
 from ..training.repeated import Repeater
 

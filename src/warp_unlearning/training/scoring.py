@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.examples import Examples, TensorExamples, in_order
-from ..models.normalisation import norm_mode
+from ..models.modes import norm_mode
 
 _AT_ONCE = 512
 # Small inputs are better asked many at a time on a GPU, where asking takes longer than answering; numbers of a batch.

@@ -14,8 +14,7 @@ from ..data.examples import Examples, index_device
 from ..data.sampling import batch_shape, epoch
 from ..data.taken import Given, take_later
 from ..errors import DivergedError, WeightsError
-from ..models.normalisation import enter_mode, predict
-from ..models.quiet import draws_nothing
+from ..models.modes import draws_nothing, enter_mode, predict
 from ..randomness import LayerDraws, Streams
 from .precision import lay_out, lay_out_batch
 from .recipe import Recipe

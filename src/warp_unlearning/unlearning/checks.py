@@ -12,7 +12,7 @@ from torch.utils.data import Subset
 from ..data.checksum import checksums
 from ..data.examples import DatasetExamples, Examples, TensorExamples
 from ..errors import DataError
-from ..models.example_checks import check_examples as check_examples
+from ..models.own import check_examples as check_examples
 
 
 def check_disjoint(forget: Examples, retain: Examples) -> None:

@@ -19,11 +19,9 @@ from ..defense.registry import as_defense
 from ..errors import DivergedError, InputError, WarpWarning
 from ..methods.protocol import Method, Task
 from ..methods.registry import as_method
-from ..models.device import choose_device
-from ..models.digest import model_digest
-from ..models.model_checks import check_network
-from ..models.normalisation import enter_mode
-from ..models.quiet import draws_nothing
+from ..models.modes import choose_device, draws_nothing, enter_mode
+from ..models.own import check_network
+from ..models.weights import model_digest
 from ..randomness import LayerDraws, Streams
 from ..symmetry.move import Move
 from ..training.update import Update

@@ -65,7 +65,7 @@ class Prepared:
 
 def prepare_shadows(request: ShadowRequest) -> Prepared:
     """Read the data, check the settings, open the run and plan the jobs; nothing is trained."""
-    data = load_data(**request.config.data.model_dump())
+    data = load_data(**request.config.data.load_options())
     settings = shadow_settings(request.config, data, request.network_file)
     network_digest = None if request.network_file is None else file_digest(request.network_file)
     check_examples(new_network(settings, data, Streams(0, "check")), {"points": data.train, "test": data.test})
@@ -132,7 +132,7 @@ def shadow_settings(config: ShadowConfig, data: ImageData, network_file: str | N
             make_defense(defense, **options)
             arms.append(Arm(method, chosen, defense, options))
     return ShadowSettings(
-        data=config.data.model_dump(),
+        data=config.data.load_options(),
         network=config.model.name,
         network_options=config.model.options,
         training=config.training.model_dump(exclude={"recipe"}),

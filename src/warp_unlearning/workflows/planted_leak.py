@@ -16,8 +16,8 @@ from torch import nn
 from ..data.digits import load_digits
 from ..data.examples import TensorExamples
 from ..gradients.per_sample import per_sample_gradients
-from ..models.mlp import MLP
-from ..models.reinitialise import reinitialise
+from ..models.fresh import reinitialise
+from ..models.networks import MLP
 from ..randomness import Streams
 from ..training.recipe import Recipe
 from ..training.training import Training, run_training

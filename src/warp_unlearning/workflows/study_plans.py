@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config.reproduce import ReproduceConfig
+from ..config import ReproduceConfig
 from ..data.load import load_data
 from ..defense.registry import make_defense
 from ..errors import InputError

@@ -64,7 +64,7 @@ class PriorRequest:
 def train_prior_run(request: PriorRequest, *, watch: Watch = lambda update: None) -> dict[str, Any]:
     """Train, or go on, or do nothing where the run is complete; returns its metrics."""
     config = _resolved(request)
-    data = load_data(config.data.name, path=config.data.path, fetch=config.data.fetch, size=config.data.size)
+    data = load_data(**config.data.load_options())
     images = _images(data)
     excluded = _excluded(config, images, data.digest)
     known, held = _parts(config, images, excluded)

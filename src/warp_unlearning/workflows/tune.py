@@ -131,7 +131,7 @@ def tuning_settings(config: TuneConfig, data: ImageData, network_file: str | Non
     trained = len(data.train) // 2
     retained = trained - round(config.fraction * trained)
     return TuningSettings(
-        data=config.data.model_dump(),
+        data=config.data.load_options(),
         network=config.model.name,
         network_options=config.model.options,
         training=config.training.model_dump(exclude={"recipe"}),

@@ -15,8 +15,8 @@ from warp_unlearning.attacks.membership.gradient_rows import ComputedRows
 from warp_unlearning.attacks.membership.original_gradients import prepare_original
 from warp_unlearning.data.digits import load_digits
 from warp_unlearning.errors import InputError, WarpError, WarpWarning
-from warp_unlearning.models.reinitialise import reinitialise
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.fresh import reinitialise
+from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.stats.roc import roc
 from warp_unlearning.training.recipe import Recipe

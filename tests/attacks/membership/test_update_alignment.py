@@ -13,8 +13,7 @@ from warp_unlearning.attacks.membership.update_alignment import update_alignment
 from warp_unlearning.attacks.undoing import Held, difference, make_pre_step
 from warp_unlearning.data.digits import load_digits
 from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.models.mlp import MLP
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import MLP, SmallResNet
 from warp_unlearning.stats.roc import roc
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.move import apply_move

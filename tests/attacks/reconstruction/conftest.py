@@ -20,7 +20,7 @@ from warp_unlearning.attacks.reconstruction.threat import Threat
 from warp_unlearning.data.digits import load_digits
 from warp_unlearning.data.pixels import Pixels, pixels_of
 from warp_unlearning.methods.protocol import Task
-from warp_unlearning.models.staged import StageList
+from warp_unlearning.models.generator import StageList
 from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.move import Move, apply_move

@@ -1,0 +1,472 @@
+"""What a configuration may hold, and one from defaults, a YAML file and overrides, in that order.
+
+Unknown keys and values of the wrong kind are errors that name the nearest key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import GenericAlias, NoneType, UnionType
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from .data.cifar10_sources import locate
+from .errors import DataError, InputError, nearest
+from .runs.yaml_text import RepeatedKey, load_yaml
+from .training.precision import Precision
+from .training.recipe import RECIPES
+
+Schema = TypeVar("Schema", bound=BaseModel)
+Options = dict[str, Any]
+RecipeName = Literal["auto", "published", "small"]
+SIX = ["ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on"]
+RESOLVED = "resolved"
+"""The section of a run's config.yaml that says what the run found when it started. It sets nothing."""
+
+_RECIPE = "settings of methods to start from: auto is small below 5,000 training examples, else published"
+_PRECISION = "of the forward and backward passes: auto is bf16 on a GPU, else float32"
+_SECRET = "fixes the defences' draws for experiments that others are to repeat; else they are secret"
+
+
+class Section(BaseModel):
+    """A section that knows its keys and does not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DataConfig(Section):
+    """Which examples, and how their inputs are read."""
+
+    name: str = Field(
+        default="digits",
+        description="digits, cifar10, fashion_mnist, npz, npy, folder or csv; what lies at `path` unless it is given",
+    )
+    path: Path | None = Field(default=None, description="where the data are; digits need none")
+    fetch: bool = Field(default=False, description="bring CIFAR-10 to `path` if it is not there")
+    size: tuple[int, int] | None = Field(default=None, description="height and width to which image files are resized")
+    test: Path | None = Field(default=None, description="where a test part is that does not lie beside the data")
+    holdout: float | None = Field(default=None, gt=0, lt=1, description="share of rows drawn once as the test part")
+    ids: str | None = Field(default=None, description="array or csv column that names the rows")
+    classes: list[str] | None = Field(default=None, min_length=1, description="names of the classes, in label order")
+    scale: float | None = Field(default=None, gt=0, description="divides raw inputs, such as 255 for bytes")
+    mean: float | list[float] | None = Field(default=None, description="subtracted after `scale`, for each channel")
+    std: float | list[float] | None = Field(default=None, description="divides after `mean`, for each channel")
+    preprocess: str | None = Field(default=None, description="FILE.py:NAME, raw rows to inputs, in place of the three")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("name") is not None:
+            return data
+        path = data.get("path")
+        return {**data, "name": kind_of(Path(path)) if isinstance(path, str | Path) else "digits"}
+
+    def load_options(self) -> dict[str, Any]:
+        """What `load_data` takes: for studies and attacks, which read the standard data sets as they are."""
+        known = ("name", "path", "fetch", "size")
+        for key, value in self:
+            if key not in known and value is not None:
+                raise InputError(f"data.{key} is {value!r} and cannot be used here; leave it out")
+        return self.model_dump(include=set(known))
+
+
+class ModelConfig(Section):
+    """Which network; one of your own is given by --model."""
+
+    name: str = Field(
+        default="small_resnet", description="small_resnet, resnet18, mlp, or custom with --model FILE.py:build"
+    )
+    options: Options = Field(default_factory=dict, description="its options; shapes are taken from the data")
+
+
+class TrainingConfig(Section):
+    """How a network is trained: SGD with momentum under a cosine schedule."""
+
+    recipe: Literal["small", "paper"] = Field(default="small", description="settings to start from")
+    epochs: int = Field(default=20, ge=1, description="passes through the training examples")
+    batch_size: int = Field(default=64, ge=1, description="examples of an update")
+    lr: float = Field(default=0.05, gt=0, description="first learning rate, annealed to zero by a cosine")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of SGD")
+    weight_decay: float = Field(default=5e-4, ge=0, description="weight of the squared norm of all weights, halved")
+    crop_padding: int = Field(default=0, ge=0, description="pixels by which random crops may be shifted")
+    flip: bool = Field(default=False, description="mirror images at random")
+    precision: Precision = Field(default="auto", description=_PRECISION)
+
+
+class ForgetConfig(Section):
+    """What is to be forgotten: `rows`, `label` or `fraction`."""
+
+    rows: Path | None = Field(default=None, description="a .npy, .txt or .csv file of row numbers, a mask, or names")
+    column: str | None = Field(default=None, description="the column of `rows` that counts; a csv of one needs none")
+    by: Literal["row", "id"] | None = Field(default=None, description="what numbers in `rows` are, if in doubt")
+    label: int | None = Field(default=None, ge=0, description="every training example of this class")
+    fraction: float | None = Field(default=None, gt=0, lt=1, description="a random fraction of each class")
+    drawn: bool = Field(default=False, description="`rows` were drawn at random, so that unseen rows are like them")
+    again: bool = Field(default=False, description="forget what earlier requests asked for once more, too")
+
+
+class MethodConfig(Section):
+    """How it is forgotten."""
+
+    name: str = Field(default="ngp", description="a method of `warp methods`, or FILE.py:Class")
+    recipe: RecipeName = Field(default="auto", description=_RECIPE)
+    options: Options = Field(default_factory=dict, description="settings of the method, over the recipe's")
+
+
+class DefenseConfig(Section):
+    """What hides the trace, and where its randomness comes from."""
+
+    name: str | None = Field(default=None, description="warp, fastwarp, cob or conjugate; none without it")
+    options: Options = Field(default_factory=dict, description="settings of the defence and of its symmetry")
+    seed: int | None = Field(default=None, ge=0, lt=2**63, description=_SECRET)
+
+
+class Seeded(Section):
+    """What every configuration of its own has."""
+
+    seed: int = Field(default=0, description="what every draw comes from that need not stay secret")
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
+
+
+class _Networks(Seeded):
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+
+
+class Config(_Networks):
+    """Everything that decides the result of one model."""
+
+    validation: float = Field(default=0.1, ge=0, lt=1, description="fraction of the training part held for validation")
+    forget: ForgetConfig = ForgetConfig()
+    method: MethodConfig = MethodConfig()
+    defense: DefenseConfig = DefenseConfig()
+    dtype: Literal["float32", "float64"] | None = Field(default=None, description="type that weights are cast to")
+    threads: int | None = Field(default=None, ge=1, description="threads of torch on the CPU; all cores if null")
+    accuracy: float | None = Field(default=None, gt=0, le=1, description="stated test accuracy, which is checked")
+
+
+class _Arms(_Networks):
+    method_options: dict[str, Options] = Field(default_factory=dict, description="settings by method, held as they are")
+    recipe: RecipeName = Field(default="auto", description=_RECIPE)
+    defense_options: dict[str, Options] = Field(default_factory=dict, description="settings by defence, held likewise")
+
+
+class ShadowConfig(_Arms):
+    """Everything that decides the results of a shadow audit."""
+
+    methods: list[str] = Field(default_factory=lambda: list(SIX), min_length=1, description="methods to audit")
+    defenses: list[str] = Field(default_factory=lambda: ["warp"], description="defences, each beside the method alone")
+    shadows: int = Field(default=16, ge=4, multiple_of=2, description="shadow models, in complementary pairs")
+    forget_sets: int = Field(default=4, ge=1, description="disjoint forget sets of each shadow")
+    share: float = Field(default=0.4, gt=0, le=1, description="share of a shadow's training half that they cover")
+    pairs: int = Field(default=1, ge=0, description="pairs of models of each arm whose weights are attacked")
+    defense_seed: int | None = Field(default=None, ge=0, lt=2**63, description=_SECRET)
+
+
+class RangeConfig(Section):
+    """The values that a search may give to one setting: `choices`, or numbers from `low` to `high`."""
+
+    low: int | float | None = Field(default=None, description="least number")
+    high: int | float | None = Field(default=None, description="largest number")
+    log: bool = Field(default=False, description="draw evenly in the logarithm")
+    choices: list[bool | int | float | str] | None = Field(default=None, min_length=1, description="all values, listed")
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> RangeConfig:
+        if (self.choices is None) == (self.low is None or self.high is None):
+            raise ValueError("give low and high, or choices")
+        if self.choices is not None and (self.log or self.low is not None or self.high is not None):
+            raise ValueError("give low and high, or choices, not both")
+        return self
+
+
+class TuneConfig(_Arms):
+    """Everything that decides the results of a tuning, and `trials`, which may grow."""
+
+    methods: list[str] = Field(default_factory=lambda: ["ngp"], min_length=1, description="methods to tune")
+    defenses: list[str] = Field(
+        default_factory=lambda: ["warp", "conjugate"], description="defences, each beside the method alone"
+    )
+    ranges: dict[str, dict[str, RangeConfig]] = Field(
+        default_factory=dict, description="ranges by method or defence and setting, over ours"
+    )
+    trials: int = Field(default=8, ge=1, description="trials of each arm, base and defended alike")
+    sampler: Literal["nsga3", "tpe"] = Field(default="nsga3", description="how the next trials are drawn")
+    population: int = Field(default=4, ge=2, description="trials of a round, and of a generation of nsga3")
+    shadows: int = Field(default=2, ge=1, description="shadow models of the tuning, numbered from 1000 on")
+    forget_sets: int = Field(default=1, ge=1, description="disjoint forget sets of each shadow")
+    fraction: float = Field(default=0.1, gt=0, lt=1, description="share of a shadow's training half in a forget set")
+    audited: Path | None = Field(
+        default=None, description="an .npy file of training rows that a study audits: neither forgotten nor measured"
+    )
+
+
+class ReproduceConfig(Seeded):
+    """Everything that decides the results of a study of the paper, and `shadows`, which may grow."""
+
+    study: str = Field(default="table1", description="which of its studies")
+    size: Literal["auto", "small", "small-images", "paper"] = Field(
+        default="auto",
+        description="digits in minutes, 5,000 images of Fashion-MNIST in hours, or CIFAR-10 with ResNet-18; auto is "
+        "paper where there is a GPU, else small",
+    )
+    data_path: Path | None = Field(default=None, description="folder of the images, for all sizes but small")
+    methods: list[str] = Field(default_factory=lambda: list(SIX), min_length=1, description="methods to study")
+    defenses: list[str] | None = Field(
+        default=None, min_length=1, description='defences to study, "none" among them; all of the study if null'
+    )
+    shadows: int | None = Field(default=None, ge=2, multiple_of=2, description="shadow models; of the size if null")
+    forget_sets: int | None = Field(default=None, ge=1, description="forget sets of each shadow, for every method")
+    pairs: int | None = Field(default=None, ge=0, description="shadows whose first models are attacked with weights")
+    runs: int | None = Field(default=None, ge=2, description="timed runs of each arm of `runtime`; five if null")
+    epochs: int | None = Field(default=None, ge=1, description="epochs of the originals; of the size if null")
+    recipes: Path | None = Field(default=None, description="the recipes.yaml of a `warp tune`")
+    method_options: dict[str, Options] = Field(
+        default_factory=dict, description='settings by method, or by "method + defence"'
+    )
+    defense_options: dict[str, Options] = Field(
+        default_factory=dict, description='settings by defence ("kick" is the control), or by "method + defence"'
+    )
+    made_with: Literal["0.1"] | None = Field(
+        default=None, description="the version whose stored results are read, with its names of defences"
+    )
+    defense_seed: int = Field(default=0, ge=0, lt=2**63, description="what defences draw from: a study is repeatable")
+
+
+class GeneratorConfig(Section):
+    """How large the generator of a prior is."""
+
+    latent: int | None = Field(default=None, ge=1, description="numbers in a latent; 32 up to 16x16, else 128, if null")
+    width: int | None = Field(default=None, ge=1, description="channels at full size; 16 up to 16x16, else 64, if null")
+    conditional: bool = Field(default=False, description="whether it takes labels")
+
+
+class PriorTrainingConfig(Section):
+    """How a prior is trained: Adam under a cosine schedule."""
+
+    epochs: int = Field(default=60, ge=1, description="passes through the images")
+    batch_size: int = Field(default=32, ge=1, description="images of an update")
+    lr: float = Field(default=3e-3, gt=0, description="largest learning rate")
+    noise: float = Field(default=0.05, gt=0, description="pixel noise; less of it lets latents tell more of an image")
+    edges: float = Field(default=0.5, ge=0, description="weight of the Laplacian pyramid")
+    flip: bool = Field(default=False, description="mirror images at random")
+    precision: Precision = Field(default="auto", description=_PRECISION)
+
+
+class PriorConfig(Seeded):
+    """Everything that decides a prior."""
+
+    data: DataConfig = DataConfig()
+    exclude: list[Path] = Field(default_factory=list, description=".npy files of positions not to learn from")
+    for_run: Path | None = Field(default=None, description="a run of `warp unlearn`: its forgotten images are left out")
+    held_out: float = Field(default=0.1, ge=0, lt=1, description="fraction on which reconstruction is measured")
+    generator: GeneratorConfig = GeneratorConfig()
+    training: PriorTrainingConfig = PriorTrainingConfig()
+
+
+class TunedArm(Section):
+    """The settings of one arm, in the form in which a shadow audit takes them."""
+
+    method: str
+    defense: str | None
+    methods: list[str]
+    method_options: dict[str, Options]
+    defenses: list[str]
+    defense_options: dict[str, Options]
+    trial: int = Field(ge=0)
+    objectives: dict[str, float]
+
+
+class TunedRecipes(Section):
+    """Recipes by arm, and where they come from."""
+
+    schema_version: Literal[1]
+    kind: Literal["recipes"]
+    provenance: dict[str, Any]
+    arms: list[TunedArm]
+
+    def arm(self, method: str, defense: str | None) -> TunedArm:
+        """The settings for a method, alone or with a defence."""
+        for arm in self.arms:
+            if (arm.method, arm.defense) == (method, defense):
+                return arm
+        known = ", ".join(a.method if a.defense is None else f"{a.method} + {a.defense}" for a in self.arms)
+        wanted = method if defense is None else f"{method} + {defense}"
+        raise InputError(f"there is no recipe for {wanted}; the file has {known or 'none'}: tune it, or leave it out")
+
+
+def read_recipes(file: Path) -> TunedRecipes:
+    """The recipes in `file`, which a tuning wrote."""
+    way = "give the recipes.yaml of a `warp tune`"
+    try:
+        return TunedRecipes.model_validate(load_yaml(file.read_text()))
+    except OSError as error:
+        raise InputError(f"the recipes {file} cannot be read: {error.strerror}; {way}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"the recipes {file} are not YAML ({' '.join(str(error).split())})") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise DataError(f"{file} holds no recipes of ours: {where}: {first['msg']}; {way}") from error
+
+
+def kind_of(path: Path) -> str:
+    """The kind of data at `path`, by its ending or by the files of a standard data set in it."""
+    if path.suffix in (".npy", ".csv") or (path.suffix == ".npz" and not path.is_dir()):
+        return path.suffix[1:]
+    if any((path / f"train-images-idx3-ubyte{ending}").is_file() for ending in ("", ".gz")):
+        return "fashion_mnist"
+    return "cifar10" if locate(path) is not None else "folder"
+
+
+def resolve(
+    *, base: Mapping[str, Any] | None = None, file: Path | None = None, overrides: Sequence[str] = ()
+) -> Config:
+    """The configuration of `file` over `base`, then each override "key.sub=value" (the value as YAML) over that."""
+    return resolve_as(Config, base=base, file=file, overrides=overrides)
+
+
+def resolve_as(
+    schema: type[Schema],
+    *,
+    base: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+) -> Schema:
+    """The same for another schema."""
+    data: dict[str, Any] = _merged(dict(base or {}), _read(file) if file else {})
+    for override in overrides:
+        data = _merged(data, parse_override(override))
+    try:
+        return schema.model_validate(_with_recipe(data))
+    except ValidationError as error:
+        raise InputError(_first_problem(error, schema)) from error
+
+
+def as_plain(config: BaseModel) -> dict[str, Any]:
+    """The configuration as plain data, to be written beside results."""
+    return config.model_dump(mode="json")
+
+
+def parse_override(override: str) -> dict[str, Any]:
+    """The nested data that "key.sub=value" stands for, the value read as YAML.
+
+    >>> parse_override("training.lr=1e-3")
+    {'training': {'lr': 0.001}}
+    """
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise InputError(f"the override {override!r} is not of the form key.sub=value, such as training.lr=0.1")
+    try:
+        value: Any = load_yaml(text)
+    except RepeatedKey as error:
+        raise InputError(f"the override {override!r} has {error}") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"the value of the override {override!r} is not YAML; put it in quotes") from error
+    for part in reversed(key.strip().split(".")):
+        value = {part: value}
+    nested: dict[str, Any] = value
+    return nested
+
+
+class Key(NamedTuple):
+    """A key of a configuration: "training.lr", what it may be, its default as plain data, and a sentence."""
+
+    key: str
+    type: str
+    default: Any
+    help: str
+
+
+def describe_keys(schema: type[BaseModel], prefix: str = "") -> list[Key]:
+    """Every key of `schema` and of its sections, in their order.
+
+    >>> describe_keys(ModelConfig)[0][:3]
+    ('name', 'text', 'small_resnet')
+    """
+    keys: list[Key] = []
+    for name, field in schema.model_fields.items():
+        section = _section(field.annotation)
+        if section is not None:
+            keys += describe_keys(section, f"{prefix}{name}.")
+        else:
+            default = field.get_default(call_default_factory=True, validated_data={})
+            keys.append(Key(f"{prefix}{name}", _in_words(field.annotation), default, field.description or ""))
+    return keys
+
+
+_WORDS: Mapping[Any, str] = {
+    **{float: "number", int: "whole number", bool: "true or false", str: "text", Path: "path"},
+    **{NoneType: "null", Any: "anything"},
+}
+
+
+def _in_words(kind: Any) -> str:
+    inner = get_args(kind)
+    if get_origin(kind) is Literal:
+        return ", ".join(map(str, inner))
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_in_words(member) for member in inner)
+    if get_origin(kind) is dict:
+        return f"{{name: {_in_words(inner[1])}}}"
+    if get_origin(kind) in (list, tuple):
+        return f"[{', '.join(map(_in_words, inner))}{', ...' if get_origin(kind) is list else ''}]"
+    section = _section(kind)
+    return _WORDS[kind] if section is None else f"{{{', '.join(section.model_fields)}}}"
+
+
+def _section(kind: Any) -> type[BaseModel] | None:
+    plain = isinstance(kind, type) and not isinstance(kind, GenericAlias)
+    return kind if plain and issubclass(kind, BaseModel) else None
+
+
+def _with_recipe(data: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the named training recipe under those that are given."""
+    training = data.get("training")
+    name = training.get("recipe") if isinstance(training, dict) else None
+    if not isinstance(training, dict) or name not in RECIPES:
+        return data
+    return {**data, "training": {**asdict(RECIPES[name]), **training}}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = load_yaml(path.read_text())
+    except OSError as error:
+        raise InputError(f"the configuration {path} cannot be read: {error.strerror}; give a YAML file") from error
+    except RepeatedKey as error:
+        raise InputError(f"the configuration {path} has {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"the configuration {path} is not YAML ({reason}); write sections of key: value") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise InputError(f"the configuration {path} holds a {type(data).__name__}; it must be sections of key: value")
+    return {key: value for key, value in data.items() if key != RESOLVED}
+
+
+def _merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        both = isinstance(below, dict) and isinstance(value, Mapping)
+        merged[key] = _merged(below, value) if both and isinstance(below, dict) else value
+    return merged
+
+
+def _first_problem(error: ValidationError, schema: type[BaseModel]) -> str:
+    problem = error.errors()[0]
+    where = [str(part) for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        section = ".".join(where[:-1]) or "the configuration"
+        model = schema
+        for part in where[:-1]:
+            model = (part in model.model_fields and _section(model.model_fields[part].annotation)) or model
+        return f"{section} has no key {where[-1]!r}; {nearest(where[-1], model.model_fields)}"
+    return f"{'.'.join(where) or 'the configuration'} is {problem.get('input')!r}: {problem['msg']}"
