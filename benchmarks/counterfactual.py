@@ -31,15 +31,14 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from warp_unlearning.data.cifar10 import load_cifar10
 
 from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.shadow_audit import audit_against_originals, shadow_audit
 from warp_unlearning.attacks.membership.shadow_design import ShadowDesign, shadow_design
-from warp_unlearning.data.augment import crop_flip
-from warp_unlearning.data.cifar10 import load_cifar10
-from warp_unlearning.data.digits import load_digits
-from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.data.taken import Taken
+from warp_unlearning.data.examples import Taken, TensorExamples
+from warp_unlearning.data.preprocess import load_data
+from warp_unlearning.data.sampling import crop_flip
 from warp_unlearning.models.registry import build_model
 from warp_unlearning.stats.intervals import Estimate, mean
 from warp_unlearning.training.lane import DeviceLane
@@ -91,7 +90,7 @@ class Problem:
 def load(data: str, device: torch.device) -> Problem:
     """Noisy digits and a small network, or CIFAR-10 and ResNet-18 with the ImageNet stem."""
     if data == "digits":
-        found = load_digits()
+        found = load_data()
         noise = torch.Generator().manual_seed(0)
         train, test = (
             TensorExamples(part.x + 1.5 * torch.randn(part.x.shape, generator=noise), part.y)

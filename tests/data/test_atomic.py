@@ -2,7 +2,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from warp_unlearning.data.atomic import write_atomically
 
 

@@ -3,8 +3,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor
-
 from warp_unlearning.data.augment import random_crop_flip
+
 from warp_unlearning.errors import InputError
 
 FILL = (-1.0, -2.0, -3.0)

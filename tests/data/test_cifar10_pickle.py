@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-
 from warp_unlearning.data.cifar10_pickle import pickled_records
+
 from warp_unlearning.errors import DataError
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-
 from warp_unlearning.data.cifar10_sources import BATCHES, locate, read_records
+
 from warp_unlearning.errors import DataError
 
 ROWS = np.random.default_rng(0).integers(0, 10, (3, 3073), dtype=np.uint8)

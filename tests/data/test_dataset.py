@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-
 from warp_unlearning.data.dataset import ImageData, Layout, RawPart, channel_moments, image_data
+
 from warp_unlearning.errors import DataError, InputError
 
 

@@ -2,8 +2,8 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-
 from warp_unlearning.data.digest import array_digest
+
 from warp_unlearning.errors import DataError
 
 

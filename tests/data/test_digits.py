@@ -1,7 +1,6 @@
 import numpy as np
 import torch
 from sklearn.datasets import load_digits as read_digits
-
 from warp_unlearning.data.digits import load_digits
 
 

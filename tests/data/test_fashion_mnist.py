@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from warp_unlearning.data.dataset import ImageData
 from warp_unlearning.data.fashion_mnist import load_fashion_mnist, read_idx
+
 from warp_unlearning.errors import DataError
 
 COUNTS = {"train": 6, "t10k": 3}

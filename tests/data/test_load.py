@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
-from warp_unlearning.data import load as load_module
 from warp_unlearning.data.fetch import TARBALL
 from warp_unlearning.data.load import NAMES, load_data
+
+from warp_unlearning.data import load as load_module
 from warp_unlearning.errors import DataError, InputError
 
 

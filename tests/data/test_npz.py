@@ -3,9 +3,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from warp_unlearning.data.dataset import ImageData
 from warp_unlearning.data.npz import load_npz, read_arrays
+
 from warp_unlearning.errors import DataError
 
 Y = np.arange(20) % 4

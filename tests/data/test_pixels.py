@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from warp_unlearning.data.digits import load_digits
 from warp_unlearning.data.pixels import Pixels, pixels_of
+
 from warp_unlearning.errors import InputError
 
 

@@ -6,7 +6,6 @@ import json
 from types import MappingProxyType
 
 import numpy as np
-
 from warp_unlearning.data.plain import plain
 
 

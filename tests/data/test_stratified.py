@@ -3,8 +3,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from warp_unlearning.data.stratified import draw, draw_per_class, fixed_test_part
+
 from warp_unlearning.errors import DataError
 from warp_unlearning.randomness import Streams
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+from warp_unlearning.data.taken import Taken, take_later, taken
 
 from warp_unlearning.data.examples import TensorExamples, as_examples
-from warp_unlearning.data.taken import Taken, take_later, taken
 
 
 class Squares(Dataset[tuple[Tensor, int]]):

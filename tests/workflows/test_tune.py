@@ -18,7 +18,7 @@ from warp_unlearning.config.resolve import resolve_as
 from warp_unlearning.config.shadow import ShadowConfig
 from warp_unlearning.config.tune import TuneConfig
 from warp_unlearning.config.tuned_recipes import read_recipes
-from warp_unlearning.data.load import load_data
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.methods.registry import make_method

@@ -13,9 +13,8 @@ from typing import ClassVar, get_args
 import torch
 from torch import Tensor, nn
 
-from ..data.examples import TensorExamples
+from ..data.examples import Given, Taken, TensorExamples, taken
 from ..data.sampling import batch_shape, epoch
-from ..data.taken import Given, Taken, taken
 from ..models.normalisation import predict
 from ..models.reinitialise import reinitialise
 from ..training.stepper import Number, OptimizerName, Stepper

@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.batches import shuffled
 from ..data.examples import Batch
-from ..data.sampling import batch_shape
+from ..data.sampling import batch_shape, shuffled
 from ..models.normalisation import predict
 from ..training.schedule import cosine
 from ..training.scoring import losses

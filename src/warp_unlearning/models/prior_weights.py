@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from ..data.image_digests import image_digests
-from ..data.splits import IndexArray
+from ..data.table import Index
 from ..errors import InputError, WeightsError
 from .conv_generator import ConvGenerator
 from .weights import load_weights, read_weights, save_weights
@@ -46,7 +46,7 @@ def _built(options: Mapping[str, object], path: Path) -> ConvGenerator:
     return ConvGenerator(**{**options, "shape": tuple(shape)})  # type: ignore[arg-type]
 
 
-def seen_header(images: Tensor, positions: IndexArray, *, data: str, data_digest: str) -> dict[str, object]:
+def seen_header(images: Tensor, positions: Index, *, data: str, data_digest: str) -> dict[str, object]:
     """What a header says of the images learned from: their positions in the training part of the data set, as first and
     last of each run of neighbours, and their digests one after another.
     """
@@ -64,10 +64,10 @@ def seen_header(images: Tensor, positions: IndexArray, *, data: str, data_digest
 def saw(
     header: Mapping[str, object],
     *,
-    positions: IndexArray | None = None,
+    positions: Index | None = None,
     data_digest: str | None = None,
     images: Tensor | None = None,
-) -> IndexArray:
+) -> Index:
     """Which rows of what is given the prior has learned from, sorted: by `positions` in the training part of the data
     set with `data_digest`, by the `images` (n, c, h, w) in [0, 1] themselves, or by either.
 
@@ -96,7 +96,7 @@ def _digests(header: Mapping[str, object]) -> set[str]:
     return {text[at : at + _DIGITS] for at in range(0, len(text), _DIGITS)}
 
 
-def _positions(header: Mapping[str, object]) -> IndexArray:
+def _positions(header: Mapping[str, object]) -> Index:
     runs = header.get("positions")
     try:
         parts = [np.arange(first, last + 1, dtype=np.int64) for first, last in runs]  # type: ignore[attr-defined]

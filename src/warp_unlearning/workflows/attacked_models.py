@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..data.split_folder import load_split
-from ..data.splits import IndexArray
+from ..data.table import Index
 from ..errors import DataError, InputError
 from ..models.digest import model_digest
 from .evaluate import check_one_data_set
@@ -24,7 +24,7 @@ class Attacked:
 
     path: Path
     source: Source
-    forget: IndexArray
+    forget: Index
     known: KnownUnlearning
 
 
@@ -104,7 +104,7 @@ def _way(one: Attacked) -> tuple[str, str]:
     return f"{known.method}{defense}", f"{dict(known.settings)} {last.defense} {known.schedule}"
 
 
-def _forgotten(path: Path, file: Path | None, original: Source) -> IndexArray:
+def _forgotten(path: Path, file: Path | None, original: Source) -> Index:
     count = len(original.data.train)
     split = path / "split"
     told = load_split(split, train_count=count, test_count=len(original.data.test)).forget if split.is_dir() else None

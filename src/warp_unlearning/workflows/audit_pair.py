@@ -15,9 +15,9 @@ import torch
 from ..attacks.membership.pair_audit import audit_pair
 from ..attacks.membership.pair_report import PairAudit
 from ..config.resolve import RESOLVED, as_plain
-from ..data.digest import array_digest
+from ..data.files import array_digest
 from ..data.split_folder import load_split
-from ..data.splits import IndexArray
+from ..data.table import Index
 from ..errors import DataError, InputError
 from ..models.digest import model_digest
 from ..runs.directory import RunDirectory, open_run, start_run
@@ -103,7 +103,7 @@ def verdict_of(audit: dict[str, Any]) -> dict[str, Any]:
     return {name: audit[name] for name in kept} | {"attacks": len(audit["rows"]), "audit_digest": digest}
 
 
-def _forget(request: PairRequest, original: Source) -> IndexArray:
+def _forget(request: PairRequest, original: Source) -> Index:
     count = len(original.data.train)
     if request.forget is not None:
         forget = read_indices(request.forget, count=count, what="forget")
@@ -124,7 +124,7 @@ def _forget(request: PairRequest, original: Source) -> IndexArray:
     return forget
 
 
-def _run(request: PairRequest, sources: dict[str, Source], forget: IndexArray) -> RunDirectory | None:
+def _run(request: PairRequest, sources: dict[str, Source], forget: Index) -> RunDirectory | None:
     if request.out is None:
         return None
     found = {
@@ -147,7 +147,7 @@ def _steps(request: PairRequest, unlearned: Source) -> Sequence[str] | None:
     return ("naive",) if done and all(deletion.defense is None for deletion in done) else None
 
 
-def _audit(request: PairRequest, sources: dict[str, Source], forget: IndexArray) -> PairAudit:
+def _audit(request: PairRequest, sources: dict[str, Source], forget: Index) -> PairAudit:
     original = sources["original"]
     device = choose_device(original.config.device)
     everything = np.arange(len(original.data.train)) if original.known is None else original.known

@@ -14,8 +14,7 @@ from ..bounds.graph_ratios import Seen
 from ..bounds.plot import plot_floor
 from ..bounds.reconstruction_floor import SPREADS, reconstruction_floor
 from ..config.resolve import RESOLVED, as_plain
-from ..data.digest import array_digest
-from ..data.plain import plain
+from ..data.files import array_digest, to_json
 from ..models.digest import model_digest
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..symmetry.laws import Law
@@ -82,7 +81,7 @@ def _result(request: BoundsRequest, source: Source, known: torch.Tensor) -> dict
     data = source.data.train.select(known).to(device)
     digest = model_digest(source.model)
     floor = reconstruction_floor(source.model.to(device), data=data, **request.options())
-    result: dict[str, Any] = plain(floor.as_json() | {"model": digest, "data": source.data.name})
+    result: dict[str, Any] = to_json(floor.as_json() | {"model": digest, "data": source.data.name})
     return result
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..config.schema import DefenseConfig
 from ..data.examples import Examples, in_order
-from ..data.plain import plain
+from ..data.files import to_json
 from ..defense.base import Defense
 from ..defense.registry import make_defense
 from ..errors import InputError
@@ -33,7 +33,7 @@ def defense_summary(config: DefenseConfig, original: nn.Module, result: Unlearne
     original and of the result.
     """
     scales = [certificate.scale for certificate in result.teleports]
-    summary: dict[str, Any] = plain(
+    summary: dict[str, Any] = to_json(
         {
             "name": config.name,
             "experiment_only": config.seed is not None,
@@ -52,7 +52,7 @@ def defense_summary(config: DefenseConfig, original: nn.Module, result: Unlearne
 
 def plain_teleports(result: Unlearned) -> list[dict[str, Any]]:
     """The certificates as plain data."""
-    return [plain(certificate.as_json()) for certificate in result.teleports]
+    return [to_json(certificate.as_json()) for certificate in result.teleports]
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..data.split_folder import load_split
-from ..data.splits import IndexArray
+from ..data.table import Index
 from ..errors import DataError, InputError
 from ..evaluation.compare import Comparison, compare
 from .source import Builder, Source, choose_device, load_source
@@ -69,7 +69,7 @@ def check_one_data_set(sources: Mapping[str, Source]) -> None:
             )
 
 
-def check_reference(retrained: Source, forget: IndexArray, path: Path) -> None:
+def check_reference(retrained: Source, forget: Index, path: Path) -> None:
     """Refuse a reference that was not retrained, or that learned from examples to forget."""
     done = retrained.record.deletions
     if done and done[-1].method.get("name") != "retrain":

@@ -13,7 +13,7 @@ import yaml
 
 from ..config.reproduce import ReproduceConfig
 from ..config.resolve import as_plain
-from ..data.atomic import write_atomically
+from ..data.files import write_atomically
 from ..errors import InputError, nearest
 from ..models.device import choose_device
 from ..report.paper.registry import render

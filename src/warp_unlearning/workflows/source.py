@@ -18,12 +18,12 @@ from torch import nn
 
 from ..config.resolve import resolve
 from ..config.schema import Config
-from ..data.dataset import ImageData
-from ..data.digest import array_digest
-from ..data.load import load_data
+from ..data.files import array_digest
+from ..data.preprocess import ImageData, load_data
+from ..data.sampling import draw_per_class
 from ..data.split_folder import load_split
-from ..data.splits import IndexArray, check_indices
-from ..data.stratified import draw_per_class
+from ..data.splits import check_indices
+from ..data.table import Index
 from ..errors import DataError, InputError
 from ..models.device import choose_device as choose_device
 from ..models.registry import build_model, suggest_options
@@ -45,8 +45,8 @@ class Source:
 
     model: nn.Module
     data: ImageData
-    known: IndexArray | None
-    validation: IndexArray
+    known: Index | None
+    validation: Index
     config: Config
     record: DeletionRecord
 
@@ -71,7 +71,7 @@ def make_model(config: Config, data: ImageData, builder: Builder | None) -> nn.M
     return build_model(config.model.name, generator=streams.generator("weights"), **options)
 
 
-def validation_split(config: Config, data: ImageData) -> tuple[IndexArray, IndexArray]:
+def validation_split(config: Config, data: ImageData) -> tuple[Index, Index]:
     """Positions to train on and positions to hold for validation, drawn per class from the seed."""
     y = data.train.y.cpu().numpy()
     held = draw_per_class(
@@ -80,7 +80,7 @@ def validation_split(config: Config, data: ImageData) -> tuple[IndexArray, Index
     return np.setdiff1d(np.arange(len(y), dtype=np.int64), held), held
 
 
-def header(config: Config, data: ImageData, known: IndexArray) -> dict[str, object]:
+def header(config: Config, data: ImageData, known: Index) -> dict[str, object]:
     """What a weight file says of itself, and of the examples it knows."""
     return {
         "seed": config.seed,
@@ -111,7 +111,7 @@ def load_source(
     return Source(model, data, known, held, config, DeletionRecord())
 
 
-def _split_of_file(path: Path, config: Config, data: ImageData) -> tuple[IndexArray | None, IndexArray]:
+def _split_of_file(path: Path, config: Config, data: ImageData) -> tuple[Index | None, Index]:
     """What a weight file was trained on: as it says itself, or for a file of others the whole training part, less a
     validation fraction where one is given. None where the file is of a model that has forgotten something.
     """
@@ -132,7 +132,7 @@ def _from_run(path: Path, config_file: Path | None, overrides: Sequence[str], bu
     _check_fixed(config, started, path)
     data = load_examples(config)
     model = _with_weights(path / "model.safetensors", config, data, builder)
-    known: IndexArray | None
+    known: Index | None
     if run.kind == "train":
         known, held = (_indices(path / f"{name}.npy", len(data.train)) for name in ("train", "validation"))
         return Source(model, data, known, held, config, DeletionRecord())
@@ -185,11 +185,11 @@ def _check_data(about: Mapping[str, Any], data: ImageData, path: Path) -> None:
         )
 
 
-def _indices(path: Path, count: int) -> IndexArray:
+def _indices(path: Path, count: int) -> Index:
     return read_indices(path, count=count, what=path.stem, may_be_empty=path.stem == "validation")
 
 
-def read_indices(path: Path, *, count: int, what: str, may_be_empty: bool = False) -> IndexArray:
+def read_indices(path: Path, *, count: int, what: str, may_be_empty: bool = False) -> Index:
     """Positions from an .npy file, checked and sorted."""
     try:
         array = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..config.resolve import RESOLVED, as_plain
-from ..data.digest import array_digest
 from ..data.examples import TensorExamples
-from ..data.plain import plain
-from ..data.splits import IndexArray
+from ..data.files import array_digest, to_json
+from ..data.table import Index
 from ..defense.certificate import Certificate
 from ..defense.teleporter import teleport
 from ..errors import DataError, InputError
@@ -102,7 +101,7 @@ def teleport_run(request: TeleportRequest, *, builder: Builder | None = None) ->
     return TeleportOutcome(about, (*notes, *chosen, *certificate.notes))
 
 
-def choose_examples(source: Source) -> tuple[IndexArray, IndexArray, tuple[str, ...]]:
+def choose_examples(source: Source) -> tuple[Index, Index, tuple[str, ...]]:
     """Positions to keep and to forget, and notes: what is asked for, else what earlier requests forgot, else nothing;
     everything else that the model knows is to be kept.
     """
@@ -145,7 +144,7 @@ def judge(certificate: Certificate, symmetry: Symmetry, model: nn.Module, tolera
 
 
 def _carry_out(
-    source: Source, retain: IndexArray, forget: IndexArray, symmetry: Symmetry, seed: int | None
+    source: Source, retain: Index, forget: Index, symmetry: Symmetry, seed: int | None
 ) -> tuple[nn.Module, Certificate]:
     device = choose_device(source.config.device)
     model = source.model.to(device)
@@ -154,7 +153,7 @@ def _carry_out(
     return teleport(model, symmetry, retain=kept, forget=forgotten, seed=seed)
 
 
-def _part(source: Source, index: IndexArray, device: torch.device) -> TensorExamples:
+def _part(source: Source, index: Index, device: torch.device) -> TensorExamples:
     part = source.data.train.select(torch.from_numpy(index)).to(device)
     return TensorExamples(part.x.double(), part.y) if _precision(source.model) == torch.float64 else part
 
@@ -176,7 +175,7 @@ def _write(
         "from_model": model_digest(before),
         "to_model": model_digest(after),
     }
-    run.write_json("certificate.json", plain(about))
+    run.write_json("certificate.json", to_json(about))
     run.finish()
 
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..config.resolve import RESOLVED, as_plain
 from ..config.schema import Config
-from ..data.atomic import write_atomically
-from ..data.dataset import ImageData
-from ..data.splits import IndexArray
+from ..data.files import write_atomically
+from ..data.preprocess import ImageData
+from ..data.table import Index
 from ..errors import DivergedError
 from ..models.digest import model_digest
 from ..models.weights import read_weights, save_weights
@@ -130,9 +130,7 @@ def _check_weights(training: Training, step: int) -> None:
         )
 
 
-def _metrics(
-    model: nn.Module, data: ImageData, known: IndexArray, held: IndexArray, device: torch.device
-) -> dict[str, Any]:
+def _metrics(model: nn.Module, data: ImageData, known: Index, held: Index, device: torch.device) -> dict[str, Any]:
     parts = {
         "train": data.train.select(torch.from_numpy(known)),
         "validation": data.train.select(torch.from_numpy(held)),
@@ -147,7 +145,7 @@ def _metrics(
     }
 
 
-def _npy(array: IndexArray) -> bytes:
+def _npy(array: Index) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()

@@ -20,16 +20,13 @@ from torch import Tensor
 
 from ..config.prior import PriorConfig
 from ..config.resolve import RESOLVED, as_plain, resolve_as
-from ..data.atomic import write_atomically
-from ..data.dataset import ImageData
-from ..data.digest import array_digest
 from ..data.examples import TensorExamples
+from ..data.files import array_digest, write_atomically
 from ..data.image_digests import image_digests
-from ..data.load import load_data
-from ..data.pixels import pixels_of
+from ..data.preprocess import ImageData, load_data, pixels_of
+from ..data.sampling import draw_per_class
 from ..data.split_folder import load_split
-from ..data.splits import IndexArray
-from ..data.stratified import draw_per_class
+from ..data.table import Index
 from ..errors import DataError, DivergedError, InputError
 from ..models.conv_generator import ConvGenerator
 from ..models.device import choose_device
@@ -122,20 +119,20 @@ def _images(data: ImageData) -> TensorExamples:
     return TensorExamples(x.clamp(0, 1), data.train.y)
 
 
-def _excluded(config: PriorConfig, images: TensorExamples, data_digest: str) -> IndexArray:
+def _excluded(config: PriorConfig, images: TensorExamples, data_digest: str) -> Index:
     """Sorted positions not to learn from, exact copies of any of them included."""
     count = len(images)
     found = [read_indices(path, count=count, what="exclude") for path in config.exclude]
     if config.for_run is not None:
         found.append(_forgotten(config.for_run, count, data_digest))
-    named: IndexArray = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found]))
+    named: Index = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found]))
     if len(named) == 0:
         return named
     digests = np.array(image_digests(images.x))
     return np.flatnonzero(np.isin(digests, digests[named])).astype(np.int64)
 
 
-def _forgotten(path: Path, count: int, data_digest: str) -> IndexArray:
+def _forgotten(path: Path, count: int, data_digest: str) -> Index:
     """Everything that the model of an unlearning neither knows nor was held out from, earlier requests included."""
     about = read_weights(path / "model.safetensors").header
     if about.get("data_digest") != data_digest:
@@ -147,7 +144,7 @@ def _forgotten(path: Path, count: int, data_digest: str) -> IndexArray:
     return np.setdiff1d(np.arange(count, dtype=np.int64), np.union1d(split.retain, split.validation))
 
 
-def _parts(config: PriorConfig, images: TensorExamples, excluded: IndexArray) -> tuple[IndexArray, IndexArray]:
+def _parts(config: PriorConfig, images: TensorExamples, excluded: Index) -> tuple[Index, Index]:
     """Positions to learn from and to measure on, the second drawn per class."""
     rest = np.setdiff1d(np.arange(len(images), dtype=np.int64), excluded)
     y = images.y.numpy()[rest]
@@ -210,7 +207,7 @@ def _check(recent: Sequence[Tensor], lr: float, step: int) -> None:
 
 
 def _metrics(
-    training: PriorTraining, images: TensorExamples, known: IndexArray, held: IndexArray, excluded: IndexArray
+    training: PriorTraining, images: TensorExamples, known: Index, held: Index, excluded: Index
 ) -> dict[str, Any]:
     device = training.images.x.device
     mean = training.images.x.mean(0, keepdim=True)
@@ -234,7 +231,7 @@ def _psnr(drawn: Tensor, images: Tensor) -> float:
     return float(-10 * squares.log10().mean())
 
 
-def _npy(array: IndexArray) -> bytes:
+def _npy(array: Index) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()

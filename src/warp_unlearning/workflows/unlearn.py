@@ -18,7 +18,8 @@ from ..config.resolve import RESOLVED, as_plain
 from ..config.schema import ForgetConfig
 from ..data.examples import TensorExamples
 from ..data.split_folder import save_split
-from ..data.splits import ForgetRule, IndexArray, Indices, RandomFraction, Split, WholeClass, make_split
+from ..data.splits import ForgetRule, Indices, RandomFraction, Split, WholeClass, make_split
+from ..data.table import Index
 from ..defense.base import Defense
 from ..errors import DataError, DivergedError, InputError, WarpWarning
 from ..evaluation.compare import Comparison, compare
@@ -123,7 +124,7 @@ def choose_split(source: Source, rule: ForgetRule) -> tuple[Split, tuple[str, ..
     return Split(forget, np.delete(retain, copies), source.validation, drawn.test), notes
 
 
-def forgotten_before(source: Source) -> IndexArray:
+def forgotten_before(source: Source) -> Index:
     """The examples that earlier requests asked to forget."""
     everything = np.arange(len(source.data.train), dtype=np.int64)
     if not source.record.deletions:
@@ -131,7 +132,7 @@ def forgotten_before(source: Source) -> IndexArray:
     return np.setdiff1d(everything, np.union1d(_known(source), source.validation))
 
 
-def _known(source: Source) -> IndexArray:
+def _known(source: Source) -> Index:
     if source.known is None:
         raise InputError(
             "which examples this model knows cannot be told from its weight file alone, since it has forgotten some; "
@@ -140,7 +141,7 @@ def _known(source: Source) -> IndexArray:
     return source.known
 
 
-def _check_known(index: IndexArray, known: IndexArray, validation: IndexArray) -> None:
+def _check_known(index: Index, known: Index, validation: Index) -> None:
     unknown = np.setdiff1d(index, known)
     if len(unknown):
         why = "is in the validation set" if unknown[0] in validation else "was forgotten already"
@@ -245,7 +246,7 @@ def _accuracies(source: Source, split: Split, after: nn.Module, comparison: Comp
     return found
 
 
-def _part(source: Source, index: IndexArray, device: torch.device) -> TensorExamples:
+def _part(source: Source, index: Index, device: torch.device) -> TensorExamples:
     return source.data.train.select(torch.from_numpy(index)).to(device)
 
 
