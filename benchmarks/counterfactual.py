@@ -31,7 +31,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from warp_unlearning.data.cifar10 import load_cifar10
 
 from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.shadow_audit import audit_against_originals, shadow_audit

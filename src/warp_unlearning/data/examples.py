@@ -132,9 +132,9 @@ def taken(given: Given) -> Tensor:
 def as_examples(source: object, *, what: str) -> Examples:
     """Accept what users have; `what` names the collection in errors.
 
-    Examples; a pair (x, y), or a mapping, of tensors, numpy arrays or pandas frames and columns (floats of the latter two
-    become 32-bit); a map-style `Dataset` of pairs or of mappings such as {"pixel_values", "labels"}; or a `DataLoader`,
-    which is read once into memory, in the order of its data set: give its `Dataset` to keep random augmentation alive.
+    Examples; a pair (x, y), or a mapping, of tensors, numpy arrays or pandas frames and columns (whose floats become
+    32-bit); a map-style `Dataset` of pairs or of mappings such as {"pixel_values", "labels"}; or a `DataLoader`, which
+    is read once into memory, in the order of its data set: give its `Dataset` to keep random augmentation alive.
     """
     if isinstance(source, Examples):
         return source

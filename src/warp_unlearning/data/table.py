@@ -222,15 +222,15 @@ def _by_number(texts: NDArray[np.str_], table: Table) -> Index:
 def _by_name(texts: NDArray[np.str_], table: Table) -> Index:
     if table.names is None:
         raise DataError(
-            f"the data have no ids, so {texts[0]!r} names no row; give row numbers, or name the ids (--ids)"
+            f"the data have no ids, so {str(texts[0])!r} names no row; give row numbers, or name the ids (--ids)"
         )
     names = table.names[: table.train]
-    lost = texts[~np.isin(texts, names)]
-    if len(lost):
+    lost = texts[~np.isin(texts, names)].tolist()
+    if lost:
         tested = " (it names a test row, which was not learned)" if lost[0] in table.names else ""
         raise DataError(
             f"{len(lost)} of {len(texts)} names belong to no training row, first {lost[0]!r}{tested}; names are such "
-            f"as {names[0]!r}, and others are used if told (--ids)"
+            f"as {str(names[0])!r}, and others are used if told (--ids)"
         )
     return np.flatnonzero(np.isin(names, texts))
 
@@ -390,19 +390,17 @@ class Parts:
     def align(self, table: Table) -> Parts:
         """The part of each row of today's file, matched by content in any order.
 
-        Copies are counted, and test rows match only test rows. Forgotten rows may be gone; a row that is known or
-        tested must be there with its label, and there may be none that is new.
+        Copies are counted, labels compared, and test rows match only test rows. Forgotten rows may be gone; a row that
+        is known or tested must be there, and none may be new.
         """
         gone = np.isin(self.part, (FORGET, FORGOTTEN))
-        forgotten = set(self.digests[gone].tolist())
-        waiting: dict[tuple[bool, str, int], list[int]] = defaultdict(list)
-        # Later rows are taken first: of forgotten copies those of this request last to go.
+        waiting = defaultdict(list)
+        # The last of equal rows is taken first: where some are gone, those of this request are there the longest.
         for row in np.argsort(self.part, kind="stable")[::-1].tolist():
-            waiting[_key(self.digests, self.labels, row, self.train, forgotten)].append(row)
-        part = np.zeros(len(table), dtype=np.uint8)
-        new: list[int] = []
-        for row in range(len(table)):
-            same = waiting.get(_key(table.digests(), table.y, row, table.train, forgotten))
+            waiting[row >= self.train, self.digests[row], self.labels[row]].append(row)
+        part, new = np.zeros(len(table), dtype=np.uint8), []
+        for row, (digest, label) in enumerate(zip(table.digests(), table.y, strict=True)):
+            same = waiting[row >= table.train, digest, label]
             if same:
                 part[row] = self.part[same.pop()]
             else:
@@ -419,10 +417,3 @@ class Parts:
                 "model"
             )
         return Parts(table.digests(), table.y, part, table.train).check()
-
-
-def _key(
-    digests: Digests, labels: NDArray[np.int64], row: int, train: int, forgotten: set[str]
-) -> tuple[bool, str, int]:
-    digest = str(digests[row])
-    return row >= train, digest, -1 if digest in forgotten else int(labels[row])
