@@ -91,7 +91,7 @@ class Problem:
 def load(data: str, device: torch.device) -> Problem:
     """Noisy digits and a small network, or CIFAR-10 and ResNet-18 with the ImageNet stem."""
     if data == "digits":
-        found = load_digits()
+        found = load_data()
         noise = torch.Generator().manual_seed(0)
         train, test = (
             TensorExamples(part.x + 1.5 * torch.randn(part.x.shape, generator=noise), part.y)
@@ -99,7 +99,7 @@ def load(data: str, device: torch.device) -> Problem:
         )
         network: Callable[[], nn.Module] = partial(build_model, "mlp", inputs=64, classes=10, hidden=(64,))
         return Problem(train.to(device), test.to(device), network, Recipe(epochs=20, batch_size=16, lr=0.05), (0.0,))
-    found = load_cifar10(Path(data))
+    found = load_data("cifar10", path=Path(data))
     network = partial(build_model, "resnet18", stem="imagenet")
     return Problem(found.train.to(device), found.test.to(device), network, RECIPES["paper"], found.fill)
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from warp_unlearning import compare, unlearn
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.data.load import load_data
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.methods import make_method
 from warp_unlearning.models.fresh import reinitialise
 from warp_unlearning.models.networks import ResNet18

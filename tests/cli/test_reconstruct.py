@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from warp_unlearning.data.load import load_data
-from warp_unlearning.data.pixels import pixels_of
+from warp_unlearning.data.preprocess import load_data, pixels_of
 from warp_unlearning.models.weights import read_weights, save_weights
 
 Warp = Callable[..., Any]

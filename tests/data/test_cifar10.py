@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-
 from warp_unlearning.data.cifar10 import BINARY_MD5, PICKLE_MD5, load_cifar10
 from warp_unlearning.data.dataset import ImageData
+
 from warp_unlearning.errors import DataError
 
 NAMES = tuple(BINARY_MD5)

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
 from warp_unlearning.data.digits import load_digits
-from warp_unlearning.data.image_digests import image_digests
 from warp_unlearning.data.pixels import Pixels, pixels_of
+
+from warp_unlearning.data.image_digests import image_digests
 from warp_unlearning.errors import InputError
 
 

@@ -13,8 +13,7 @@ import torch
 from warp_unlearning.attacks.membership.confidence import logit_confidence
 from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.pair_audit import PairAuditor
-from warp_unlearning.data.dataset import ImageData
-from warp_unlearning.data.load import load_data
+from warp_unlearning.data.preprocess import ImageData, load_data
 from warp_unlearning.errors import InputError
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.methods.protocol import Task

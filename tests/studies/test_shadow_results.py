@@ -11,7 +11,7 @@ import torch
 
 from warp_unlearning import unlearn
 from warp_unlearning.attacks.membership.confidence import logit_confidence
-from warp_unlearning.data.load import load_data
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.methods.registry import make_method
 from warp_unlearning.models.networks import MLP
 from warp_unlearning.randomness import Streams

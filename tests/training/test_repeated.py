@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from warp_unlearning.conformance.moves import permutation
 from warp_unlearning.conformance.problem import Problem, digits_problem
-from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.data.taken import Taken
+from warp_unlearning.data.examples import Taken, TensorExamples
 from warp_unlearning.defense.base import Defense
 from warp_unlearning.defense.certificate import Certificate
 from warp_unlearning.defense.registry import make_defense

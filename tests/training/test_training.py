@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from warp_unlearning.data.augment import random_crop_flip
 from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.data.sampling import random_crop_flip
 from warp_unlearning.errors import DivergedError, WeightsError
 from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from warp_unlearning.bounds.reconstruction_floor import reconstruction_floor
-from warp_unlearning.data.plain import plain
+from warp_unlearning.data.files import to_json
 from warp_unlearning.errors import InputError
 from warp_unlearning.models.weights import model_digest, save_weights
 from warp_unlearning.runs.directory import open_run
@@ -32,7 +32,7 @@ def test_the_result_is_that_of_the_call_on_what_the_model_knows(trained: Path) -
     assert source.known is not None
     data = source.data.train.select(torch.from_numpy(source.known))
     expected = reconstruction_floor(source.model, data=data, seed=3, **FEW).as_json()
-    assert found == plain(expected) | {"model": model_digest(source.model), "data": "npz"}
+    assert found == to_json(expected) | {"model": model_digest(source.model), "data": "npz"}
     assert found["examples"] == len(source.known) < 120
 
 

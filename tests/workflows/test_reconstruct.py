@@ -14,6 +14,7 @@ from warp_unlearning.attacks.reconstruction.threat import Schedule
 from warp_unlearning.config import resolve
 from warp_unlearning.data.dataset import ImageData
 from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.data.preprocess import ImageData
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.methods import make_method
 from warp_unlearning.unlearning.driver import unlearn

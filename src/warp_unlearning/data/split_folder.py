@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .atomic import write_atomically
-from .digest import array_digest
+from .files import array_digest, write_atomically
 from .splits import ForgetRule, Indices, RandomFraction, Split, check_disjoint, check_indices
 
 SCHEMA_VERSION = 1

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DataError, InputError
-from .digest import array_digest
-from .stratified import draw, draw_per_class
+from .files import array_digest
+from .sampling import draw, draw_per_class
 
 IndexArray = NDArray[np.int64]
 

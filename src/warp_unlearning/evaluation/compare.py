@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data.examples import Examples, as_examples
-from ..data.plain import plain
+from ..data.files import to_json
 from ..errors import InputError
 from ..stats.intervals import Estimate, mean, proportion
 from ..training.scoring import logits
@@ -59,7 +59,7 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         """Plain data, with the version of its form; a bound that is infinite is None, as JSON has no infinity."""
         reference = "retrained model" if "retrained" in self.models else "none: no retrained model was given"
-        return {"schema_version": SCHEMA_VERSION, "reference": reference, **plain(asdict(self))}
+        return {"schema_version": SCHEMA_VERSION, "reference": reference, **to_json(asdict(self))}
 
 
 def compare(

@@ -13,7 +13,7 @@ from typing import ClassVar, get_args
 import torch
 from torch import Tensor, nn
 
-from ..data.examples import TensorExamples
+from ..data.examples import Given, Taken, TensorExamples, taken
 from ..data.sampling import batch_shape, epoch
 from ..data.taken import Given, Taken, taken
 from ..models.fresh import reinitialise

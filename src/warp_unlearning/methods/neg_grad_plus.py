@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.batches import shuffled
 from ..data.examples import Batch
 from ..data.sampling import batch_shape
 from ..models.modes import predict

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.batches import shuffled
 from ..data.examples import Examples
-from ..data.sampling import batch_shape
+from ..data.sampling import batch_shape, shuffled
 from ..errors import InputError, WarpWarning
 from ..linalg.subspace import Rule, SecondMoment
 from ..models.modes import norm_mode, predict

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from ..data.atomic import write_atomically
+from ..data.files import write_atomically
 from ..errors import DataError, InputError
 from ..version import __version__
 from .yaml_text import dump_yaml, load_yaml

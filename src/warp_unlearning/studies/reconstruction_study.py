@@ -119,5 +119,5 @@ def reconstruction_results(name: str, plan: ReconstructionPlan, store: Store) ->
         "study": name,
         "rows": [json.loads(store.read(job.key).read(FOUND)) for job in jobs if store.has(job.key)],
         "missing": [plan.told(job.key) for job in jobs if not store.has(job.key)],
-        "settings": plain({"data": plan.settings.data["name"], **settings}),
+        "settings": to_json({"data": plan.settings.data["name"], **settings}),
     }

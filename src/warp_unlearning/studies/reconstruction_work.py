@@ -88,7 +88,7 @@ class ReconstructionWork:
             threats = [replace(threat, generator=prior) for threat in threats]
         truth = pictures.learned.images[self._targets(store)]
         row = attack_row(threats, cell.attack, truth, pictures, settings) | dict(cell.about)
-        return {FOUND: json.dumps(plain(row), sort_keys=True).encode()}
+        return {FOUND: json.dumps(to_json(row), sort_keys=True).encode()}
 
     def _threats(self, arm: ImageArm, store: Store) -> list[Threat]:
         """Those of an arm; kept until another arm is asked for."""

@@ -16,10 +16,9 @@ from torch import nn
 from ..attacks.membership.confidence import logit_confidence
 from ..attacks.membership.pair_audit import audit_pair
 from ..attacks.undoing.registry import pre_steps
-from ..data.dataset import ImageData
 from ..data.examples import TensorExamples
-from ..data.load import load_data
-from ..data.splits import IndexArray
+from ..data.preprocess import ImageData, load_data
+from ..data.table import Index
 from ..defense.registry import make_defense
 from ..errors import WarpWarning
 from ..methods.registry import make_method
@@ -142,7 +141,7 @@ class ShadowWork:
         found: tuple[TensorExamples, TensorExamples] = self._kept["held out"]
         return found
 
-    def _points(self, index: IndexArray) -> TensorExamples:
+    def _points(self, index: Index) -> TensorExamples:
         return self._data.train.select(torch.from_numpy(index)).to(self._device)
 
     def _network(self, streams: Streams) -> nn.Module:

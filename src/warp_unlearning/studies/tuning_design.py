@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.splits import IndexArray, check_indices
+from ..data.splits import check_indices
+from ..data.table import Index
 from ..errors import InputError
 from ..randomness import Streams
 from .tuning_objectives import FEWEST
@@ -29,17 +30,17 @@ class TuningShadow:
     """
 
     number: int
-    trained: IndexArray
-    forget: tuple[IndexArray, ...]
-    validation: IndexArray
-    held_out: IndexArray
+    trained: Index
+    forget: tuple[Index, ...]
+    validation: Index
+    held_out: Index
     measured: NDArray[np.bool_]
 
-    def retained(self, part: int) -> IndexArray:
+    def retained(self, part: int) -> Index:
         """What is trained on and not in this forget set."""
         return np.setdiff1d(self.trained, self.forget[part])
 
-    def retained_measured(self, part: int) -> IndexArray:
+    def retained_measured(self, part: int) -> Index:
         """Those of them on which accuracy is measured."""
         kept = self.retained(part)
         return kept[self.measured[kept]]

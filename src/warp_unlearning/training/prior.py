@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..data.augment import random_crop_flip
 from ..data.examples import TensorExamples
-from ..data.sampling import batch_shape, epoch
+from ..data.sampling import batch_shape, epoch, random_crop_flip
 from ..errors import InputError, WeightsError
 from ..models.fresh import reinitialise
 from ..models.generator import ConvEncoder, ConvGenerator

@@ -9,10 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.augment import check_fill, crop_flip, draw_crop_flip
-from ..data.examples import Examples, index_device
-from ..data.sampling import batch_shape, epoch
-from ..data.taken import Given, take_later
+from ..data.examples import Examples, Given, index_device, take_later
+from ..data.sampling import batch_shape, check_fill, crop_flip, draw_crop_flip, epoch
 from ..errors import DivergedError, WeightsError
 from ..models.modes import draws_nothing, enter_mode, predict
 from ..randomness import LayerDraws, Streams

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from ..data.checksum import checksums
-from ..data.examples import DatasetExamples, Examples, TensorExamples
+from ..data.examples import DatasetExamples, Examples, TensorExamples, checksums
 from ..errors import DataError
 from ..models.own import check_examples as check_examples
 

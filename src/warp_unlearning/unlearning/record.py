@@ -14,8 +14,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ..data.digest import array_digest
 from ..data.examples import Examples, TensorExamples
+from ..data.files import array_digest
 from ..defense.base import Defense
 from ..errors import DataError
 from ..methods.protocol import Method

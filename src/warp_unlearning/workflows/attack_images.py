@@ -25,7 +25,7 @@ _DECOYS = 100
 _ENOUGH = 39
 _ROUNDING = 1e-3
 
-Seen = Callable[[Tensor], IndexArray]
+Seen = Callable[[Tensor], Index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +36,12 @@ class AttackImages:
 
     pixels: Pixels
     train: TensorExamples
-    probe_index: IndexArray
+    probe_index: Index
     probes: TensorExamples
     decoys: tuple[Tensor, Tensor] | None
     notes: tuple[str, ...]
 
-    def truth(self, index: IndexArray) -> Tensor:
+    def truth(self, index: Index) -> Tensor:
         """The images at these positions of the training part, with values in [0, 1]."""
         return unit_images(self.pixels, self.train.x[index])
 
@@ -107,7 +107,7 @@ def _pool(original: Subject, targets: IndexArray, kept: Sequence[IndexArray | No
     return np.setdiff1d(known, targets)
 
 
-def _not_copies(pixels: Pixels, inputs: Tensor, targets: Tensor) -> IndexArray:
+def _not_copies(pixels: Pixels, inputs: Tensor, targets: Tensor) -> Index:
     """Rows of `inputs` that show none of the targets."""
     if not len(inputs):
         return np.empty(0, dtype=np.int64)
@@ -119,7 +119,7 @@ def _not_copies(pixels: Pixels, inputs: Tensor, targets: Tensor) -> IndexArray:
 def _decoys(
     pixels: Pixels,
     examples: TensorExamples,
-    pool: IndexArray,
+    pool: Index,
     *,
     wanted: dict[int, int],
     least: int,

@@ -12,8 +12,7 @@ import torch
 
 from ..config.resolve import RESOLVED, as_plain
 from ..config.shadow import ShadowConfig
-from ..data.dataset import ImageData
-from ..data.load import load_data
+from ..data.preprocess import ImageData, load_data
 from ..defense.registry import make_defense
 from ..cli.unlearn import SMALL
 from ..errors import InputError

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from ..data.atomic import write_atomically
-from ..data.dataset import ImageData
-from ..data.load import load_data
+from ..data.files import write_atomically
+from ..data.preprocess import ImageData, load_data
 from ..errors import InputError
 from ..models.modes import choose_device
 from ..models.networks import build_model, suggest_options

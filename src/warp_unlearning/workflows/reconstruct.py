@@ -15,9 +15,8 @@ from ..attacks.reconstruction.problem import Search
 from ..cli.options import Options
 from ..cli.subject import PLACES, Subject, open_subject
 from ..config.resolve import RESOLVED, as_plain
-from ..data.digest import array_digest
-from ..data.plain import plain
-from ..data.splits import IndexArray
+from ..data.files import array_digest, to_json
+from ..data.table import Index
 from ..errors import InputError, nearest
 from ..models.digest import model_digest
 from ..models.prior_weights import load_prior, saw
@@ -113,7 +112,7 @@ def reconstruct_run(
     return result
 
 
-def _seen(header: dict[str, object], images: Tensor) -> IndexArray:
+def _seen(header: dict[str, object], images: Tensor) -> Index:
     return saw(header, images=images)
 
 
@@ -121,7 +120,7 @@ def _check_prior(
     request: ReconstructRequest,
     images: AttackImages,
     attacked: Sequence[Attacked],
-    seen: Callable[[Tensor], IndexArray],
+    seen: Callable[[Tensor], Index],
 ) -> None:
     """Refuse a prior that learned from what is attacked."""
     targets = np.unique(np.concatenate([a.forget for a in attacked]))
@@ -174,7 +173,7 @@ def _result(
     digests: dict[str, Any],
 ) -> dict[str, Any]:
     requests = sum(len(model["paths"]) for model in models)
-    result: dict[str, Any] = plain(
+    result: dict[str, Any] = to_json(
         {
             "schema_version": SCHEMA_VERSION,
             "kind": "reconstruction",

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from ..data.atomic import write_atomically
-from ..data.splits import IndexArray
+from ..data.files import write_atomically
+from ..data.table import Index
 from ..runs.directory import RunDirectory
 
 SCHEMA_VERSION = 1
@@ -33,7 +33,7 @@ class Grid:
     model a column, whose images lie in some of the rows.
     """
 
-    positions: IndexArray
+    positions: Index
     labels: list[int]
     classes: list[str]
     truth: Tensor

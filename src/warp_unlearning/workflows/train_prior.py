@@ -23,10 +23,8 @@ from ..cli.subject import open_subject
 from ..cli.train import keep_diverged
 from ..config.prior import PriorConfig
 from ..config.resolve import RESOLVED, as_plain, resolve_as
-from ..data.atomic import write_atomically
-from ..data.dataset import ImageData
-from ..data.digest import array_digest
 from ..data.examples import TensorExamples
+from ..data.files import array_digest, write_atomically
 from ..data.image_digests import image_digests
 from ..data.load import load_data
 from ..data.pixels import pixels_of
@@ -123,7 +121,7 @@ def _images(data: ImageData) -> TensorExamples:
     return TensorExamples(x.clamp(0, 1), data.train.y)
 
 
-def _excluded(config: PriorConfig, images: TensorExamples, data_digest: str) -> IndexArray:
+def _excluded(config: PriorConfig, images: TensorExamples, data_digest: str) -> Index:
     """Sorted positions not to learn from, exact copies of any of them included."""
     count = len(images)
     found = [check_indices(read_request(path), count=count, what="exclude") for path in config.exclude]
@@ -147,7 +145,7 @@ def _forgotten(path: Path, data_digest: str) -> IndexArray:
     return run.forgotten
 
 
-def _parts(config: PriorConfig, images: TensorExamples, excluded: IndexArray) -> tuple[IndexArray, IndexArray]:
+def _parts(config: PriorConfig, images: TensorExamples, excluded: Index) -> tuple[Index, Index]:
     """Positions to learn from and to measure on, the second drawn per class."""
     rest = np.setdiff1d(np.arange(len(images), dtype=np.int64), excluded)
     y = images.y.numpy()[rest]
@@ -210,7 +208,7 @@ def _check(recent: Sequence[Tensor], lr: float, step: int) -> None:
 
 
 def _metrics(
-    training: PriorTraining, images: TensorExamples, known: IndexArray, held: IndexArray, excluded: IndexArray
+    training: PriorTraining, images: TensorExamples, known: Index, held: Index, excluded: Index
 ) -> dict[str, Any]:
     device = training.images.x.device
     mean = training.images.x.mean(0, keepdim=True)
@@ -234,7 +232,7 @@ def _psnr(drawn: Tensor, images: Tensor) -> float:
     return float(-10 * squares.log10().mean())
 
 
-def _npy(array: IndexArray) -> bytes:
+def _npy(array: Index) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()

@@ -13,10 +13,8 @@ from filelock import Timeout
 
 from ..config.resolve import RESOLVED, as_plain
 from ..config.tune import TuneConfig
-from ..data.atomic import write_atomically
-from ..data.dataset import ImageData
-from ..data.digest import array_digest
-from ..data.load import load_data
+from ..data.files import array_digest, write_atomically
+from ..data.preprocess import ImageData, load_data
 from ..errors import InputError, WarpError
 from ..models.device import choose_device
 from ..models.own import file_digest

@@ -76,7 +76,7 @@ def test_slopes_are_those_of_autograd(kit, kind) -> None:
 
 
 def test_it_solves_for_the_factors_of_a_conjugated_step(kit) -> None:
-    data = load_digits()
+    data = load_data()
     model = SmallResNet(width=8)
     kit.settled(model, 100)
     x, y = data.train.x.double(), data.train.y

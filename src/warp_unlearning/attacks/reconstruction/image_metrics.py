@@ -12,7 +12,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from ...data.pixels import Pixels
+from ...data.preprocess import Pixels
 from ...errors import InputError
 from ...models.modes import full_precision
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data.pixels import Pixels
+from ...data.preprocess import Pixels
 from ...errors import DataError, InputError
 from ...models.generator import Staged
 from ..membership.model_pair import are_identical, check_pair

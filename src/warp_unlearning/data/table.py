@@ -1,0 +1,419 @@
+"""Rows of a user's data: known by their place in what was given, recognised again by their content.
+
+A row number is the row of the training array the user gave, a file name is relative to the folder given, an id is a
+value of the column or array named. Test rows lie behind the training rows and cannot be asked for. Content is a digest
+of the raw input alone: under another label it is the same picture.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError, InputError
+from .files import UNREADABLE, read_arrays, write_atomically
+
+Index = NDArray[np.int64]
+Digests = NDArray[np.str_]
+Layout = Literal["nchw", "nhwc", "nhw", "nd"]
+
+FORGET, RETAIN, VALIDATION, TEST, FORGOTTEN = range(5)
+"""Parts of a table: known and to be forgotten; known and kept; held out; unseen; forgotten before, or a left-out copy.
+"""
+
+_CHUNK = 2**24
+
+
+class Rows(Protocol):
+    """Raw inputs: an array, a file read by row, or image files decoded on demand."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of their values."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Their shape, beginning with how many there are."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Index, /) -> NDArray[Any]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows in the order of the user's file; never split, moved or normalised.
+
+    Rows from `train` on are the test part. `held` are training rows that were held out as unseen by the user's wish.
+    """
+
+    x: Rows
+    y: NDArray[np.int64]
+    train: int
+    classes: tuple[str, ...]
+    names: NDArray[np.str_] | None = None
+    layout: Layout = "nd"
+    name: str = "npz"
+    held: Index | None = None
+
+    def __post_init__(self) -> None:
+        rows = len(self.x)
+        if len(self.y) != rows or (self.names is not None and len(self.names) != rows):
+            names = "" if self.names is None else f" and {len(self.names)} names"
+            raise DataError(f"{self.name} has {rows} examples, {len(self.y)} labels{names}; they must be as many")
+        if not 0 < self.train <= rows:
+            raise DataError(f"{self.name} has {self.train} training rows of {rows}; give at least one")
+        wrong = np.flatnonzero((self.y < 0) | (self.y >= len(self.classes)))
+        if len(wrong):
+            label, limit = self.y[wrong[0]], len(self.classes) - 1
+            raise DataError(f"{self.name} has the label {label} in row {wrong[0]}; labels are 0 to {limit}")
+        if len(self.x.shape) != len(self.layout):
+            raise DataError(f"{self.name} has x of shape {self.x.shape}; {self.layout} has {len(self.layout)} axes")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def unseen(self) -> Index:
+        """Rows the user held out or gave for testing."""
+        behind = np.arange(self.train, len(self))
+        return behind if self.held is None else np.concatenate([self.held, behind])
+
+    @property
+    def learned(self) -> Index:
+        """Training rows that are not held out."""
+        return np.setdiff1d(np.arange(self.train), self.unseen)
+
+    def digests(self) -> Digests:
+        """128-bit BLAKE2b of each raw input, in hexadecimal. Rows are read a chunk at a time, once."""
+        return self._digests
+
+    @cached_property
+    def _digests(self) -> Digests:
+        return row_digests(self.x)
+
+    def describe(self, row: int) -> str:
+        """How a row is read back to the user: number, name and class."""
+        name = "" if self.names is None else f' "{self.names[row]}"'
+        return f"{row}{name} class {self.classes[self.y[row]]}"
+
+
+def chunks(rows: Rows, index: Index | None = None) -> Iterator[Index]:
+    """`index`, or the numbers of all rows, in pieces whose inputs take 16 MiB or less."""
+    index = np.arange(len(rows)) if index is None else index
+    step = max(_CHUNK // max(rows.dtype.itemsize * int(np.prod(rows.shape[1:])), 1), 1)
+    for start in range(0, len(index), step):
+        yield index[start : start + step]
+
+
+def row_digests(rows: Rows) -> Digests:
+    """A digest of the type, shape and bytes of each row, or what the rows themselves say: of files, their bytes."""
+    own = getattr(rows, "digests", None)
+    if own is not None:
+        return cast(Digests, own())
+    kind = rows.dtype.newbyteorder("<")
+    start = f"{kind.str}{tuple(rows.shape[1:])}".encode()
+    found = [content_digest(start, row.tobytes()) for part in chunks(rows) for row in rows[part].astype(kind)]
+    return np.array(found, dtype="U32")
+
+
+def content_digest(*parts: bytes) -> str:
+    """128 bits of BLAKE2b of `parts`, in hexadecimal."""
+    return blake2b(b"".join(parts), digest_size=16).hexdigest()
+
+
+def check_labels(y: NDArray[Any], what: str) -> NDArray[np.int64]:
+    """`y` as int64 if it has one class number a row; otherwise an error that says what it has instead."""
+    if y.dtype.kind in "OSU":
+        first = repr(y.reshape(-1)[0].item() if y.dtype.kind != "O" else y.reshape(-1)[0]) if y.size else "nothing"
+        found = f"names such as {first}; number the classes from 0, as numpy.unique(y, return_inverse=True) does"
+    elif y.ndim > 1 and y.shape[1] > 1:
+        found = f"shape {y.shape}, several classes at once; give one class a row (for one-hot labels, y.argmax(1))"
+    elif y.ndim != 1 or len(y) == 0:
+        found = f"shape {y.shape}; give one whole-number class a row, shape (n,)"
+    elif y.dtype.kind not in "iu":
+        found = f"type {y.dtype}; give whole-number classes, from 0: real numbers are not classes"
+    elif (y.astype(np.int64) < 0).any():
+        row = int(np.flatnonzero(y.astype(np.int64) < 0)[0])
+        found = f"{y[row]} in row {row}; number the classes from 0, and leave out rows without one"
+    else:
+        return y.astype(np.int64)
+    raise DataError(f"the labels of {what} have {found}")
+
+
+def check_kind(dtype: np.dtype[Any], what: str) -> None:
+    """An error unless inputs are 8-bit or floating point."""
+    if dtype != np.uint8 and dtype.kind != "f":
+        ways = {"i": "x.astype('uint8') or x.astype('float32')", "b": "x.astype('float32')", "c": "real and imaginary"}
+        way = ways.get("i" if dtype.kind == "u" else dtype.kind, "numbers")
+        raise DataError(f"{what} has type {dtype}; give 8-bit images (uint8) or floating point: {way}")
+
+
+def find(asked: object, table: Table, by: Literal["row", "id"] | None = None) -> Index:
+    """Training rows asked for by mask, number, or name (an id or file name), sorted, each once.
+
+    Where numbers may be rows as well as ids, `by` must say which. A name may belong to several rows.
+    """
+    if by not in (None, "row", "id"):
+        raise InputError(f"rows are asked for by row or by id, not by {by!r}")
+    values, by = _asked(asked, table, by)
+    if values.dtype == bool:
+        if values.shape != (table.train,) or by == "id":
+            raise DataError(f"the mask has {len(values)} values; it needs one for each of {table.train} training rows")
+        rows = np.flatnonzero(values)
+    else:
+        texts = values.astype(str)
+        whole = all(re.fullmatch(r"-?[0-9]+", text) for text in texts)
+        names = None if table.names is None else table.names[: table.train]
+        if by is None and whole and names is not None and (np.isin(texts, names).any() or _all_numbers(names)):
+            raise InputError(f"{texts[0]} may be a row or an id, as both are numbers; say which (--by row or --by id)")
+        rows = _by_name(texts, table) if by == "id" or not (whole or by == "row") else _by_number(texts, table)
+    if len(rows) == 0:
+        raise DataError("the request names no rows; give at least one")
+    return rows
+
+
+def _asked(asked: object, table: Table, by: Any) -> tuple[NDArray[Any], Any]:
+    values = np.asarray(asked)
+    if values.dtype.names:
+        column = values.dtype.names[0]
+        if column.isdecimal() or (table.names is not None and column in table.names):
+            raise DataError(f"the csv begins with {column!r}, which is a row and no heading; put a heading above it")
+        by = by or {"row": "row", "id": "id"}.get(column)
+        values = values[column]
+    if values.ndim != 1 or values.size == 0:
+        raise DataError(f"the request has shape {values.shape}; give row numbers, ids or a mask, shape (n,)")
+    if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):
+        values = values.astype(str)
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8", "replace")
+    if values.dtype.kind not in "biuU":
+        raise DataError(f"the request has type {values.dtype} ({values[0]!r}); give whole numbers, ids or a bool mask")
+    if values.dtype.kind in "iu" and len(values) == table.train > 2 and np.isin(values, (0, 1)).all():
+        raise DataError(f"the request has {len(values)} numbers, all 0 or 1; if it is a mask, make it bool")
+    return values, by
+
+
+def _all_numbers(names: NDArray[np.str_]) -> bool:
+    return all(name.isascii() and name.isdecimal() for name in names.tolist())
+
+
+def _by_number(texts: NDArray[np.str_], table: Table) -> Index:
+    outside = [t for t in texts.tolist() if not re.fullmatch("[0-9]{1,18}", t) or int(t) >= table.train]
+    if outside:
+        raise DataError(
+            f"{len(outside)} of {len(texts)} row numbers are outside, first {outside[0]}; training rows are numbered "
+            f"0 to {table.train - 1}, as in the data given"
+        )
+    return np.unique(np.array([int(t) for t in texts.tolist()], dtype=np.int64))
+
+
+def _by_name(texts: NDArray[np.str_], table: Table) -> Index:
+    if table.names is None:
+        raise DataError(
+            f"the data have no ids, so {str(texts[0])!r} names no row; give row numbers, or name the ids (--ids)"
+        )
+    names = table.names[: table.train]
+    lost = texts[~np.isin(texts, names)].tolist()
+    if lost:
+        tested = " (it names a test row, which was not learned)" if lost[0] in table.names else ""
+        raise DataError(
+            f"{len(lost)} of {len(texts)} names belong to no training row, first {lost[0]!r}{tested}; names are such "
+            f"as {str(names[0])!r}, and others are used if told (--ids)"
+        )
+    return np.flatnonzero(np.isin(names, texts))
+
+
+def close(forget: Index, digests: Digests) -> Index:
+    """These rows with every exact copy of them, in whichever part and under whichever label."""
+    return np.flatnonzero(np.isin(digests, digests[forget]))
+
+
+def read_request(path: Path, column: str | None = None) -> NDArray[Any]:
+    """What a .npy, .txt (one a line) or .csv file asks for, for `find`.
+
+    A csv comes back as a structured array whose field is the column, by which `find` knows `row` from `id`.
+    """
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; give row numbers, ids or a mask as .npy, .txt or .csv")
+    kind = path.suffix.lower()
+    if kind in (".csv", ".tsv"):
+        return _read_column(path, column)
+    if column is not None:
+        raise InputError(f"{path} has no columns, so there is no column {column!r}; give a .csv, or leave it out")
+    if kind == ".txt":
+        lines = [line.strip() for line in _text(path).splitlines()]
+        return np.array([line for line in lines if line], dtype=str)
+    try:
+        values = np.load(path, allow_pickle=False) if kind == ".npy" else None
+    except UNREADABLE as error:
+        raise DataError(f"{path} is not a whole array ({error}); write it again with numpy.save") from error
+    if not isinstance(values, np.ndarray):
+        raise DataError(f"{path} is no request that can be read; give a .npy, .txt or .csv file")
+    return values
+
+
+def _read_column(path: Path, column: str | None) -> NDArray[Any]:
+    header, rows = read_csv(path)
+    if column is None and len(header) > 1:
+        raise InputError(f"{path} has the columns {', '.join(header)}; say which names the rows (--column)")
+    column = header[0] if column is None else column
+    if column not in header:
+        raise InputError(f"{path} has no column {column!r} but {', '.join(header)}")
+    values = np.array([row[header.index(column)] for row in rows], dtype=str)
+    empty = np.flatnonzero(values == "")
+    if len(empty):
+        raise DataError(f"{path} has nothing in column {column!r} of data row {empty[0] + 1}; fill it or drop the row")
+    return values.view([(column, values.dtype)]) if len(values) else values
+
+
+def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
+    """The headings and the rows of a file with commas, semicolons or tabs; blank lines are left out."""
+    text = _text(path)
+    first = text.partition("\n")[0]
+    delimiter = next((d for d in ",;\t" if d in first), ",")
+    try:
+        lines = [[cell.strip() for cell in line] for line in csv.reader(io.StringIO(text), delimiter=delimiter)]
+    except csv.Error as error:
+        raise DataError(f"{path} is not a csv ({error}); write it again") from error
+    filled = [line for line in lines if any(line)]
+    if not filled or not all(filled[0]) or len(set(filled[0])) != len(filled[0]):
+        raise DataError(f"{path} has no line of headings, each its own; write one above the rows")
+    for number, line in enumerate(filled):
+        if len(line) != len(filled[0]):
+            raise DataError(f"{path} has {len(line)} cells in data row {number} and {len(filled[0])} headings")
+    return filled[0], filled[1:]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as text ({error}); write it as UTF-8") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Which part each row of a table is in, kept by content and without names, in one file `rows.npz`."""
+
+    digests: Digests
+    labels: NDArray[np.int64]
+    part: NDArray[np.uint8]
+    train: int
+
+    @classmethod
+    def start(cls, table: Table, *, validation: Index | None = None) -> Parts:
+        """Parts before any request: unseen rows to test on, `validation` held out, and all others known."""
+        part = np.full(len(table), RETAIN, dtype=np.uint8)
+        if validation is not None:
+            part[validation] = VALIDATION
+        part[table.unseen] = TEST
+        return cls(table.digests(), table.y, part, table.train).check()
+
+    def rows(self, code: int) -> Index:
+        """The rows of a part."""
+        return np.flatnonzero(self.part == code)
+
+    def request(self, table: Table, rows: Index, again: bool = False) -> Parts:
+        """The parts once `rows` and all their copies are to be forgotten; earlier forgotten rows are FORGOTTEN.
+
+        Rows that the model learned become FORGET. Copies among unseen and validation rows, which it did not learn, are
+        left out of every set (FORGOTTEN). With `again`, rows forgotten before may be asked for once more.
+        """
+        if not np.array_equal(self.digests, table.digests()):
+            raise InputError("these parts are of other data than the table; align them with it first")
+        gone = np.isin(self.part, (FORGET, FORGOTTEN))
+        if gone[rows].any() and not again:
+            raise InputError(
+                f"{int(gone[rows].sum())} of {len(rows)} rows have been forgotten already, first row "
+                f"{rows[gone[rows]][0]}; leave them out, or ask for them again (--again)"
+            )
+        every = close(rows, self.digests)
+        known = every[(self.part[every] == RETAIN) | (gone[every] & (every < self.train))]
+        if len(known) == 0:
+            raise InputError(
+                f"the model learned none of the {len(rows)} rows asked for (first {rows[0]}), as they were held out; "
+                "there is nothing to forget"
+            )
+        part = np.where(gone, FORGOTTEN, self.part).astype(np.uint8)
+        part[every], part[known] = FORGOTTEN, FORGET
+        if not (part == RETAIN).any():
+            raise InputError(f"forgetting {len(known)} rows leaves none to retain; forget fewer")
+        return Parts(self.digests, self.labels, part, self.train).check()
+
+    def check(self) -> Parts:
+        """These parts, if no content is both forgotten and kept or measured on, and test rows are nothing else."""
+        gone = np.isin(self.part, (FORGET, FORGOTTEN))
+        both = np.flatnonzero(gone & np.isin(self.digests, self.digests[~gone]))
+        if len(both):
+            raise DataError(f"{len(both)} forgotten rows have copies that are kept, first row {both[0]}; ask again")
+        wrong = np.flatnonzero(~np.isin(self.part[self.train :], (TEST, FORGOTTEN))) + self.train
+        if len(wrong) or len(self.part) != len(self.digests) or (self.part > FORGOTTEN).any():
+            raise DataError(f"these parts fit no table: {len(self.part)} rows, {len(wrong)} test rows are learned from")
+        return self
+
+    def save(self, path: Path) -> None:
+        """Write `rows.npz`, for its owner alone."""
+        digest = np.frombuffer(bytes.fromhex("".join(self.digests.tolist())), np.uint8).reshape(-1, 16)
+        buffer = io.BytesIO()
+        np.savez(buffer, digest=digest, label=self.labels, part=self.part, train=np.array(self.train))
+        write_atomically(path, buffer.getvalue())
+
+    @classmethod
+    def load(cls, path: Path) -> Parts:
+        """Read and check a `rows.npz`."""
+        arrays = read_arrays(path)
+        found = {key: (value.dtype.str[1:], value.shape) for key, value in arrays.items()}
+        count = len(arrays["part"]) if "part" in arrays and arrays["part"].ndim == 1 else -1
+        needed = {
+            "digest": ("u1", (count, 16)),
+            "label": ("i8", (count,)),
+            "part": ("u1", (count,)),
+            "train": ("i8", ()),
+        }
+        if found != needed or not 0 < int(arrays["train"]) <= count:
+            raise DataError(f"{path} does not hold the digest, label and part of each row; make the run again")
+        digests = np.frombuffer(arrays["digest"].tobytes().hex().encode(), "S32").astype("U32")
+        return cls(digests, arrays["label"], arrays["part"], int(arrays["train"])).check()
+
+    def align(self, table: Table) -> Parts:
+        """The part of each row of today's file, matched by content in any order.
+
+        Copies are counted, labels compared, and test rows match only test rows. Forgotten rows may be gone; a row that
+        is known or tested must be there, and none may be new.
+        """
+        gone = np.isin(self.part, (FORGET, FORGOTTEN))
+        waiting = defaultdict(list)
+        # The last of equal rows is taken first: where some are gone, those of this request are there the longest.
+        for row in np.argsort(self.part, kind="stable")[::-1].tolist():
+            waiting[row >= self.train, self.digests[row], self.labels[row]].append(row)
+        part, new = np.zeros(len(table), dtype=np.uint8), []
+        for row, (digest, label) in enumerate(zip(table.digests(), table.y, strict=True)):
+            same = waiting[row >= table.train, digest, label]
+            if same:
+                part[row] = self.part[same.pop()]
+            else:
+                new.append(row)
+        lost = sorted(row for rows in waiting.values() for row in rows if not gone[row])
+        if lost:
+            raise DataError(
+                f"{len(lost)} rows that the model knows or was tested on are gone or changed, in content or label, "
+                f"first row {lost[0]} of the data as they were; put them back, or begin with the original model"
+            )
+        if new:
+            raise DataError(
+                f"{len(new)} rows are new to the model, first row {new[0]}; leave them out, or begin with the original "
+                "model"
+            )
+        return Parts(table.digests(), table.y, part, table.train).check()
