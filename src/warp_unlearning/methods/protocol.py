@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from math import isfinite
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
+import torch
 from torch import nn
 
 from ..data.examples import Examples
 from ..errors import InputError, nearest
+from ..models.fresh import fresh
 from ..models.normalisation import NormMode as NormMode
 from ..randomness import Streams
 from ..symmetry.options import Option as Option
@@ -27,6 +29,7 @@ class Task:
     *outputs*. Whatever a method keeps in weight coordinates it takes from the model it updates, which a defence may
     have moved before the first update. Every random draw comes from `streams`. `repeater` says in what precision
     updates are computed and whether they are captured; without one, in float32 and one operation after another.
+    `untrained`, a network or what builds one, is for methods that start anew; without it `reset_parameters` is called.
     """
 
     forget: Examples
@@ -36,6 +39,19 @@ class Task:
     classes: int
     streams: Streams
     repeater: Repeater | None = None
+    untrained: nn.Module | Callable[[], nn.Module] | None = None
+
+    def fresh(self, model: nn.Module, stream: str) -> nn.Module:
+        """A copy of `model` as if newly built: with the weights of `untrained`, or drawn from the stream of this name
+        where nobody gave one.
+        """
+        copy = fresh(model, generator=self.streams.generator(stream), untrained=self.untrained)
+        if self.untrained is not None and all(
+            torch.equal(new.to(old), old)
+            for new, old in zip(copy.parameters(), self.original.parameters(), strict=True)
+        ):
+            raise InputError("untrained has the weights of the model to unlearn; give a network that was never trained")
+        return copy
 
     def repeated(self, function: Function, *, precision: Precision | None = None) -> Repeated:
         """An update that is taken again and again, as one captured graph where the task asks for that: a function of
