@@ -11,7 +11,7 @@ import typer
 from .options import ConfigFile, Json, Overrides, Threads, UserModel, prepare
 
 if TYPE_CHECKING:
-    from ..evaluation.compare import Comparison
+    from ..unlearning.judge import ModelComparison
 
 
 def evaluate(
@@ -41,7 +41,7 @@ def evaluate(
         show(comparison)
 
 
-def show(comparison: Comparison) -> None:
+def show(comparison: ModelComparison) -> None:
     """The comparison as tables."""
     from .table import print_table
 
@@ -71,7 +71,7 @@ def show(comparison: Comparison) -> None:
         )
 
 
-def _show_gaps(comparison: Comparison) -> None:
+def _show_gaps(comparison: ModelComparison) -> None:
     from .table import print_table
 
     print_table(

@@ -7,7 +7,6 @@ from dataclasses import MISSING, dataclass, field, fields
 from math import isfinite
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
-import torch
 from torch import nn
 
 from ..data.examples import Examples
@@ -45,13 +44,7 @@ class Task:
         """A copy of `model` as if newly built: with the weights of `untrained`, or drawn from the stream of this name
         where nobody gave one.
         """
-        copy = fresh(model, generator=self.streams.generator(stream), untrained=self.untrained)
-        if self.untrained is not None and all(
-            torch.equal(new.to(old), old)
-            for new, old in zip(copy.parameters(), self.original.parameters(), strict=True)
-        ):
-            raise InputError("untrained has the weights of the model to unlearn; give a network that was never trained")
-        return copy
+        return fresh(model, generator=self.streams.generator(stream), untrained=self.untrained)
 
     def repeated(self, function: Function, *, precision: Precision | None = None) -> Repeated:
         """An update that is taken again and again, as one captured graph where the task asks for that: a function of

@@ -1,39 +1,137 @@
-"""A network as if newly built."""
+"""Fresh random weights for any module, drawn from one generator.
+
+The draws are made on the CPU whatever device the model is on, so a seed gives the same weights everywhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
+from itertools import chain
+from typing import cast
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from ..errors import InputError
-from .reinitialise import reinitialise
+from ..errors import InputError, WarpError
 
 
 def fresh(
     model: nn.Module, *, generator: torch.Generator, untrained: nn.Module | Callable[[], nn.Module] | None = None
 ) -> nn.Module:
-    """A copy of `model` with the weights of `untrained`, a network or what builds one; drawn anew without it.
+    """A copy of `model` that has learned nothing: its weights are those of `untrained`, a network of the same names and
+    shapes or a function that builds one, or drawn by the `reset_parameters` of its own layers.
 
-    A builder draws from torch's global generator, seeded from `generator` for the while.
+    A function is called while torch's global generator is seeded from `generator`; other global generators are its own.
     """
-    copy = deepcopy(model)
+    copy = _copy_of(model)
     if untrained is None:
         reinitialise(copy, generator=generator)
         return copy
-    seed = int(torch.randint(2**63 - 1, (), generator=generator))
+    found = untrained if isinstance(untrained, nn.Module) else _built(untrained, generator)
+    ours, theirs = model.state_dict(), found.state_dict()
+    for name in (*(ours.keys() - theirs.keys()), *(theirs.keys() - ours.keys())):
+        where = "lacks" if name in ours else "has"
+        raise InputError(f"the untrained network {where} {name}, unlike the model; build it as the model was built")
+    for name, tensor in theirs.items():
+        if tensor.shape != ours[name].shape:
+            raise InputError(
+                f"{name} of the untrained network is {tuple(tensor.shape)} and of the model {tuple(ours[name].shape)}; "
+                "build it with the model's options"
+            )
+    if all(torch.equal(tensor.to(ours[name]), ours[name]) for name, tensor in theirs.items()):
+        raise InputError("the untrained network has the weights of the model itself; give one that was not trained")
+    copy.load_state_dict(theirs)
+    return copy
+
+
+def reinitialise(model: nn.Module, *, generator: torch.Generator) -> None:
+    """Give every parameter and running statistic of `model` the value a newly built one could have.
+
+    Calls `reset_parameters` of every submodule that has one, children before parents, so that a model's own
+    initialisation has the last word. A parameter that nothing resets is an error, and `model` is then left
+    as it was. `requires_grad`, `training` and torch's global random state never change.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> reinitialise(layer, generator=torch.Generator().manual_seed(0))
+    """
+    with _seeded(generator), torch.no_grad():
+        blank = _blank_copy(model)
+        # Modules are listed parents first, so reversed every child comes before its parent.
+        for module in reversed(list(blank.modules())):
+            reset = _reset_of(module)
+            if reset is not None:
+                reset()
+        _check_all_reset(blank)
+        values = dict(chain(blank.named_parameters(), blank.named_buffers()))
+        for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+            tensor.copy_(values[name])
+
+
+@contextmanager
+def _seeded(generator: torch.Generator) -> Iterator[None]:
+    """Torch's global generator of the CPU starts from a draw of `generator`, and is put back at the end."""
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
     with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would also seed the accelerators, whose state is not forked here.
         torch.default_generator.manual_seed(seed)
-        built = untrained if isinstance(untrained, nn.Module) else untrained()
-    if not isinstance(built, nn.Module):
-        raise InputError(f"untrained built a {type(built).__name__}; make it return an nn.Module")
+        yield
+
+
+def _built(factory: Callable[[], nn.Module], generator: torch.Generator) -> nn.Module:
     try:
-        copy.load_state_dict(built.state_dict())
+        with _seeded(generator):
+            found: object = factory()
+    except WarpError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"`untrained` failed to build a network: {type(error).__name__}: {reason}; give a function without arguments"
+        ) from error
+    if not isinstance(found, nn.Module):
+        raise InputError(f"`untrained` is a {type(found).__name__}; give a network, or a function that builds one")
+    return found
+
+
+def _copy_of(model: nn.Module) -> nn.Module:
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise InputError(f"{name} has no known shape yet; run one batch through the model first")
+    try:
+        return deepcopy(model)
     except RuntimeError as error:
         raise InputError(
-            f"the untrained {type(built).__name__} has other weights than the {type(model).__name__} to unlearn: "
-            f"{' '.join(str(error).split())[:200]}; give a new network of the same architecture"
+            f"{type(model).__name__} cannot be copied: {error}; use `torch.nn.utils.parametrizations`, "
+            "or keep no tensors in it that have a gradient history"
         ) from error
+
+
+def _blank_copy(model: nn.Module) -> nn.Module:
+    """A copy on the CPU whose parameters are NaN, so that one which nobody resets is found out."""
+    copy = _copy_of(model).cpu()
+    for parameter in copy.parameters():
+        if parameter.is_floating_point() or parameter.is_complex():
+            parameter.fill_(torch.nan)
     return copy
+
+
+def _reset_of(module: nn.Module) -> Callable[[], object] | None:
+    # nn.MultiheadAttention and nn.Transformer keep theirs private.
+    for name in ("reset_parameters", "_reset_parameters"):
+        reset = getattr(module, name, None)
+        if callable(reset):
+            return cast(Callable[[], object], reset)
+    return None
+
+
+def _check_all_reset(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.isnan().any():
+            owner = model.get_submodule(name.rpartition(".")[0])
+            raise InputError(
+                f"nothing says how the parameter {name} of a {type(owner).__name__} starts; give `untrained`, or define "
+                f"`reset_parameters` in {type(owner).__name__}, or in a module around it, to set it"
+            )

@@ -9,7 +9,6 @@ from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import cast
 
 from torch import nn
 
@@ -22,22 +21,17 @@ def load_builder(spec: str) -> Callable[..., nn.Module]:
 
     Importing runs the file: only ever call this with a path that the user gave.
     """
-    return _checked(load_function(spec, what="model builder"), spec)
-
-
-def load_function(spec: str, *, what: str) -> Callable[..., object]:
-    """What the file in `spec`, FILE.py:NAME, calls NAME: a function or a class; importing runs the file."""
     file, colon, name = spec.rpartition(":")
     if not (colon and name and file.endswith(".py")):
-        raise InputError(f"{spec!r} names no {what}; write it as FILE.py:NAME, such as model.py:build")
+        raise InputError(f"{spec!r} names no model builder; write it as FILE.py:NAME, such as model.py:build")
     module = _import(Path(file))
     if not hasattr(module, name):
         public = [key for key, value in vars(module).items() if key[0] != "_" and callable(value)]
         raise InputError(f"{file} has no {name!r}; {nearest(name, public)}")
-    found = getattr(module, name)
-    if not callable(found):
-        raise InputError(f"{name!r} in {file} is a {type(found).__name__}; name a function or a class: the {what}")
-    return cast("Callable[..., object]", found)
+    builder = getattr(module, name)
+    if not callable(builder):
+        raise InputError(f"{name!r} in {file} is a {type(builder).__name__}; name a function that builds the model")
+    return _checked(builder, spec)
 
 
 def _import(file: Path) -> ModuleType:

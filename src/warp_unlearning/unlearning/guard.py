@@ -21,11 +21,11 @@ from ..training.scoring import logits
 from ..training.update import Update
 from ..waiting import await_device
 
-# An accuracy this much below the start's, beyond chance, stops a run; looked at on so many rows.
+# An accuracy this much below the start's, beyond chance, is a collapse.
 COLLAPSE, BEYOND_CHANCE = 0.20, 0.01
-FEWEST, MOST = 50, 500
-# Of the retain set at most this share, so that looking takes under 2 % of an epoch's forward and backward passes.
-SHARE = 0.05
+# Rows looked at: a twentieth of the retain set, which takes under 2 % of an epoch's passes, within these bounds. With
+# fewer unseen rows retained ones serve; of fewer than FEW_RETAINED of those 20 points say little, and none are watched.
+FEWEST, MOST, SHARE, FEW_RETAINED = 50, 500, 0.05, 200
 
 
 class Guard:
@@ -95,15 +95,16 @@ class Guard:
 class Collapse:
     """Stops a run when fewer of `examples` get right answers than before it, by more than 20 points and beyond chance.
 
-    Looks at the end of each epoch and keeps a copy of the weights that it last found in order. A run that starts from
-    other weights, as a retraining does, is not watched.
+    Looks at the end of each epoch and keeps a copy of the weights that it last found in order. A low that passes is no
+    collapse (salun has some in its first epochs): a run is stopped in its second half, where an epoch did not get
+    better than a low one before, and at its end. One that starts from other weights, as a retraining, is not watched.
     """
 
     def __init__(self, model: nn.Module, examples: TensorExamples) -> None:
         self._model, self._examples = model, examples
         self._before = self._right()
         self._kept = {n: t.clone() for n, t in model.state_dict().items()}
-        self._last = 0
+        self._last, self._low = 0, 0.0
         self._watching = True
 
     def watch(self, update: Update) -> None:
@@ -114,7 +115,14 @@ class Collapse:
         right = self._right()
         await_device(right.device)
         up, down = torch.stack([(right & ~self._before).sum(), (self._before & ~right).sum()]).tolist()
-        if down - up > COLLAPSE * len(right) and sign_p(down, up) < BEYOND_CHANCE:
+        low = (down - up) / len(right)
+        if low <= COLLAPSE or sign_p(down, up) >= BEYOND_CHANCE:
+            self._last, self._low = update.step, 0.0
+            for name, value in self._model.state_dict().items():
+                self._kept[name].copy_(value)
+            return
+        stays = 2 * update.step >= update.of and 0 < self._low <= low
+        if stays or update.step == update.of:
             before, after = (float(each.double().mean()) for each in (self._before, right))
             raise CollapsedError(
                 f"accuracy fell from {before:.3f} to {after:.3f} of {len(right)} rows that the model should still know "
@@ -123,29 +131,26 @@ class Collapse:
                 state=self._kept,
                 update=update.step,
             )
-        self._last = update.step
-        for name, value in self._model.state_dict().items():
-            self._kept[name].copy_(value)
+        self._low = low
 
     def _right(self) -> Tensor:
         with generators_kept(self._examples.x.device):
             return logits(self._model, self._examples).argmax(1) == self._examples.y
 
 
-def rows_to_watch(task: Task, unseen: Examples | None) -> TensorExamples:
+def rows_to_watch(task: Task, unseen: Examples | None) -> TensorExamples | None:
     """At most 500 rows of the classes that are kept: `unseen` ones, else, where they are too few, retained ones."""
     count = min(MOST, max(FEWEST, round(SHARE * len(task.retain))))
     draw = task.streams.generator("collapse")
-    for source in (unseen, task.retain):
+    for source, fewest in ((unseen, FEWEST), (task.retain, FEW_RETAINED)):
         if source is None:
             continue
         here = torch.isin(source.y, task.retain.y).nonzero().flatten().cpu()
-        if len(here) >= FEWEST or source is task.retain:
-            break
-    labels = source.y.cpu()[here].numpy()
-    index = here[torch.from_numpy(draw_per_class(labels, count=min(count, len(here)), generator=draw))]
-    with generators_kept(task.retain.y.device):
-        return TensorExamples(*source.take(index))
+        if len(here) >= fewest:
+            chosen = draw_per_class(source.y.cpu()[here].numpy(), count=min(count, len(here)), generator=draw)
+            with generators_kept(task.retain.y.device):
+                return TensorExamples(*source.take(here[torch.from_numpy(chosen)]))
+    return None
 
 
 @contextmanager

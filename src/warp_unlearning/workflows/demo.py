@@ -11,11 +11,11 @@ import torch
 
 from ..config.resolve import resolve
 from ..data.split_folder import load_split
-from ..evaluation.compare import compare
 from ..methods.recipes import SMALL_DATA
 from ..runs.cores import available_cores, use_threads
 from ..runs.workers import run_all
 from ..stats.intervals import Estimate
+from ..unlearning.judge import compare
 from .defense import forget_energy
 from .demo_defenses import SHOWN, DefendedRow, Times, defended_name, defended_rows
 from .source import load_source

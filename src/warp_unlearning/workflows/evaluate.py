@@ -12,7 +12,7 @@ import torch
 from ..data.split_folder import load_split
 from ..data.splits import IndexArray
 from ..errors import DataError, InputError
-from ..evaluation.compare import Comparison, compare
+from ..unlearning.judge import ModelComparison, compare
 from .source import Builder, Source, choose_device, load_source
 
 
@@ -28,7 +28,7 @@ class EvaluateRequest:
     overrides: Sequence[str] = ()
 
 
-def evaluate_run(request: EvaluateRequest, *, builder: Builder | None = None) -> Comparison:
+def evaluate_run(request: EvaluateRequest, *, builder: Builder | None = None) -> ModelComparison:
     """Score each model on the forget, retain and test sets of the split."""
     folder = request.split or request.unlearned / "split"
     if not folder.is_dir():

@@ -21,7 +21,6 @@ from ..data.split_folder import save_split
 from ..data.splits import ForgetRule, IndexArray, Indices, RandomFraction, Split, WholeClass, make_split
 from ..defense.base import Defense
 from ..errors import DataError, DivergedError, InputError, WarpWarning
-from ..evaluation.compare import Comparison, compare
 from ..methods.protocol import Method, options
 from ..methods.recipes import SMALL_DATA
 from ..methods.registry import make_method, method_classes
@@ -32,6 +31,7 @@ from ..runs.directory import RunDirectory, start_run
 from ..training.scoring import accuracy
 from ..unlearning.checks import copies_of
 from ..unlearning.driver import Unlearned, unlearn
+from ..unlearning.judge import ModelComparison, compare
 from ..unlearning.record import DeletionRecord, describe, describe_defense
 from .defense import choose_defense, defense_summary, plain_teleports
 from .source import Builder, Source, choose_device, header, load_source, read_indices
@@ -223,7 +223,9 @@ def _carry_out(
     _write(source, split, rule, result, _accuracies(source, split, result.model, comparison), measured, run)
 
 
-def _accuracies(source: Source, split: Split, after: nn.Module, comparison: Comparison) -> dict[str, dict[str, float]]:
+def _accuracies(
+    source: Source, split: Split, after: nn.Module, comparison: ModelComparison
+) -> dict[str, dict[str, float]]:
     """Accuracy of both models on each set; where whole classes are gone also on the test examples of the others, and
     where there were requests before also on what they forgot, which a later one may bring back.
     """
