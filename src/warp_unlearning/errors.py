@@ -44,6 +44,12 @@ class DivergedError(WarpError):
         return partial(type(self), state=self.state, update=self.update), self.args
 
 
+class CollapsedError(DivergedError):
+    """Accuracy fell so far below the start that the model is of no use. `state` holds the weights of the last check
+    before that.
+    """
+
+
 class ConformanceError(WarpError):
     """A method broke one of the rules of the conformance kit."""
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.evaluation.compare import Comparison, compare, output_distance
+from warp_unlearning.unlearning.judge import ModelComparison, compare, output_distance
 
 CLASSES = 4
 SIZES = {"forget": 37, "retain": 61, "test": 23}
@@ -42,7 +42,7 @@ def sets() -> dict[str, Pair]:
 
 
 @pytest.fixture(scope="module")
-def comparison(models: dict[str, nn.Module], sets: dict[str, Pair]) -> Comparison:
+def comparison(models: dict[str, nn.Module], sets: dict[str, Pair]) -> ModelComparison:
     return compare(models["original"], models["unlearned"], retrained=models["retrained"], **sets)
 
 
@@ -79,7 +79,7 @@ def quantile(values: NDArray[np.float64], q: float) -> float:
 
 @pytest.mark.parametrize("name", ["original", "unlearned", "retrained"])
 def test_accuracy_counts_right_answers_in_eval_mode(
-    comparison: Comparison, models: dict[str, nn.Module], sets: dict[str, Pair], name: str
+    comparison: ModelComparison, models: dict[str, nn.Module], sets: dict[str, Pair], name: str
 ) -> None:
     for what, (x, y) in sets.items():
         right = sum(
@@ -92,7 +92,7 @@ def test_accuracy_counts_right_answers_in_eval_mode(
 
 @pytest.mark.parametrize("name", ["original", "unlearned", "retrained"])
 def test_losses_on_the_forget_set(
-    comparison: Comparison, models: dict[str, nn.Module], sets: dict[str, Pair], name: str
+    comparison: ModelComparison, models: dict[str, nn.Module], sets: dict[str, Pair], name: str
 ) -> None:
     expected = losses(models[name], sets["forget"])
     scores = comparison.models[name]
@@ -105,7 +105,7 @@ def test_losses_on_the_forget_set(
 
 @pytest.mark.parametrize("name", ["original", "unlearned"])
 def test_gaps_to_the_retrained_model(
-    comparison: Comparison, models: dict[str, nn.Module], sets: dict[str, Pair], name: str
+    comparison: ModelComparison, models: dict[str, nn.Module], sets: dict[str, Pair], name: str
 ) -> None:
     x = sets["forget"][0]
     p, q = probabilities(models[name], x), probabilities(models["retrained"], x)
@@ -121,7 +121,7 @@ def test_gaps_to_the_retrained_model(
 
 
 def test_gaps_are_the_same_seen_from_either_side(
-    comparison: Comparison, models: dict[str, nn.Module], sets: dict[str, Pair]
+    comparison: ModelComparison, models: dict[str, nn.Module], sets: dict[str, Pair]
 ) -> None:
     other = compare(models["retrained"], models["unlearned"], retrained=models["original"], **sets)
     there, back = comparison.gaps["original"], other.gaps["original"]
@@ -140,7 +140,7 @@ def test_a_model_has_no_gap_to_itself(models: dict[str, nn.Module], sets: dict[s
 
 
 def test_sets_may_be_pairs_data_sets_or_loaders(
-    comparison: Comparison, models: dict[str, nn.Module], sets: dict[str, Pair]
+    comparison: ModelComparison, models: dict[str, nn.Module], sets: dict[str, Pair]
 ) -> None:
     result = compare(
         models["original"],
@@ -175,7 +175,7 @@ def test_without_a_retrained_model_there_is_no_gap(models: dict[str, nn.Module],
     assert result.as_json()["reference"] == "none: no retrained model was given"
 
 
-def test_the_json_form(comparison: Comparison) -> None:
+def test_the_json_form(comparison: ModelComparison) -> None:
     data = json.loads(json.dumps(comparison.as_json(), allow_nan=False))
     assert data["schema_version"] == 1
     assert data["reference"] == "retrained model"

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from warp_unlearning.attacks.membership.confidence import logit_confidence
 from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.pair_audit import PairAuditor
 from warp_unlearning.data.preprocess import ImageData, load_data
@@ -37,6 +36,7 @@ from warp_unlearning.studies.study import Asked, study_settings
 from warp_unlearning.studies.study_results import shadows_complete, study_results
 from warp_unlearning.studies.version_0_1 import stored_settings
 from warp_unlearning.training.lane import DeviceLane
+from warp_unlearning.training.scoring import logit_confidence
 from warp_unlearning.workflows.engines import GpuLane
 
 NGP = {"epochs": 2, "batch_size": 16}

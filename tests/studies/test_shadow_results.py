@@ -18,7 +18,7 @@ from warp_unlearning.randomness import Streams
 from warp_unlearning.studies.shadow_plan import Task, forgotten, retained
 from warp_unlearning.studies.shadow_work import ShadowWork
 from warp_unlearning.studies.stored import array_bytes, arrays_of, weight_bytes, weights_of
-from warp_unlearning.training.scoring import logits
+from warp_unlearning.training.scoring import logit_confidence, logits
 from warp_unlearning.workflows.audit_secret import FILE
 from warp_unlearning.workflows.audit_shadow import results_digest
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from warp_unlearning.errors import DivergedError
 from warp_unlearning.training.update import Update
-from warp_unlearning.unlearning.guard import Guard, restore_modes, training_modes
+from warp_unlearning.unlearning.guard import Guard
 
 
 def build() -> nn.Sequential:
@@ -93,16 +93,6 @@ def test_what_is_kept_does_not_follow_the_model() -> None:
         guard.watch(update(2, forget=float("nan")))
     assert same_tensors(dict(caught.value.state), before)
     assert not same_tensors(state_of(model), before)
-
-
-def test_modes_are_put_back() -> None:
-    model = build()
-    model.train()
-    model[1].eval()
-    modes = training_modes(model)
-    model.eval()
-    restore_modes(model, modes)
-    assert [m.training for m in (model, *model)] == [True, True, False, True]
 
 
 def same_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

@@ -5,7 +5,6 @@ kept.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, get_args
@@ -80,9 +79,7 @@ class BadTeacher:
 
 def untrained_copy(task: Task) -> nn.Module:
     """The original's architecture with fresh random weights, frozen, in eval mode."""
-    model = deepcopy(task.original)
-    reinitialise(model, generator=task.streams.generator("untrained"))
-    return model.requires_grad_(False).eval()
+    return task.fresh(task.original, "untrained").requires_grad_(False).eval()
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import ClassVar, get_args
 
+import torch
 from torch import Tensor, nn
 
 from ..models.fresh import reinitialise
@@ -43,7 +45,10 @@ class Retrain:
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """The updates of a training from scratch."""
         fixed = {n: t.clone() for n, t in frozen_state(model).items()}
-        reinitialise(model, generator=task.streams.generator("initial weights"))
+        start = task.fresh(model, "initial weights")
+        with torch.no_grad():
+            for new, old in zip(_tensors(start), _tensors(model), strict=True):
+                old.copy_(new)
         model.load_state_dict(fixed, strict=False)
         recipe = Recipe(
             epochs=self.epochs,
@@ -72,6 +77,10 @@ def _from_fresh_weights(updates: Updates) -> Updates:
             return
         moved = yield replace(update, restarts=restarts)
         restarts = False
+
+
+def _tensors(model: nn.Module) -> chain[Tensor]:
+    return chain(model.parameters(), model.buffers())
 
 
 def frozen_state(model: nn.Module) -> dict[str, Tensor]:

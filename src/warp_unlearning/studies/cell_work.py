@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..attacks.membership.confidence import logit_confidence
 from ..attacks.membership.pair_audit import PairAuditor
 from ..attacks.undoing.registry import pre_steps
 from ..data.examples import TensorExamples
@@ -30,7 +29,7 @@ from ..runs.job import Job, Steps, finished
 from ..runs.store import Store
 from ..training.precision import lay_out
 from ..training.recipe import Recipe
-from ..training.scoring import logits
+from ..training.scoring import logit_confidence, logits
 from ..training.training import Training, training_steps
 from ..unlearning.driver import Driven, drive, working_copy
 from .cell_plan import Cell, CellPlan, is_paired

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..attacks.membership.confidence import logit_confidence
 from ..attacks.membership.pair_audit import audit_pair
 from ..attacks.undoing.registry import pre_steps
 from ..data.examples import TensorExamples
@@ -30,7 +29,7 @@ from ..runs.job import Job
 from ..runs.key import Key
 from ..runs.store import Store
 from ..training.recipe import Recipe
-from ..training.scoring import accuracy, logits
+from ..training.scoring import accuracy, logit_confidence, logits
 from ..training.training import Training, run_training
 from ..unlearning.driver import unlearn
 from .forget_energies import forget_energies

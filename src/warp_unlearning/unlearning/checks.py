@@ -1,12 +1,22 @@
-"""Everything that can be wrong with a model and its examples, checked before the first update."""
+"""What can be wrong with a model and its examples: before the first update, and before any of them is believed.
+
+`check_model` asks whether this is the model of these data: whether it knows them better than chance, as well as was
+stated, and no better when they are read or numbered in another way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import Any, cast
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from ..data.examples import DatasetExamples, Examples, TensorExamples, checksums
@@ -15,8 +25,8 @@ from ..models.own import check_examples as check_examples
 
 
 def check_disjoint(forget: Examples, retain: Examples) -> None:
-    """An error where an example is to be both forgotten and kept: by content, and in parts of one data set by index,
-    since a data set that augments may never give the same content twice.
+    """An error where an input is to be both forgotten and kept, whatever its label: by content, and in parts of one
+    data set by index, since a data set that augments may never give the same content twice.
     """
     if isinstance(forget, DatasetExamples) and isinstance(retain, DatasetExamples):
         shared = _shared_indices(forget.dataset, retain.dataset)
@@ -27,10 +37,22 @@ def check_disjoint(forget: Examples, retain: Examples) -> None:
             )
     copies = copies_of(forget, retain)
     if len(copies):
+        labels = _labels_by_sum(forget)
+        sums = cast(Tensor, _checksums_of(retain))[copies].tolist()
+        own = retain.y.cpu()[copies].tolist()
+        other = sum(y not in labels[key] for key, y in zip(sums, own, strict=True))
+        under = f", {other} of them under another label" if other else ""
         raise DataError(
-            f"{len(copies)} examples of the retain set are also in the forget set (first: retain row "
-            f"{int(copies[0])}); what is to be forgotten cannot be kept: remove them from the retain set"
+            f"{len(copies)} examples of the retain set are also in the forget set{under} (first: retain row "
+            f"{int(copies[0])}, label {own[0]}); what is to be forgotten cannot be kept: remove them"
         )
+
+
+def _labels_by_sum(examples: Examples) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for key, y in zip(cast(Tensor, _checksums_of(examples)).tolist(), examples.y.tolist(), strict=True):
+        found.setdefault(key, set()).add(y)
+    return found
 
 
 def _shared_indices(forget: object, retain: object) -> set[int]:
@@ -46,21 +68,242 @@ def _part_of(dataset: object) -> tuple[object, Sequence[int]]:
     return whole, [index[int(i)] for i in dataset.indices]
 
 
-def copies_of(forget: Examples, retain: Examples) -> Tensor:
-    """The rows of `retain` whose input and label are those of some row of `forget`, ascending.
+def copies_of(known: Examples, others: Examples) -> Tensor:
+    """The rows of `others` whose input is that of some row of `known`, whatever the labels, ascending.
 
-    Compared by label and by a 64-bit checksum of the bits of the input; two different inputs agree in it by chance once
-    in 10¹⁹ pairs. Examples of another kind than tensors or a data set have no checksums and no copies.
+    Compared by a 64-bit checksum of the bits of the input; two different inputs agree in it by chance once in 10¹⁹
+    pairs. Examples of another kind than tensors or a data set have no checksums and no copies.
     """
-    sums = [_checksums_of(examples) for examples in (forget, retain)]
+    sums = [_checksums_of(examples) for examples in (known, others)]
     if sums[0] is None or sums[1] is None:
         return torch.empty(0, dtype=torch.int64)
-    known = set(zip(sums[0].tolist(), forget.y.tolist(), strict=True))
-    pairs = zip(sums[1].tolist(), retain.y.tolist(), strict=True)
-    return torch.tensor([row for row, pair in enumerate(pairs) if pair in known], dtype=torch.int64)
+    return torch.isin(sums[1].cpu(), sums[0].cpu()).nonzero().flatten()
 
 
 def _checksums_of(examples: Examples) -> Tensor | None:
     if isinstance(examples, TensorExamples):
         return checksums(examples.x)
     return examples.checksums if isinstance(examples, DatasetExamples) else None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A model that fits its data: how the rows are read, and the accuracy on rows it learned from and on test rows.
+
+    `readings` has the accuracy on the known rows for each other way to read them, `movable` the share of trainable
+    parameters that the chosen defence moves. Printed, it is a line each.
+    """
+
+    classes: int
+    reading: str
+    known: Estimate
+    known_rows: int
+    test: Estimate | None
+    test_rows: int
+    readings: Mapping[str, float]
+    movable: float | None
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"read as {self.reading}", f"known  {self.known} of {self.known_rows:,} rows, {self.classes} classes"]
+        lines += [f"test   {self.test} of {self.test_rows:,} rows"] if self.test else []
+        lines += [f"read as {name}: {share:.3f} of the known rows" for name, share in self.readings.items()]
+        lines += [f"the defence moves {self.movable:.0%} of the parameters"] if self.movable is not None else []
+        return "\n".join([*lines, *self.notes])
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return cast("dict[str, Any]", plain(asdict(self)))
+
+
+def check_model(
+    model: nn.Module,
+    *,
+    known: object,
+    test: object | None = None,
+    preprocess: Read | None = None,
+    readings: Mapping[str, Read] | None = None,
+    accuracy: float | None = None,
+    defense: str | Defense | None = None,
+) -> Checked:
+    """Whether `model` is a model of these data, on at most 2,000 rows of each part; an error where it is not.
+
+    `known` are raw rows that it learned from, `test` raw rows that it did not; `preprocess` makes its inputs of them.
+    `readings` are other ways to do so: one under which the model is right more often is an error that names it.
+    `accuracy` is the accuracy on test rows as somebody stated it. Nothing is changed.
+    """
+    check_precision(model)
+    parts = {
+        what: _drawn(as_examples(source, what=what), what)
+        for what, source in {"known": known, "test": test}.items()
+        if source is not None
+    }
+    if accuracy is not None and (test is None or not 0 <= accuracy <= 1):
+        raise InputError(f"accuracy is {accuracy}; give a share of test rows between 0 and 1, and the test rows")
+    read = preprocess or _as_given
+    place = next(model.parameters()).device
+    inputs = {what: TensorExamples(read(part.x), part.y).to(place) for what, part in parts.items()}
+    network = network_for(model, inputs["known"])
+    classes = check_examples(network, cast("dict[str, Examples]", inputs))
+    answers = {what: _logits(network, part, what) for what, part in inputs.items()}
+    right = {what: _right(answers[what], part.y) for what, part in inputs.items()}
+    name, notes = _name_of(preprocess), list[str]()
+    n, known_right = len(right["known"]), int(right["known"].sum())
+    _check_chance(known_right, parts["known"].y, notes)
+    if accuracy is not None:
+        _check_stated(right["test"], accuracy)
+    others = _other_readings(network, parts["known"], right["known"], readings or {}, name)
+    _check_order(answers["known"], parts["known"].y, classes)
+    movable = None if defense is None else _movable(network, inputs["known"], defense, notes)
+    return Checked(
+        classes=classes,
+        reading=name,
+        known=proportion(known_right, n),
+        known_rows=n,
+        test=proportion(int(right["test"].sum()), len(right["test"])) if "test" in right else None,
+        test_rows=len(right.get("test", ())),
+        readings=others,
+        movable=movable,
+        notes=tuple(notes),
+    )
+
+
+def _as_given(x: Tensor) -> Tensor:
+    return x
+
+
+def _drawn(examples: Examples, what: str) -> TensorExamples:
+    """At most 2,000 of the rows, each class in proportion, from a fixed stream."""
+    if len(examples) == 0:
+        raise DataError(f"the {what} set is empty; give at least one example")
+    generator = Streams(0, "check").generator(what)
+    chosen = draw_per_class(examples.y.cpu().numpy(), count=min(ROWS, len(examples)), generator=generator)
+    return TensorExamples(*examples.take(torch.from_numpy(chosen)))
+
+
+def _logits(network: nn.Module, part: TensorExamples, what: str) -> Tensor:
+    found = logits(network, part).double().cpu()
+    broken = (~found.isfinite().all(1)).nonzero()
+    if len(broken):
+        raise InputError(
+            f"the model's output is not finite on {len(broken)} of {len(found)} {what} rows (first: {int(broken[0])}); "
+            "its weights are damaged, or the rows are read on another scale than it was trained on"
+        )
+    return found
+
+
+def _right(answers: Tensor, y: Tensor) -> NDArray[np.bool_]:
+    return cast("NDArray[np.bool_]", (answers.argmax(1) == y.cpu()).numpy())
+
+
+def _check_chance(right: int, y: Tensor, notes: list[str]) -> None:
+    """Refuse what is no better than always the commonest class."""
+    from scipy.stats import binom
+
+    n, counts = len(y), torch.bincount(y)
+    if int((counts > 0).sum()) < 2:
+        notes.append("the known rows are of one class, so nothing tells whether the model fits them")
+    elif n < FEW:
+        notes.append(f"{n} rows cannot tell whether this is their model; give at least {FEW}")
+    elif binom.sf(right - 1, n, float(counts.max()) / n) > CHANCE:
+        raise InputError(
+            f"the model is right on {right} of {n} rows that it is said to have learned from, and always the commonest "
+            f"class would be on {int(counts.max())}: this is not a model of these data, or they are read in another way"
+        )
+
+
+def _check_stated(right: NDArray[np.bool_], accuracy: float) -> None:
+    found = proportion(int(right.sum()), len(right), level=STATED)
+    if not found.low <= accuracy <= found.high:
+        raise InputError(
+            f"the model is right on {found} of {len(right)} test rows (99.9 % interval), and was stated to be on "
+            f"{accuracy:g}: another model, other data, or another way to read them; or state what is measured"
+        )
+
+
+def _other_readings(
+    network: nn.Module, known: TensorExamples, right: NDArray[np.bool_], readings: Mapping[str, Read], name: str
+) -> dict[str, float]:
+    """The accuracy for each other reading; one that is better beyond chance, by exact McNemar, is refused."""
+    found: dict[str, float] = {}
+    better: list[tuple[float, str]] = []
+    for other, read in readings.items():
+        try:
+            inputs = TensorExamples(read(known.x), known.y).to(next(network.parameters()).device)
+            check_examples(network, {other: inputs})
+            now = _right(_logits(network, inputs, other), known.y)
+        except WarpError:
+            continue  # The network does not take rows of that shape.
+        found[other] = float(now.mean())
+        p = min(1.0, 2 * sign_p(int((now & ~right).sum()), int((right & ~now).sum())))
+        if p < CHANCE / len(readings) and found[other] - right.mean() >= BETTER_READING:
+            better.append((found[other], other))
+    if better:
+        share, other = max(better)
+        raise InputError(
+            f"read as {name} the model is right on {right.mean():.3f} of {len(right):,} rows it learned from; read as "
+            f"{other} on {share:.3f}. Say {_setting(readings[other], other)}, or --as-given"
+        )
+    return found
+
+
+def _name_of(read: Read | None) -> str:
+    return "given" if read is None else str(getattr(read, "__name__", read))
+
+
+def _setting(read: Read, name: str) -> str:
+    """How to ask for a reading: the options of a scale, mean and deviation, else its name."""
+    options = []
+    for key in ("scale", "mean", "std"):
+        value = getattr(read, key, None)
+        values = np.atleast_1d(value).tolist() if value is not None else []
+        if any(v != (0.0 if key == "mean" else 1.0) for v in values):
+            options.append(f"--{key} {','.join(f'{v:g}' for v in values)}")
+    return " ".join(options) or f"preprocess={name!r}"
+
+
+def _check_order(answers: Tensor, y: Tensor, classes: int) -> None:
+    """Refuse a model whose outputs fit the labels better in another order: matched on one half of the rows, tested on
+    the other.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    truth, said = y.cpu().numpy(), answers.argmax(1).numpy()
+    half = np.arange(len(truth)) % 2 == 0
+    table = np.zeros((classes, classes))
+    np.add.at(table, (said[half], truth[half]), 1)
+    # Between two matches as good as each other the order as given counts.
+    meant = linear_sum_assignment(table + 0.5 / len(truth) * np.eye(classes), maximize=True)[1]
+    asked, now = said[~half] == truth[~half], meant[said[~half]] == truth[~half]
+    p = min(1.0, 2 * sign_p(int((now & ~asked).sum()), int((asked & ~now).sum())))
+    if len(asked) and p < CHANCE and now.mean() - asked.mean() >= BETTER_ORDER:
+        pairs = [f"{i} is {c}" for i, c in enumerate(meant.tolist()) if i != c]
+        raise InputError(
+            f"the model is right on {asked.mean():.3f} of {len(asked)} rows, and on {now.mean():.3f} if its outputs "
+            f"are of other classes (output {', '.join(pairs[:5])}{', ...' if len(pairs) > 5 else ''}): the classes "
+            "are in another order than in its training. Say --classes with the names in the order of the outputs"
+        )
+
+
+def _movable(network: nn.Module, known: TensorExamples, defense: str | Defense, notes: list[str]) -> float:
+    """The share of trainable parameters that one teleport of the defence moves."""
+    chosen = as_defense(defense)
+    part = known.select(torch.arange(min(512, len(known))))
+    symmetry = getattr(chosen, "symmetry", None)
+    if symmetry is None:
+        raise InputError(f"the defence is a {type(defense).__name__} without a symmetry; nothing tells what it moves")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            moved = teleport(
+                deepcopy(network), symmetry, retain=part, forget=part.select(torch.arange(min(8, len(part)))), seed=0
+            )[0]
+        except WarpError as error:
+            notes.append(f"the defence moves nothing here: {error}")
+            return 0.0
+    pairs = zip(network.parameters(), moved.parameters(), strict=True)
+    sizes = [(old.numel(), not torch.equal(old, new)) for old, new in pairs if old.requires_grad]
+    share = sum(n for n, changed in sizes if changed) / max(1, sum(n for n, _ in sizes))
+    if share < 0.5:
+        notes.append(f"the defence leaves {1 - share:.0%} of the parameters where they are")
+    return share

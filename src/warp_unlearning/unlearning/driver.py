@@ -1,46 +1,75 @@
-"""`unlearn()`: drives a method update by update, and lets a defence move the weights in between."""
+"""`unlearn()`: drives a method update by update, lets a defence move the weights in between, and judges the result."""
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from numbers import Integral
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..data.examples import Examples, as_examples
+from ..data.examples import Examples, TensorExamples, as_examples
 from ..defense.base import Defense, Session
 from ..defense.certificate import Certificate, shortfalls
 from ..defense.registry import as_defense
-from ..errors import DivergedError, InputError, WarpWarning
+from ..errors import DivergedError, InputError, WarpError, WarpWarning
 from ..methods.protocol import Method, Task
 from ..methods.registry import as_method
 from ..models.modes import choose_device, draws_nothing, enter_mode
 from ..models.own import check_network
 from ..models.weights import model_digest
 from ..randomness import LayerDraws, Streams
+from ..stats.verdict import Verdict
 from ..symmetry.move import Move
 from ..training.update import Update
-from .checks import check_disjoint, check_examples
-from .guard import Guard, restore_modes, training_modes
+from .checks import check_disjoint, check_examples, check_precision, network_for
+from .guard import Collapse, Guard, rows_to_watch
+from .judge import html_table, judge_models
 from .record import Deletion, DeletionRecord, describe, describe_defense, examples_digest, now, versions
 
+Untrained = nn.Module | Callable[[], nn.Module] | None
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Unlearned:
-    """What an unlearning leaves: the new model, a row of losses an update, what each teleport did, the time, and the
-    record.
+    """What an unlearning leaves: the new model, the record, the verdict, a row of losses an update, what each teleport
+    did, and the time.
     """
 
     model: nn.Module
+    record: DeletionRecord
+    verdict: Verdict
     history: list[dict[str, float]]
     teleports: list[Certificate]
     seconds: float
-    record: DeletionRecord
+
+    def rows(self) -> list[dict[str, float]]:
+        """A plain row of losses for each update, as a `pandas.DataFrame` takes them."""
+        return [dict(row) for row in self.history]
+
+    def save(self, path: Path | str) -> None:
+        """Write the weights to `path` (.safetensors), with the record in the header, whole or not at all."""
+        save_weights(Path(path), self.model, header={"record": self.record.as_json()})
+
+    def __repr__(self) -> str:
+        done = self.record.deletions[-1]
+        how = done.method["name"] + (f" + {done.defense['name']}" if done.defense else "")
+        rows = f"{done.requested:,} rows forgotten, {done.retained:,} kept"
+        return f"Unlearned({how}: {rows}, {len(self.history)} updates, {self.seconds:.1f} s; {self.verdict.sentence})"
+
+    def _repr_html_(self) -> str:
+        done = self.record.deletions[-1]
+        head = ["method", "defence", "forgotten", "kept", "updates", "seconds"]
+        defense = done.defense["name"] if done.defense else "none"
+        counts = [f"{n:,}" for n in (done.requested, done.retained, len(self.history))]
+        return html_table(head, [[done.method["name"], defense, *counts, f"{self.seconds:.1f}"]], self.verdict)
 
 
 def unlearn(
@@ -49,21 +78,29 @@ def unlearn(
     forget: object,
     retain: object,
     method: str | Method,
+    options: Mapping[str, Any] | None = None,
     defense: str | Defense | None = None,
+    test: object | None = None,
     validation: object | None = None,
+    untrained: Untrained = None,
+    drawn: bool = False,
     seed: int = 0,
     defense_seed: int | None = None,
     device: torch.device | str | None = None,
     on_update: Callable[[Update], None] | None = None,
+    progress: bool = False,
 ) -> Unlearned:
-    """Remove the influence of `forget` from a copy of `model`, which itself comes back bit-identical.
+    """Remove the influence of `forget` from a copy of `model`, which itself comes back bit-identical, and judge it.
 
-    `forget`, `retain` and `validation` are each a pair of tensors (x, y), a `Dataset` of such pairs, or a `DataLoader`.
-    `method` is a name ("ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on", "retrain", "finetune", "langevin") or
-    an object of `warp_unlearning.methods`. `defense` is None, a name ("warp", "fastwarp", "warp_guarded", "cob",
-    "conjugate") or an object of `warp_unlearning.defense`. The same `seed` gives the same weights on the same machine.
-    A defence draws from the operating system's entropy; `defense_seed` fixes it for experiments, and the record then
-    says so.
+    `forget`, `retain`, `validation` and `test` are each a pair of tensors (x, y), a `Dataset` of such pairs, or a
+    `DataLoader`. `method` is a name ("ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on", "retrain", "finetune",
+    "langevin", or a plug-in's) or FILE.py:Class, both with `options`, or an object of `warp_unlearning.methods`.
+    `defense` is None, a name ("warp", "fastwarp", "warp_guarded", "cob", "conjugate") or an object of
+    `warp_unlearning.defense`. `test` are rows that the model never saw, which the verdict needs; `drawn` says that the
+    rows to forget were drawn at random within their classes. `untrained` is a new network of the same architecture, or
+    what builds one, for methods that start from one where its layers cannot be reset. The same `seed` gives the same
+    weights on the same machine. A defence draws from the operating system's entropy; `defense_seed` fixes it for
+    experiments, and the record then says so. `progress` shows how far it is on stderr.
 
     >>> from torch.nn import Linear
     >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
@@ -72,52 +109,125 @@ def unlearn(
     5
     """
     check_network(model)
-    chosen = as_method(method)
-    guarding = as_defense(defense)
-    _check_seeds(seed, defense_seed)
+    chosen, guarding = as_method(method, options), as_defense(defense)
+    seeds = [_whole(name, s) for name, s in (("seed", seed), ("defense_seed", defense_seed)) if s is not None]
+    if seed is None:
+        raise InputError("seed is None; give a whole number")
+    check_precision(model)
     place = choose_device(str(device)) if device is not None else _device_of(model)
-    working = working_copy(model, place)
-    task = make_task(working, forget=forget, retain=retain, validation=validation, seed=seed)
-    modes = training_modes(working)
+    forget = as_examples(forget, what="forget").to(place)
+    working = network_for(working_copy(model, place), forget)
+    task = make_task(working, forget=forget, retain=retain, validation=validation, untrained=untrained, seed=seeds[0])
+    unseen = None if test is None else as_examples(test, what="test").to(place)
+    if unseen is not None:
+        check_examples(working, {"test": unseen})
+    ours = isinstance(chosen, Retrain) and not frozen_state(working)
+    modes = modes_of(working)
     began = perf_counter()
     driven = _to_the_end(
-        drive(working, task, chosen, defense=guarding, secret=Streams.secret(defense_seed), on_update=on_update)
+        drive(
+            working,
+            task,
+            chosen,
+            defense=guarding,
+            secret=Streams.secret(defense_seed),
+            on_update=_all(on_update, _progress(chosen.name) if progress else None),
+            watch=rows_to_watch(task, task.validation or unseen),
+        )
     )
     seconds = perf_counter() - began
-    restore_modes(working, modes)
-    digests = model_digest(task.original), model_digest(working)
-    if digests[0] == digests[1]:
-        warnings.warn(
-            f"{chosen.name} left the model bit-identical: nothing was forgotten. A method that chooses a checkpoint "
-            "(scrub with rewind, pgu with stop) may have chosen the start",
-            WarpWarning,
-            stacklevel=2,
+    restore_modes(modes)
+    try:
+        verdict = judge_models(
+            task.original,
+            working,
+            forget=task.forget,
+            retain=task.retain,
+            test=unseen,
+            drawn=drawn,
+            ours=ours,
+            word=None if untrained is None else "the untrained network that was given",
+            seed=seeds[0],
         )
+    except WarpError as error:
+        state = {n: t.detach().clone() for n, t in working.state_dict().items()}
+        raise DivergedError(f"the result cannot be judged: {error}", state=state, update=len(driven.history)) from error
     told = [] if guarding is None else shortfalls(driven.teleports)
+    digest = examples_digest(task.forget)
     deletion = Deletion(
         requested=len(task.forget),
         retained=len(task.retain),
-        forget_digest=examples_digest(task.forget),
+        forget_digest=digest,
         retain_digest=examples_digest(task.retain),
-        original=digests[0],
-        unlearned=digests[1],
+        original=model_digest(task.original),
+        unlearned=model_digest(working),
         method=describe(chosen),
         defense=describe_defense(guarding),
         experiment_only=guarding is not None and defense_seed is not None,
-        seed=seed,
+        seed=seeds[0],
         seconds=seconds,
         date=now(),
         versions=versions(),
         verdicts={"defense": told} if told else {},
+        request={"how": "examples", "rows": len(task.forget), "copies": 0, "drawn": drawn},
+        threads=torch.get_num_threads(),
+        device=str(place),
+        verdict=verdict.as_json(),
+        recipe="ours" if isinstance(chosen, Retrain) else None,
     )
-    return Unlearned(working, driven.history, driven.teleports, seconds, DeletionRecord((deletion,)))
+    _warn(chosen, deletion, verdict)
+    record = DeletionRecord((deletion,))
+    return Unlearned(
+        working if isinstance(model, Logits) else unwrap(working),
+        record,
+        verdict,
+        driven.history,
+        driven.teleports,
+        seconds,
+    )
 
 
-def _check_seeds(seed: object, defense_seed: object) -> None:
-    seeds = {"seed": seed} if defense_seed is None else {"seed": seed, "defense_seed": defense_seed}
-    for name, value in seeds.items():
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise InputError(f"{name} is {value!r}; give a whole number")
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"{name} is {value!r}; give a whole number")
+    return int(value)
+
+
+def _warn(method: Method, deletion: Deletion, verdict: Verdict) -> None:
+    if deletion.original == deletion.unlearned:
+        warnings.warn(
+            f"{method.name} left the model bit-identical: nothing was forgotten. A method that chooses a checkpoint "
+            "(scrub with rewind, pgu with stop) may have chosen the start",
+            WarpWarning,
+            stacklevel=3,
+        )
+    elif verdict.exit == 1:
+        warnings.warn(f"the unlearning by {method.name} {verdict.sentence}", WarpWarning, stacklevel=3)
+
+
+def _all(*watchers: Callable[[Update], None] | None) -> Callable[[Update], None]:
+    def tell(update: Update) -> None:
+        for watcher in watchers:
+            if watcher is not None:
+                watcher(update)
+
+    return tell
+
+
+def _progress(name: str) -> Callable[[Update], None]:
+    """Shows the share of updates on stderr: on one line of a terminal, else a line each tenth."""
+    began, live, shown = perf_counter(), sys.stderr.isatty(), -1
+
+    def show(update: Update) -> None:
+        nonlocal shown
+        tenth, ends = 10 * update.step // update.of, update.step == update.of
+        if live or tenth > shown:
+            shown = tenth
+            text = f"{name}: update {update.step} of {update.of}, {perf_counter() - began:.1f} s"
+            sys.stderr.write(f"\r{text}" + "\n" * ends if live else f"{text}\n")
+            sys.stderr.flush()
+
+    return show
 
 
 def working_copy(model: nn.Module, device: torch.device) -> nn.Module:
@@ -127,7 +237,15 @@ def working_copy(model: nn.Module, device: torch.device) -> nn.Module:
     return copy
 
 
-def make_task(model: nn.Module, *, forget: object, retain: object, validation: object | None, seed: int) -> Task:
+def make_task(
+    model: nn.Module,
+    *,
+    forget: object,
+    retain: object,
+    validation: object | None,
+    untrained: Untrained = None,
+    seed: int,
+) -> Task:
     """The checked task, on the device of `model`, with a frozen copy of it as `original`."""
     device = _device_of(model)
     given = {"forget": forget, "retain": retain, "validation": validation}
@@ -139,7 +257,8 @@ def make_task(model: nn.Module, *, forget: object, retain: object, validation: o
     classes = check_examples(model, sets)
     check_disjoint(sets["forget"], sets["retain"])
     original = working_copy(model, device).requires_grad_(False).eval()
-    return Task(sets["forget"], sets["retain"], sets.get("validation"), original, classes, Streams(seed, "unlearn"))
+    streams = Streams(seed, "unlearn")
+    return Task(sets["forget"], sets["retain"], sets.get("validation"), original, classes, streams, untrained=untrained)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,12 +278,14 @@ def drive(
     secret: Streams,
     on_update: Callable[[Update], None] | None = None,
     interval: int = 10,
+    watch: TensorExamples | None = None,
 ) -> Generator[Update, None, Driven]:
     """Update `model` in place, a step at a time, as `unlearn` does; so that many can be driven side by side.
 
     Nothing is checked beforehand. `on_update` is told of an update before the defence acts, and the update is yielded
-    after that. Losses are read once in `interval` updates.
+    after that. Losses are read once in `interval` updates. The accuracy on `watch` may not collapse.
     """
+    collapse = None if watch is None else Collapse(model, watch)
     session = None if defense is None else defense.start(model, task, streams=secret)
     enter_mode(model, method.norm_mode)
     guard = Guard(model, interval=interval)
@@ -185,6 +306,8 @@ def drive(
             move = None if session is None else _between(session, update, guard)
             if move is not None:
                 enter_mode(model, method.norm_mode)
+            if collapse is not None:
+                collapse.watch(update)
             yield update
         guard.flush()
     except DivergedError as error:

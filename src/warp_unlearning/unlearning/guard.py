@@ -1,16 +1,31 @@
-"""Watches an unlearning: turns losses into history rows, and stops it when a loss or a weight is no longer finite."""
+"""Watches an unlearning: turns losses into history rows, and stops it when a loss or a weight is no longer finite, or
+when the model collapses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import isfinite
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import DivergedError
+from ..data.examples import Examples, TensorExamples
+from ..data.stratified import draw_per_class
+from ..errors import CollapsedError, DivergedError
+from ..methods.protocol import Task
+from ..stats.exchange import sign_p
+from ..training.scoring import logits
 from ..training.update import Update
 from ..waiting import await_device
+
+# An accuracy this much below the start's, beyond chance, is a collapse.
+COLLAPSE, BEYOND_CHANCE = 0.20, 0.01
+# Rows looked at: a twentieth of the retain set, which takes under 2 % of an epoch's passes, within these bounds. With
+# fewer unseen rows retained ones serve; of fewer than FEW_RETAINED of those 20 points say little, and none are watched.
+FEWEST, MOST, SHARE, FEW_RETAINED = 50, 500, 0.05, 200
 
 
 class Guard:
@@ -77,12 +92,73 @@ class Guard:
         )
 
 
-def training_modes(model: nn.Module) -> list[bool]:
-    """Which modules are in train mode, in the order of `modules()`."""
-    return [m.training for m in model.modules()]
+class Collapse:
+    """Stops a run when fewer of `examples` get right answers than before it, by more than 20 points and beyond chance.
+
+    Looks at the end of each epoch and keeps a copy of the weights that it last found in order. A low that passes is no
+    collapse (salun has some in its first epochs): a run is stopped in its second half, where an epoch did not get
+    better than a low one before, and at its end. One that starts from other weights, as a retraining, is not watched.
+    """
+
+    def __init__(self, model: nn.Module, examples: TensorExamples) -> None:
+        self._model, self._examples = model, examples
+        self._before = self._right()
+        self._kept = {n: t.clone() for n, t in model.state_dict().items()}
+        self._last, self._low = 0, 0.0
+        self._watching = True
+
+    def watch(self, update: Update) -> None:
+        """Look, if an epoch ends with this update."""
+        self._watching &= not update.restarts
+        if not (self._watching and update.ends_epoch):
+            return
+        right = self._right()
+        await_device(right.device)
+        up, down = torch.stack([(right & ~self._before).sum(), (self._before & ~right).sum()]).tolist()
+        low = (down - up) / len(right)
+        if low <= COLLAPSE or sign_p(down, up) >= BEYOND_CHANCE:
+            self._last, self._low = update.step, 0.0
+            for name, value in self._model.state_dict().items():
+                self._kept[name].copy_(value)
+            return
+        stays = 2 * update.step >= update.of and 0 < self._low <= low
+        if stays or update.step == update.of:
+            before, after = (float(each.double().mean()) for each in (self._before, right))
+            raise CollapsedError(
+                f"accuracy fell from {before:.3f} to {after:.3f} of {len(right)} rows that the model should still know "
+                f"by update {update.step} of {update.of}: the model collapsed. The weights after update {self._last} "
+                "are kept; lower the learning rate, the epochs or the weight of the forget loss",
+                state=self._kept,
+                update=update.step,
+            )
+        self._low = low
+
+    def _right(self) -> Tensor:
+        with generators_kept(self._examples.x.device):
+            return logits(self._model, self._examples).argmax(1) == self._examples.y
 
 
-def restore_modes(model: nn.Module, modes: list[bool]) -> None:
-    """Put modules back into the modes that `training_modes` found."""
-    for module, training in zip(model.modules(), modes, strict=True):
-        module.training = training
+def rows_to_watch(task: Task, unseen: Examples | None) -> TensorExamples | None:
+    """At most 500 rows of the classes that are kept: `unseen` ones, else, where they are too few, retained ones."""
+    count = min(MOST, max(FEWEST, round(SHARE * len(task.retain))))
+    draw = task.streams.generator("collapse")
+    for source, fewest in ((unseen, FEWEST), (task.retain, FEW_RETAINED)):
+        if source is None:
+            continue
+        here = torch.isin(source.y, task.retain.y).nonzero().flatten().cpu()
+        if len(here) >= fewest:
+            chosen = draw_per_class(source.y.cpu()[here].numpy(), count=min(count, len(here)), generator=draw)
+            with generators_kept(task.retain.y.device):
+                return TensorExamples(*source.take(here[torch.from_numpy(chosen)]))
+    return None
+
+
+@contextmanager
+def generators_kept(device: torch.device) -> Iterator[None]:
+    """Leave torch's global generators, and numpy's, as they were before the block."""
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        np.random.set_state(numpy_state)  # noqa: NPY002

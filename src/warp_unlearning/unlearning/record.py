@@ -1,13 +1,14 @@
 """The deletion record: what was asked to be forgotten, from which model, how, when, and what came of it.
 
-Data are named by digests only; the record holds no example. Of a defence it holds the name, never its random draws.
+Data are named by digests only; the record holds no example and no name that a person gave a row. Of a defence it holds
+the name and the settings, never its random draws.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -22,12 +23,27 @@ from ..methods.protocol import Method
 from ..symmetry.symmetry import settings_of
 from ..version import __version__
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+# What may be said of a request: the way of asking, numbers, and digests in hexadecimal. Nothing that names a person.
+WAYS = ("examples", "numbers", "mask", "names", "ids", "class", "fraction")
+_REQUEST: Mapping[str, type | tuple[type, ...]] = {
+    "how": str,
+    "rows": int,
+    "copies": int,
+    "drawn": bool,
+    "digests": (list, tuple),
+}
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """One request to forget and how it was carried out."""
+    """One request to forget and how it was carried out.
+
+    `request` says how it was asked: "how" (one of examples, numbers, mask, names, ids, class, fraction), the numbers of
+    "rows" and of "copies" left out with them, whether the rows were "drawn" at random, and "digests" of their contents.
+    `preprocessing` is how raw inputs become the network's, `network_file` the SHA-256 of a file that builds it,
+    `recipe` whose training made a retrained model. Version 0.1 knew none of these.
+    """
 
     requested: int
     retained: int
@@ -43,6 +59,21 @@ class Deletion:
     date: str
     versions: Mapping[str, str]
     verdicts: Mapping[str, Any] = field(default_factory=dict)
+    request: Mapping[str, Any] = field(default_factory=dict)
+    preprocessing: Mapping[str, Any] | None = None
+    network_file: str | None = None
+    threads: int | None = None
+    device: str | None = None
+    verdict: Mapping[str, Any] | None = None
+    recipe: str | None = None
+
+    def __post_init__(self) -> None:
+        for key, value in self.request.items():
+            if key not in _REQUEST or not isinstance(value, _REQUEST[key]):
+                raise DataError(f"a request with {key} = {value!r} cannot be recorded; it may have {list(_REQUEST)}")
+        how, digests = self.request.get("how", WAYS[0]), self.request.get("digests", ())
+        if how not in WAYS or not all(isinstance(d, str) and set(d) <= set("0123456789abcdef") for d in digests):
+            raise DataError(f"a request asked by {how!r} cannot be recorded; give one of {WAYS}, and digests as hex")
 
 
 @dataclass(frozen=True)
@@ -74,30 +105,37 @@ class DeletionRecord:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, with the version of its form."""
-        return {"schema_version": SCHEMA_VERSION, "deletions": [asdict(d) for d in self.deletions]}
+        return {"schema_version": SCHEMA_VERSION, "deletions": [plain(asdict(d)) for d in self.deletions]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DeletionRecord:
-        """The record that `as_json` wrote."""
+        """The record that `as_json` wrote, in this version or in 0.1."""
         version = data.get("schema_version") if isinstance(data, Mapping) else None
-        if version != SCHEMA_VERSION:
+        if version not in (1, SCHEMA_VERSION) or isinstance(version, bool):
             raise DataError(
-                f"the deletion record has schema version {version}; this program reads version {SCHEMA_VERSION}"
+                f"the deletion record has schema version {version}; this program reads versions 1 and {SCHEMA_VERSION}"
             )
         rows = data.get("deletions")
         if not isinstance(rows, list):
             raise DataError(f"the deletion record holds {rows!r} where its deletions should be; it is damaged")
         record = cls()
         for row in rows:
-            record = record.then(_deletion(row))
+            record = record.then(_deletion(row, version=version))
         return record
 
 
-def _deletion(row: object) -> Deletion:
-    names = {f.name for f in fields(Deletion)}
-    if not isinstance(row, Mapping) or set(row) != names:
-        odd = sorted(set(row) ^ names) if isinstance(row, Mapping) else [repr(row)]
+def _deletion(row: object, *, version: int) -> Deletion:
+    names = [f.name for f in fields(Deletion)]
+    names = names[: names.index("request")] if version == 1 else names
+    if not isinstance(row, Mapping) or set(row) != set(names):
+        odd = sorted(set(row) ^ set(names)) if isinstance(row, Mapping) else [repr(row)]
         raise DataError(f"a deletion of the record has missing or unknown fields: {', '.join(odd)}")
+    for f in fields(Deletion):
+        text = f.type in ("str", "int", "bool") and f.default is MISSING
+        if text and type(row[f.name]).__name__ != f.type:
+            raise DataError(f"a deletion of the record has {f.name} = {row[f.name]!r}; it is damaged")
+    if not isinstance(row["method"], Mapping) or not isinstance(row.get("request", {}), Mapping):
+        raise DataError(f"a deletion of the record has the method {row['method']!r}; it is damaged")
     return Deletion(**row)
 
 

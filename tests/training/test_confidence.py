@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warp_unlearning.attacks.membership.confidence import correctness, logit_confidence
 from warp_unlearning.errors import DataError, InputError
+from warp_unlearning.training.scoring import correctness, logit_confidence
 
 rows = st.lists(st.floats(-30, 30), min_size=2, max_size=6)
 
