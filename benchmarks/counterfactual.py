@@ -35,11 +35,9 @@ from torch import Tensor, nn
 from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.shadow_audit import audit_against_originals, shadow_audit
 from warp_unlearning.attacks.membership.shadow_design import ShadowDesign, shadow_design
-from warp_unlearning.data.augment import crop_flip
-from warp_unlearning.data.cifar10 import load_cifar10
-from warp_unlearning.data.digits import load_digits
-from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.data.taken import Taken
+from warp_unlearning.data.examples import Taken, TensorExamples
+from warp_unlearning.data.preprocess import load_data
+from warp_unlearning.data.sampling import crop_flip
 from warp_unlearning.models.networks import build_model
 from warp_unlearning.stats.intervals import Estimate, mean
 from warp_unlearning.training.lane import DeviceLane

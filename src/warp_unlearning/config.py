@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from .data.cifar10_sources import locate
+from .data.sources import recognise
 from .errors import DataError, InputError, nearest
 from .runs.yaml_text import RepeatedKey, load_yaml
 from .training.precision import Precision
@@ -63,7 +63,7 @@ class DataConfig(Section):
         if not isinstance(data, Mapping) or data.get("name") is not None:
             return data
         path = data.get("path")
-        return {**data, "name": kind_of(Path(path)) if isinstance(path, str | Path) else "digits"}
+        return {**data, "name": recognise(Path(path)) if isinstance(path, str | Path) else "digits"}
 
     def load_options(self) -> dict[str, Any]:
         """What `load_data` takes: for studies and attacks, which read the standard data sets as they are."""
@@ -95,6 +95,7 @@ class TrainingConfig(Section):
     crop_padding: int = Field(default=0, ge=0, description="pixels by which random crops may be shifted")
     flip: bool = Field(default=False, description="mirror images at random")
     precision: Precision = Field(default="auto", description=_PRECISION)
+    checkpoint_seconds: float = Field(default=30, ge=0, description="write a checkpoint at most this often")
 
 
 class ForgetConfig(Section):
@@ -103,7 +104,7 @@ class ForgetConfig(Section):
     rows: Path | None = Field(default=None, description="a .npy, .txt or .csv file of row numbers, a mask, or names")
     column: str | None = Field(default=None, description="the column of `rows` that counts; a csv of one needs none")
     by: Literal["row", "id"] | None = Field(default=None, description="what numbers in `rows` are, if in doubt")
-    label: int | None = Field(default=None, ge=0, description="every training example of this class")
+    label: int | str | None = Field(default=None, description="every training example of this class, by name or number")
     fraction: float | None = Field(default=None, gt=0, lt=1, description="a random fraction of each class")
     drawn: bool = Field(default=False, description="`rows` were drawn at random, so that unseen rows are like them")
     again: bool = Field(default=False, description="forget what earlier requests asked for once more, too")
@@ -112,7 +113,7 @@ class ForgetConfig(Section):
 class MethodConfig(Section):
     """How it is forgotten."""
 
-    name: str = Field(default="ngp", description="a method of `warp methods`, or FILE.py:Class")
+    name: str | None = Field(default=None, description="a method of `warp methods`, or FILE.py:Class")
     recipe: RecipeName = Field(default="auto", description=_RECIPE)
     options: Options = Field(default_factory=dict, description="settings of the method, over the recipe's")
 
@@ -141,7 +142,9 @@ class _Networks(Seeded):
 class Config(_Networks):
     """Everything that decides the result of one model."""
 
-    validation: float = Field(default=0.1, ge=0, lt=1, description="fraction of the training part held for validation")
+    validation: float = Field(
+        default=0, ge=0, lt=1, description="share of the known rows set aside for methods that choose by it"
+    )
     forget: ForgetConfig = ForgetConfig()
     method: MethodConfig = MethodConfig()
     defense: DefenseConfig = DefenseConfig()
@@ -315,13 +318,14 @@ def read_recipes(file: Path) -> TunedRecipes:
         raise DataError(f"{file} holds no recipes of ours: {where}: {first['msg']}; {way}") from error
 
 
-def kind_of(path: Path) -> str:
-    """The kind of data at `path`, by its ending or by the files of a standard data set in it."""
-    if path.suffix in (".npy", ".csv") or (path.suffix == ".npz" and not path.is_dir()):
-        return path.suffix[1:]
-    if any((path / f"train-images-idx3-ubyte{ending}").is_file() for ending in ("", ".gz")):
-        return "fashion_mnist"
-    return "cifar10" if locate(path) is not None else "folder"
+SCHEMAS: Mapping[str, type[BaseModel]] = {
+    "unlearn": Config,
+    "shadow": ShadowConfig,
+    "tune": TuneConfig,
+    "reproduce": ReproduceConfig,
+    "prior": PriorConfig,
+}
+"""The configurations of commands, by the command that takes them."""
 
 
 def resolve(

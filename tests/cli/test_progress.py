@@ -3,8 +3,8 @@ import sys
 
 import pytest
 import torch
-
 from warp_unlearning.cli.progress import Progress
+
 from warp_unlearning.training.update import Update
 
 

@@ -1,5 +1,4 @@
 import pytest
-
 from warp_unlearning.cli.table import print_table
 
 

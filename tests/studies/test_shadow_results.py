@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from warp_unlearning import unlearn
-from warp_unlearning.attacks.membership.confidence import logit_confidence
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.methods.registry import make_method
 from warp_unlearning.models.networks import MLP

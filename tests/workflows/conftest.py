@@ -47,8 +47,9 @@ def train(settings: tuple[str, ...]) -> Train:
 
     def run(out: Path, *more: str) -> Path:
         # A machine that only runs the tests on GPUs may lack what configurations need.
-        from warp_unlearning.config import resolve
         from warp_unlearning.workflows.train import TrainRequest, train_run
+
+        from warp_unlearning.config import resolve
 
         train_run(TrainRequest(resolve(overrides=[*settings, *more]), out))
         return out

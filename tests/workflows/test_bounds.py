@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from warp_unlearning.workflows.source import load_source
 
 from warp_unlearning.bounds.reconstruction_floor import reconstruction_floor
 from warp_unlearning.data.files import to_json
@@ -17,7 +18,6 @@ from warp_unlearning.models.weights import model_digest, save_weights
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.workflows import bounds as module
 from warp_unlearning.workflows.bounds import BoundsRequest, bounds_run
-from warp_unlearning.workflows.source import load_source
 
 FEW: dict[str, Any] = {"coordinates": 40, "draws": 60, "spread": (0.2, 0.5), "components": 2}
 

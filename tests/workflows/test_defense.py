@@ -13,6 +13,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from warp_unlearning.workflows.defense import choose_defense, forget_energy
+from warp_unlearning.workflows.source import load_source
+from warp_unlearning.workflows.unlearn import UnlearnRequest, unlearn_run
 
 from warp_unlearning.config import DefenseConfig
 from warp_unlearning.data.examples import TensorExamples
@@ -22,9 +25,6 @@ from warp_unlearning.errors import InputError
 from warp_unlearning.models.weights import model_digest, read_weights
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.workflows import unlearn as module
-from warp_unlearning.workflows.defense import choose_defense, forget_energy
-from warp_unlearning.workflows.source import load_source
-from warp_unlearning.workflows.unlearn import UnlearnRequest, unlearn_run
 
 Train = Callable[..., Path]
 WARP = ("forget.label=2", "method.options.epochs=2", "defense.name=warp")

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from warp_unlearning.workflows.source import load_source
+from warp_unlearning.workflows.unlearn import UnlearnRequest
 
 from warp_unlearning.config import Config, resolve
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.workflows import demo as module
 from warp_unlearning.workflows.demo import DemoResult, run_demo
 from warp_unlearning.workflows.demo_defenses import SHOWN
-from warp_unlearning.workflows.source import load_source
-from warp_unlearning.workflows.unlearn import UnlearnRequest
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from warp_unlearning.workflows.evaluate import EvaluateRequest, evaluate_run
+from warp_unlearning.workflows.source import load_source
+from warp_unlearning.workflows.unlearn import UnlearnRequest, unlearn_run
 
 from warp_unlearning.data.split_folder import load_split
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.models.weights import read_weights
 from warp_unlearning.unlearning.judge import compare
-from warp_unlearning.workflows.evaluate import EvaluateRequest, evaluate_run
-from warp_unlearning.workflows.source import load_source
-from warp_unlearning.workflows.unlearn import UnlearnRequest, unlearn_run
 
 Train = Callable[..., Path]
 

@@ -4,9 +4,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from warp_unlearning.workflows.network_file import network_file_digest
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.workflows.network_file import network_file_digest
 
 
 def test_the_digest_is_that_of_the_bytes(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from warp_unlearning.workflows.source import Source
 
 from warp_unlearning.attacks.reconstruction.threat import Schedule
 from warp_unlearning.config import resolve
-from warp_unlearning.data.dataset import ImageData
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.data.preprocess import ImageData
 from warp_unlearning.errors import DataError, InputError
@@ -26,7 +26,6 @@ from warp_unlearning.workflows.known_unlearning import KnownUnlearning, schedule
 from warp_unlearning.workflows.reconstruct import ReconstructRequest, reconstruct_run
 from warp_unlearning.workflows.reconstruct_attacks import default_attacks, in_order, named_attack, ordered_by_labels
 from warp_unlearning.workflows.reconstruction_files import Grid, drawn
-from warp_unlearning.workflows.source import Source
 
 NGP = describe(make_method("ngp"))["options"]
 

@@ -10,10 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-
-from warp_unlearning.config import resolve
-from warp_unlearning.errors import DataError, InputError, WeightsError
-from warp_unlearning.models.weights import model_digest, read_weights
 from warp_unlearning.workflows.source import (
     choose_device,
     header,
@@ -23,6 +19,10 @@ from warp_unlearning.workflows.source import (
     read_indices,
 )
 from warp_unlearning.workflows.train import TrainRequest, train_run
+
+from warp_unlearning.config import resolve
+from warp_unlearning.errors import DataError, InputError, WeightsError
+from warp_unlearning.models.weights import model_digest, read_weights
 
 Train = Callable[..., Path]
 

@@ -3,13 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from warp_unlearning.workflows.symmetries import choose_symmetry, split_settings
 
 from warp_unlearning.errors import InputError
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.compose import Compose
 from warp_unlearning.symmetry.null_space import NullSpace
 from warp_unlearning.symmetry.permutation import Permutation
-from warp_unlearning.workflows.symmetries import choose_symmetry, split_settings
 
 
 def test_settings_are_sorted_by_whom_they_are_for() -> None:

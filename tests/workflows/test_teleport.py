@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from warp_unlearning.workflows.source import load_source
+from warp_unlearning.workflows.teleport import TeleportRequest, choose_examples, judge, teleport_run
+from warp_unlearning.workflows.unlearn import UnlearnRequest, unlearn_run
 
 from warp_unlearning.defense.certificate import Drift
 from warp_unlearning.defense.teleporter import teleport
@@ -23,9 +26,6 @@ from warp_unlearning.symmetry.compose import Compose
 from warp_unlearning.symmetry.null_space import NullSpace
 from warp_unlearning.symmetry.permutation import Permutation
 from warp_unlearning.workflows import teleport as module
-from warp_unlearning.workflows.source import load_source
-from warp_unlearning.workflows.teleport import TeleportRequest, choose_examples, judge, teleport_run
-from warp_unlearning.workflows.unlearn import UnlearnRequest, unlearn_run
 
 Train = Callable[..., Path]
 

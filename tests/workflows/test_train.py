@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from warp_unlearning.workflows.source import load_source, validation_split
+from warp_unlearning.workflows.train import CHECKPOINT, TrainRequest, train_run
 
 from warp_unlearning.cli.main import main
 from warp_unlearning.config import resolve
@@ -24,8 +26,6 @@ from warp_unlearning.models.weights import model_digest, read_weights
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.training.update import Update
 from warp_unlearning.workflows import train as module
-from warp_unlearning.workflows.source import load_source, validation_split
-from warp_unlearning.workflows.train import CHECKPOINT, TrainRequest, train_run
 
 Train = Callable[..., Path]
 

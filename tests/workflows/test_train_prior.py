@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from warp_unlearning.workflows.unlearn import UnlearnRequest, unlearn_run
 
 from warp_unlearning.data.preprocess import load_data, pixels_of
 from warp_unlearning.errors import DataError, DivergedError, InputError
@@ -17,7 +18,6 @@ from warp_unlearning.runs.directory import open_run
 from warp_unlearning.training.update import Update
 from warp_unlearning.workflows import train_prior as module
 from warp_unlearning.workflows.train_prior import CHECKPOINT, PriorRequest, train_prior_run
-from warp_unlearning.workflows.unlearn import UnlearnRequest, unlearn_run
 
 Train = Callable[..., Path]
 COPIES = {7: 3, 20: 3, 41: 40}

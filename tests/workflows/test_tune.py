@@ -15,7 +15,7 @@ import yaml
 from filelock import FileLock
 
 from warp_unlearning.config import ShadowConfig, TuneConfig, read_recipes, resolve_as
-from warp_unlearning.data.load import load_data
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.methods.registry import make_method

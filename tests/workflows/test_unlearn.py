@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from warp_unlearning.workflows.source import load_source
+from warp_unlearning.workflows.unlearn import UnlearnRequest, choose_method, choose_split, forget_rule, unlearn_run
 
 from warp_unlearning.data.split_folder import load_split
 from warp_unlearning.data.splits import Indices, RandomFraction, WholeClass
@@ -19,8 +21,6 @@ from warp_unlearning.models.weights import model_digest, read_weights
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.unlearning.record import DeletionRecord, examples_digest
 from warp_unlearning.workflows import unlearn as module
-from warp_unlearning.workflows.source import load_source
-from warp_unlearning.workflows.unlearn import UnlearnRequest, choose_method, choose_split, forget_rule, unlearn_run
 
 Train = Callable[..., Path]
 QUICK = ("method.options.epochs=1",)

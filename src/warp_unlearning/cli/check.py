@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import Accuracy, AsGiven, Json, Options, prepare, takes_options
+from .options import AsGiven, Json, Options, Stated, prepare, takes_options
 from .show import finish, print_json
 
 if TYPE_CHECKING:
+    from ..report import schema
     from ..unlearning.checks import Checked
     from .subject import Subject
 
@@ -21,9 +23,11 @@ MOST = 2000
 def check(
     model_file: Annotated[Path, typer.Argument(metavar="MODEL", help="A weight file (.safetensors, .pt), or a run.")],
     *,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder that remembers model and data for later commands.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder that remembers model and data for later commands.")
+    ] = None,
     defense: Annotated[str, typer.Option(help="The defence whose reach is measured.")] = "warp",
-    accuracy: Accuracy = None,
+    accuracy: Stated = None,
     as_given: AsGiven = False,
     options: Options,
     as_json: Json = False,
@@ -38,21 +42,31 @@ def check(
     from .subject import PLACES, open_subject, save_subject
 
     prepare(options.threads)
-    subject = open_subject(model_file, options, accuracy=accuracy)
+    subject = open_subject(model_file, options, flags={"accuracy": accuracy})
     checked = check_subject(subject, as_given=as_given, defense=defense)
-    results = {"schema_version": 1, "kind": "check", **checked.as_json()}
+    results = _results(subject, checked)
     if out is not None:
-        run = start_run(out, kind="check", config=as_plain(subject.config) | {RESOLVED: subject.identity()}, places=PLACES)
+        config = as_plain(subject.config) | {RESOLVED: subject.identity()}
+        run = start_run(out, kind="check", config=config, places=PLACES)
         if not run.complete:
             save_subject(run, subject, subject.model, parts=subject.parts, record=subject.record)
             if subject.record.deletions:
                 run.write_json("record.json", subject.record.as_json())
-            run.write_json("results.json", results)
+            run.write_json("results.json", results.model_dump(mode="json"))
             run.finish()
     if as_json:
-        print_json(results)
+        print_json(results.model_dump(mode="json"))
         return
-    finish([*checked.lines, "holds: this model fits these data"], exit_code=0, out=out)
+    finish([*str(checked).splitlines(), "holds: this model fits these data"], exit_code=0, out=out)
+
+
+def _results(subject: Subject, checked: Checked) -> schema.Check:
+    from ..data.files import to_json
+    from ..models.weights import model_digest
+    from ..report import schema
+
+    found = to_json(asdict(checked))
+    return schema.Check(**found, digest=model_digest(subject.model))
 
 
 def check_subject(subject: Subject, *, as_given: bool = False, defense: str | None = None) -> Checked:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +21,8 @@ def compare(
     unlearned: Annotated[Path, typer.Argument(help="The model after: a run, or a weight file.")],
     *,
     retrained: Annotated[
-        list[Path] | None, typer.Option(help="A model retrained without the rows; two are needed to hold, one can accuse.")
+        list[Path] | None,
+        typer.Option(help="A model retrained without the rows; two are needed to hold, one can accuse."),
     ] = None,
     forget: ForgetFile = None,
     forget_class: ForgetClass = None,
@@ -48,11 +49,13 @@ def compare(
         unlearned,
         retrained=retrained or (),
         options=options,
-        forget__rows=forget,
-        forget__label=forget_class,
-        forget__column=column,
-        forget__by=by,
-        forget__drawn=True if drawn else None,
+        flags={
+            "forget__rows": forget,
+            "forget__label": forget_class,
+            "forget__column": column,
+            "forget__by": by,
+            "forget__drawn": True if drawn else None,
+        },
     )
     if out is not None:
         write_atomically(out, (json.dumps(found.as_json(), indent=2) + "\n").encode())
@@ -64,32 +67,64 @@ def compare(
 
 
 def compare_runs(
-    original: Path, unlearned: Path, *, retrained: Sequence[Path] = (), options: Options | None = None, **flags: object
+    original: Path,
+    unlearned: Path,
+    *,
+    retrained: Sequence[Path] = (),
+    options: Options | None = None,
+    flags: Mapping[str, object] | None = None,
 ) -> ModelComparison:
     """Score and judge models at paths: runs, or weight files beside one."""
-    import numpy as np
-
-    from ..data.table import FORGET, TEST, close
+    from ..data.table import FORGET, RETAIN, TEST
     from ..errors import InputError
     from ..unlearning.judge import compare as compare_models
     from .subject import check_one_data_set, check_reference, open_subject, requested_rows
 
-    options = options or Options()
+    options, flags = options or Options(), {key: value for key, value in (flags or {}).items() if value is not None}
     paths = {"original": original, "unlearned": unlearned} | {f"retrained {i + 1}": p for i, p in enumerate(retrained)}
     # A weight file takes what a run beside it remembers.
-    runs = {name: open_subject(path, options, **flags) for name, path in paths.items() if path.is_dir()}
+    runs = {name: open_subject(path, options, flags=flags) for name, path in paths.items() if path.is_dir()}
     beside = next(iter(runs.values()), None)
-    subjects = {n: runs[n] if n in runs else open_subject(p, options, beside=beside, **flags) for n, p in paths.items()}
+    subjects = {
+        name: runs.get(name) or open_subject(path, options, beside=beside, flags=flags) for name, path in paths.items()
+    }
     check_one_data_set(subjects)
     first, after = subjects["original"], subjects["unlearned"]
-    if any(flags.get(key) is not None for key in ("forget__rows", "forget__label")):
-        asked, how = requested_rows(first)
-        forget = first.parts.request(first.table, asked).rows(FORGET)
+    ours, drawn = False, False
+    if {"forget__rows", "forget__label"} & flags.keys():
+        asked = requested_rows(first)
+        parts, drawn = first.parts.request(first.table, asked.rows), bool(asked.drawn)
     elif after.record.deletions:
-        forget, how = after.parts.rows(FORGET), dict(after.record.deletions[-1].request or {})
+        parts, last = after.parts, after.record.deletions[-1]
+        drawn, ours = bool(last.request.get("drawn")) or "forget__drawn" in flags, last.recipe is not None
     else:
         raise InputError(f"nothing says which rows {unlearned} forgot; give --forget FILE")
+    forget, test = parts.rows(FORGET), parts.rows(TEST)
     for i, path in enumerate(retrained):
         check_reference(subjects[f"retrained {i + 1}"], forget, path)
-    gone = set(after.parts.digests[after.forgotten]) | set(first.parts.digests[forget])
-    ...
+    models = {name: subject.model.to(first.device) for name, subject in subjects.items()}
+    return compare_models(
+        models.pop("original"),
+        models.pop("unlearned"),
+        forget=first.examples(forget),
+        retain=first.examples(parts.rows(RETAIN)),
+        test=first.examples(test) if len(test) else None,
+        retrained=tuple(models.values()),
+        drawn=drawn,
+        ours=ours and not models,
+    )
+
+
+def show(found: ModelComparison) -> None:
+    """One table of accuracies, and how far each model is from the first retrained one."""
+    sets = list(found.counts)
+    columns = ["model", *(f"{what} ({found.counts[what]:,})" for what in sets), "forget loss"]
+    rows = []
+    for name, scores in found.models.items():
+        gap = found.gaps.get(name)
+        cells = [str(scores.accuracy[what]) for what in sets]
+        far = ["-" if gap is None else f"{gap.forget_output.value:.3f}"] if found.gaps else []
+        rows.append([name, *cells, f"{scores.forget_loss_mean.value:.3f}", *far])
+    print_table("Accuracy, with 95 % intervals", [*columns, *(["from retrained"] if found.gaps else [])], rows)
+    if found.gaps:
+        typer.echo("from retrained: mean total variation distance of the outputs on forgotten rows, 0 to 1")

@@ -49,7 +49,9 @@ class _Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in _GONE:
-            raise InputError(f"`warp {cmd_name}` is called `warp {_GONE[cmd_name]}` now; see `warp {_GONE[cmd_name]} --help`")
+            raise InputError(
+                f"`warp {cmd_name}` is called `warp {_GONE[cmd_name]}` now; see `warp {_GONE[cmd_name]} --help`"
+            )
         return super().get_command(ctx, cmd_name)
 
 

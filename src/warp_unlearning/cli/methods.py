@@ -39,7 +39,11 @@ def methods(
     if as_json:
         print_json(
             {
-                n: {"about": _about(cls), "options": [vars(o) for o in options(cls)], "small_data": dict(SMALL_DATA.get(n, {}))}
+                n: {
+                    "about": _about(cls),
+                    "options": [vars(o) for o in options(cls)],
+                    "small_data": dict(SMALL_DATA.get(n, {})),
+                }
                 for n, cls in chosen.items()
             }
         )
@@ -81,7 +85,9 @@ def defenses(
 
 
 def config(
-    key: Annotated[str | None, typer.Argument(help="A key or a section, such as data or training.lr; all without it.")] = None,
+    key: Annotated[
+        str | None, typer.Argument(help="A key or a section, such as data or training.lr; all without it.")
+    ] = None,
     command: Annotated[str, typer.Option("--for", help="unlearn, shadow, tune, reproduce or prior.")] = "unlearn",
     as_json: Json = False,
 ) -> None:
@@ -107,7 +113,9 @@ def _check(name: str | None, as_json: bool) -> None:
     from ..errors import InputError
 
     if name is None:
-        raise InputError("--check needs a method, as in `warp methods ngp --check` or `warp methods mine.py:Mine --check`")
+        raise InputError(
+            "--check needs a method, as in `warp methods ngp --check` or `warp methods mine.py:Mine --check`"
+        )
     method = _method(name)
     forgets = getattr(method, "forgets", True)
     report = check_method(method, forgetting_seeds=(0, 1, 2) if forgets else ())

@@ -38,7 +38,9 @@ ProgressStyle = Annotated[Style, typer.Option(help="auto, bars, lines, json (one
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; all available cores by default.")]
 ForgetFile = Annotated[
     Path | None,
-    typer.Option("--forget", metavar="FILE", help="Rows to forget: .csv, .txt or .npy of row numbers, ids, names or a mask."),
+    typer.Option(
+        "--forget", metavar="FILE", help="Rows to forget: .csv, .txt or .npy of row numbers, ids, names or a mask."
+    ),
 ]
 ForgetClass = Annotated[str | None, typer.Option(help="Every training row of this class, by name or number.")]
 Column = Annotated[str | None, typer.Option(help="The column of a csv file that names the rows.")]
@@ -46,7 +48,7 @@ By = Annotated[str | None, typer.Option(metavar="row|id", help="Whether numbers 
 AsGiven = Annotated[
     bool, typer.Option("--as-given", help="Read rows as said, also where another reading fits the model better.")
 ]
-Accuracy = Annotated[float | None, typer.Option(help="The test accuracy that the model is known to have.")]
+Stated = Annotated[float | None, typer.Option(help="The test accuracy that the model is known to have.")]
 Drawn = Annotated[
     bool, typer.Option("--drawn", help="The rows were drawn at random within their classes: your word, and recorded.")
 ]
@@ -68,25 +70,37 @@ class Options:
         str | None, _shared("--data", metavar="PATH|digits", text="An .npz, a .npy pair, a .csv or a folder of images.")
     ] = None
     kind: Annotated[
-        str | None, _shared("--kind", text="npz, npy, csv, folder, cifar10 or fashion_mnist, where the path leaves doubt.")
+        str | None,
+        _shared("--kind", text="npz, npy, csv, folder, cifar10 or fashion_mnist, where the path leaves doubt."),
     ] = None
     test: Annotated[Path | None, _shared("--test", text="Test rows: the same kind of data at another path.")] = None
     holdout: Annotated[
-        float | None, _shared("--holdout", text="Share of the rows that the model never saw, drawn per class from the seed.")
+        float | None,
+        _shared("--holdout", text="Share of the rows that the model never saw, drawn per class from the seed."),
     ] = None
     ids: Annotated[str | None, _shared("--ids", text="The array or csv column that names the rows.")] = None
-    classes: Annotated[str | None, _shared("--classes", text="Names of the classes in order, with commas between.")] = None
+    classes: Annotated[str | None, _shared("--classes", text="Names of the classes in order, with commas between.")] = (
+        None
+    )
     scale: Annotated[float | None, _shared("--scale", text="What raw values are divided by, such as 255.")] = None
-    mean: Annotated[str | None, _shared("--mean", text="Subtracted from scaled values: one number, or one a channel.")] = None
-    std: Annotated[str | None, _shared("--std", text="What the rest is divided by: one number, or one a channel.")] = None
+    mean: Annotated[
+        str | None, _shared("--mean", text="Subtracted from scaled values: one number, or one a channel.")
+    ] = None
+    std: Annotated[str | None, _shared("--std", text="What the rest is divided by: one number, or one a channel.")] = (
+        None
+    )
     preprocess: Annotated[
         str | None, _shared("--preprocess", metavar="FILE.py:fn", text="Your own function from raw rows to inputs.")
     ] = None
-    dtype: Annotated[str | None, _shared("--dtype", text="float32 or float64 to compute in; half precision needs it.")] = None
+    dtype: Annotated[
+        str | None, _shared("--dtype", text="float32 or float64 to compute in; half precision needs it.")
+    ] = None
     seed: Annotated[int | None, _shared("--seed", text="Decides every random draw but the defence's.")] = None
     device: Annotated[str | None, _shared("--device", text="auto, cpu, cuda, cuda:1, ...")] = None
     threads: Annotated[int | None, _shared("--threads", text="CPU threads; all available cores by default.")] = None
-    config: Annotated[Path | None, _shared("--config", "-c", text="A YAML file of settings; `warp config` lists them.")] = None
+    config: Annotated[
+        Path | None, _shared("--config", "-c", text="A YAML file of settings; `warp config` lists them.")
+    ] = None
     override: Annotated[
         list[str] | None, _shared("--override", "-o", metavar="KEY=VALUE", text="One setting, as in training.lr=0.1.")
     ] = None
@@ -124,7 +138,9 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of `Options`, which it receives as its argument `options`."""
     hints = get_type_hints(Options, include_extras=True)
     own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "options"]
-    shared = [Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]) for f in fields(Options)]
+    shared = [
+        Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]) for f in fields(Options)
+    ]
 
     def run(**given: Any) -> None:
         command(**{p.name: given[p.name] for p in own}, options=Options(**{name: given[name] for name in hints}))
@@ -171,4 +187,6 @@ def _numbers(text: str | None) -> list[float] | None:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no list of numbers; write them with commas, as 0.485,0.456,0.406") from error
+        raise typer.BadParameter(
+            f"{text!r} is no list of numbers; write them with commas, as 0.485,0.456,0.406"
+        ) from error

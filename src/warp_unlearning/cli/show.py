@@ -33,7 +33,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 def print_json(data: Mapping[str, Any] | Path) -> None:
     """Print plain data as JSON, or a results file byte for byte."""
-    typer.echo(data.read_text() if isinstance(data, Path) else json.dumps(data, indent=2), nl=not isinstance(data, Path))
+    typer.echo(
+        data.read_text() if isinstance(data, Path) else json.dumps(data, indent=2), nl=not isinstance(data, Path)
+    )
 
 
 def finish(lines: Sequence[str], *, exit_code: int, out: Path | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..config import Config, as_plain, resolve
+from ..config import Config, PriorConfig, as_plain, resolve
 from ..data.examples import Examples
+from ..data.files import array_digest
 from ..data.preprocess import ImageData, Preprocess, image_data, table_examples
 from ..data.sampling import draw_per_class
 from ..data.sources import load_table
-from ..data.files import array_digest
 from ..data.table import FORGET, FORGOTTEN, RETAIN, TEST, VALIDATION, Index, Parts, Table, find, read_request
 from ..errors import DataError, InputError
 from ..models.modes import choose_device
 from ..models.networks import MODELS, build_model, suggest_options
 from ..models.own import as_network, file_digest, is_trusted, load_builder, load_function, trust
-from ..models.weights import Weights, load_weights, model_digest, read_weights, save_weights
+from ..models.weights import Weights, load_weights, model_digest, read_weights, save_as_given, save_weights
 from ..randomness import Streams
 from ..runs.directory import RunDirectory, open_run
 from ..unlearning.record import DeletionRecord, versions
@@ -65,7 +65,7 @@ class Subject:
     @cached_property
     def data(self) -> ImageData:
         """All rows as inputs in memory, for attacks that want them so."""
-        return image_data(self.table, self.preprocess)
+        return image_data(self.table, self.preprocess, test=self.parts.rows(TEST))
 
     @property
     def known(self) -> Index:
@@ -84,14 +84,30 @@ class Subject:
         return np.sort(gone[gone < self.table.train])
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What inputs are computed in."""
+        return next(self.model.parameters()).dtype
+
+    @property
+    def half(self) -> torch.dtype | None:
+        """The type of fewer than 32 bits that the weights came in, and go back to."""
+        kinds = set() if self.came_from is None else set(self.came_from.dtypes.values())
+        return next(iter(kinds & {torch.float16, torch.bfloat16}), None)
+
+    @property
+    def fill(self) -> tuple[float, ...]:
+        """The input of a black pixel in each channel, with which crops are padded."""
+        mean, std = self.preprocess.mean, self.preprocess.std
+        return tuple(-m / s for m, s in zip(mean, std, strict=True)) or (0.0,)
+
+    @property
     def device(self) -> torch.device:
         """Where the configuration asks to compute."""
         return choose_device(self.config.device)
 
     def examples(self, rows: Index) -> Examples:
         """These rows as the model takes them, on its device."""
-        dtype = next(self.model.parameters()).dtype
-        return table_examples(self.table, rows, self.preprocess, device=self.device, dtype=dtype)
+        return table_examples(self.table, rows, self.preprocess, device=self.device, dtype=self.dtype)
 
     def test(self) -> Examples | None:
         """The rows that the model never saw; None without any."""
@@ -110,7 +126,9 @@ class Subject:
         }
 
 
-def open_subject(path: Path, options: Options, *, beside: Subject | None = None, **flags: object) -> Subject:
+def open_subject(
+    path: Path, options: Options, *, beside: Subject | None = None, flags: Mapping[str, object] | None = None
+) -> Subject:
     """The model at `path`, a run directory or a weight file, with everything needed to go on from it.
 
     What `options` leave open a run remembers; a weight file takes it from the model `beside` it. `flags` are further
@@ -121,10 +139,10 @@ def open_subject(path: Path, options: Options, *, beside: Subject | None = None,
     if path.is_file() and path.name == WEIGHTS and (path.parent / ABOUT).is_file():
         path = path.parent
     if path.is_dir():
-        return _from_run(path, options, flags)
+        return _from_run(path, options, flags or {})
     weights = read_weights(path)
     base = {} if beside is None else as_plain(beside.config)
-    config = resolve(base=_kept(base), file=options.config, overrides=options.settings(**flags))
+    config = resolve(base=_kept(base), file=options.config, overrides=options.settings(**flags or {}))
     network = _named(options) or (beside.network if beside is not None and config.model.name == "custom" else None)
     config = _described(config, weights, network)
     table = beside.table if beside is not None and _same_data(config, beside.config) else open_table(config)
@@ -159,10 +177,13 @@ def save_subject(
     run: RunDirectory, subject: Subject, model: nn.Module, *, parts: Parts, record: DeletionRecord | None = None
 ) -> None:
     """Write the model, the part of every row and `run.json` into a run."""
-    header = {"model": subject.config.model.name, "options": dict(subject.config.model.options)}
+    header: dict[str, object] = {"model": subject.config.model.name, "options": dict(subject.config.model.options)}
     if record is not None and record.deletions:
         header["deletions"] = len(record.deletions)
-    save_weights(run.path / WEIGHTS, model, header=header, like=subject.came_from)
+    if subject.came_from is None:
+        save_weights(run.path / WEIGHTS, model, header=header)
+    else:
+        save_as_given(run.path / WEIGHTS, model, subject.came_from, header=header)
     parts.save(run.path / ROWS)
     run.write_json(ABOUT, _about(subject, run.path))
 
@@ -175,7 +196,7 @@ def load_run(path: str | Path, **options: Any) -> Subject:
     return open_subject(Path(path), Options(**options))
 
 
-def open_table(config: Config) -> Table:
+def open_table(config: Config | PriorConfig) -> Table:
     """The rows of the user's data, in the order of the file."""
     about = config.data
     return load_table(
@@ -198,8 +219,20 @@ def start_parts(config: Config, table: Table) -> Parts:
     return Parts.start(table, validation=rows[draw_per_class(table.y[rows], count=count, generator=generator)])
 
 
-def requested_rows(subject: Subject) -> tuple[Index, dict[str, Any]]:
-    """The rows that the configuration asks to forget, without their copies, and how they were asked for."""
+@dataclass(frozen=True)
+class Asked:
+    """The rows of a request without their copies, and how they were asked for: one of the record's ways, the words to
+    print, and who says that they were drawn at random (empty where nobody does).
+    """
+
+    rows: Index
+    way: str
+    words: str
+    drawn: str = ""
+
+
+def requested_rows(subject: Subject) -> Asked:
+    """The rows that the configuration asks to forget."""
     ask = subject.config.forget
     given = [key for key in ("rows", "label", "fraction") if getattr(ask, key) is not None]
     if len(given) != 1:
@@ -208,22 +241,30 @@ def requested_rows(subject: Subject) -> tuple[Index, dict[str, Any]]:
             f"{what}; give one of --forget FILE (forget.rows), --forget-class NAME (forget.label) and "
             "--forget-fraction SHARE (forget.fraction)"
         )
-    labels, known = subject.table.y[: subject.table.train], subject.known
     if ask.rows is not None:
-        rows = find(read_request(ask.rows, ask.column), subject.table, ask.by)
-        return rows, {"file": ask.rows.name, "column": ask.column, "by": ask.by, "drawn": ask.drawn}
+        values = read_request(ask.rows, ask.column)
+        rows = find(values, subject.table, ask.by)
+        column = values.dtype.names[0] if values.dtype.names else None
+        by_number = ask.by == "row" or (ask.by is None and values.dtype.kind in "iu")
+        way = "mask" if values.dtype == bool else "numbers" if by_number else "ids" if ask.by == "id" else "names"
+        words = ask.rows.name + (f" (column {column})" if column else "")
+        return Asked(rows, way, words, "your word" if ask.drawn else "")
+    labels, known = subject.table.y, subject.known
     if ask.label is not None:
         label = class_number(ask.label, subject.table)
         rows = known[labels[known] == label]
         if not len(rows):
-            raise InputError(f"the model knows no row of class {subject.table.classes[label]}; nothing is left to forget")
-        return rows, {"class": subject.table.classes[label], "drawn": True}
+            raise InputError(
+                f"the model knows no row of class {subject.table.classes[label]}; nothing is left to forget"
+            )
+        return Asked(rows, "class", f"class {subject.table.classes[label]}", "this software")
     assert ask.fraction is not None
     count = round(ask.fraction * len(known))
     if not 0 < count < len(known):
         raise InputError(f"a share of {ask.fraction} of {len(known)} known rows is {count} rows; choose another share")
     generator = Streams(subject.config.seed).generator("forget", len(subject.record.deletions))
-    return known[draw_per_class(labels[known], count=count, generator=generator)], {"share": ask.fraction, "drawn": True}
+    rows = known[draw_per_class(labels[known], count=count, generator=generator)]
+    return Asked(rows, "fraction", f"a random share of {ask.fraction:g}", "this software")
 
 
 def class_number(name: str | int, table: Table) -> int:
@@ -288,7 +329,9 @@ def _from_run(path: Path, options: Options, flags: Mapping[str, object]) -> Subj
         )
     about = run.read_json(ABOUT)
     if about.get("schema_version") != RUN_SCHEMA:
-        raise DataError(f"{path / ABOUT} has schema version {about.get('schema_version')}; this program reads {RUN_SCHEMA}")
+        raise DataError(
+            f"{path / ABOUT} has schema version {about.get('schema_version')}; this program reads {RUN_SCHEMA}"
+        )
     base = _found_again({k: v for k, v in run.config().items() if k in Config.model_fields}, about, path)
     config = resolve(base=_kept(base), file=options.config, overrides=options.settings(**flags))
     _check_fixed(config, resolve(base=_kept(base)), path)
@@ -297,11 +340,13 @@ def _from_run(path: Path, options: Options, flags: Mapping[str, object]) -> Subj
     function = None
     if config.data.preprocess is not None:
         _check_trust(config.data.preprocess, path, options.preprocess is not None)
-        function = load_function(config.data.preprocess, what="a preprocessing")
+        function = load_function(config.data.preprocess, what="preprocessing")
     preprocess = Preprocess.from_plain(about["preprocess"], function=function)
     builder, weights = _builder(network), read_weights(path / WEIGHTS)
     model = make_model(config, table, preprocess, builder)
-    record = DeletionRecord.from_json(run.read_json("record.json")) if (path / "record.json").is_file() else DeletionRecord()
+    record = (
+        DeletionRecord.from_json(run.read_json("record.json")) if (path / "record.json").is_file() else DeletionRecord()
+    )
     return Subject(
         path=path,
         kind=run.kind,
@@ -388,20 +433,18 @@ def _described(config: Config, weights: Weights, network: str | None) -> Config:
 def _with_weights(model: nn.Module, weights: Weights, config: Config, *, source: str) -> nn.Module:
     """The model with the weights, in the precision of the file, or in that which the configuration asks for."""
     kinds = {t.dtype for t in weights.state.values() if t.is_floating_point()}
+    half = next(iter(kinds & {torch.float16, torch.bfloat16}), None)
     if config.dtype is not None:
-        wanted = getattr(torch, config.dtype)
-        state = {n: t.to(wanted) if t.is_floating_point() else t for n, t in weights.state.items()}
-        weights = replace(weights, state=state)
-        model = model.to(wanted)
-    elif kinds & {torch.float16, torch.bfloat16}:
-        kind = str(next(iter(kinds & {torch.float16, torch.bfloat16}))).removeprefix("torch.")
+        model = model.to(getattr(torch, config.dtype))
+    elif half is not None:
+        kind = str(half).removeprefix("torch.")
         raise InputError(
             f"{source} holds {kind} weights: small updates would be rounded away and nothing forgotten; say --dtype "
             f"float32 to compute in float32 and write {kind} again"
         )
     elif kinds == {torch.float64}:
         model = model.double()
-    load_weights(model, weights, source=source)
+    load_weights(model, weights, source=source, cast=config.dtype is not None)
     return model
 
 
@@ -420,8 +463,12 @@ def _preprocess(config: Config, table: Table) -> Preprocess:
     about = config.data
     if about.preprocess is not None:
         trust(about.preprocess)
-        return Preprocess.custom(load_function(about.preprocess, what="a preprocessing"), spec=about.preprocess, table=table)
-    return Preprocess.plain(table, scale=about.scale, mean=about.mean, std=about.std)
+        function = load_function(about.preprocess, what="preprocessing")
+        return Preprocess(layout=table.layout, function=function, spec=about.preprocess)
+    usual = 1.0 if table.x.dtype.kind == "f" else 16.0 if table.name == "digits" else 255.0
+    mean, std = (() if v is None else (v,) if isinstance(v, float) else tuple(v) for v in (about.mean, about.std))
+    mean, std = mean or (0.0,) * len(std), std or (1.0,) * len(mean)
+    return Preprocess(about.scale or usual, mean, std, table.layout)
 
 
 def _about(subject: Subject, out: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..data.table import Index
     from ..defense.certificate import Certificate
+    from ..report.schema import Teleport as Results
     from ..symmetry.symmetry import Symmetry
     from .subject import Subject
 
@@ -25,7 +26,9 @@ EXACT = {"float32": 1e-4, "float64": 1e-10}
 
 @takes_options
 def teleport(
-    source: Annotated[Path, typer.Argument(metavar="MODEL", help="A run of check, train or unlearn, or a weight file.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A run of check, train or unlearn, or a weight file.")
+    ],
     symmetry: Annotated[
         list[str],
         typer.Option(
@@ -67,11 +70,11 @@ def teleport(
         forget__column=column,
         forget__by=by,
     )
-    holds = results["verdict"]["holds"]
+    code = 0 if results.outcome == "holds" else 1
     if as_json:
         print_json(out / "results.json")
-        raise typer.Exit(0 if holds else 1)
-    finish(_lines(results, " then ".join(symmetry)), exit_code=0 if holds else 1, out=out)
+        raise typer.Exit(code)
+    finish(_lines(results, " then ".join(symmetry)), exit_code=code, out=out)
 
 
 def teleport_run(
@@ -83,14 +86,16 @@ def teleport_run(
     tolerance: float = 0.01,
     seed: int | None = None,
     **flags: object,
-) -> dict[str, Any]:
-    """Teleport, or do nothing where the run is complete; returns the certificate with its verdict."""
+) -> Results:
+    """Teleport, or do nothing where the run is complete; returns its results."""
     from dataclasses import replace
+    from math import isfinite
 
     from ..config import RESOLVED, as_plain
-    from ..data.files import to_json
+    from ..data.files import array_digest, to_json
     from ..defense.teleporter import teleport as move_model
     from ..models.weights import model_digest
+    from ..report.schema import Teleport as Results
     from ..runs.directory import start_run
     from ..symmetry.symmetry import settings_of
     from .subject import PLACES, open_subject, save_subject
@@ -98,19 +103,19 @@ def teleport_run(
     options = options or Options()
     overrides, given = _split_settings(options.override or [])
     symmetry = _choose_symmetry(symmetries, given)
-    subject = open_subject(source, replace(options, override=overrides), **flags)
+    subject = open_subject(source, replace(options, override=overrides), flags=flags)
     retain, forget, notes = _choose_rows(subject)
     found = subject.identity() | {
         "symmetries": [{"name": type(part).__name__, "options": settings_of(part)} for part in _parts(symmetry)],
         "tolerance": tolerance,
         "defense_seed": seed,
-        "forget": [subject.parts.digests[row] for row in forget.tolist()],
+        "forget": array_digest(subject.parts.digests[forget]),
     }
     config = as_plain(subject.config) | {RESOLVED: to_json(found)}
     if out.exists():
         run = start_run(out, kind="teleport", config=config, places=PLACES)
         if run.complete:
-            return run.read_json("results.json")
+            return Results.model_validate(run.read_json("results.json"))
     moved, certificate = move_model(
         subject.model.to(subject.device),
         symmetry,
@@ -124,18 +129,21 @@ def teleport_run(
     before, after = model_digest(subject.model), model_digest(moved)
     if before == after:
         notes = (*notes, "nothing moved: the result is bit-identical")
-    results = {
-        **certificate.as_json(),
-        "kind": "teleport",
-        "verdict": _judged(certificate, symmetry, moved, tolerance),
-        "experiment_only": seed is not None,
-        "from_model": before,
-        "to_model": after,
-        "notes": [*notes, *certificate.notes],
-    }
-    run.write_json("results.json", to_json(results))
+    what, measured, bound = _measured(certificate, symmetry, moved, tolerance)
+    results = Results(
+        outcome="holds" if measured <= bound else "does not hold",
+        what=what,
+        measured=measured if isfinite(measured) else None,
+        bound=bound,
+        experiment_only=seed is not None,
+        original=before,
+        teleported=after,
+        certificate=to_json(certificate.as_json()),
+        notes=(*notes, *certificate.notes),
+    )
+    run.write_json("results.json", results.model_dump(mode="json"))
     run.finish()
-    return run.read_json("results.json")
+    return results
 
 
 def _choose_rows(subject: Subject) -> tuple[Index, Index, tuple[str, ...]]:
@@ -147,32 +155,34 @@ def _choose_rows(subject: Subject) -> tuple[Index, Index, tuple[str, ...]]:
     from ..errors import DataError
     from .subject import requested_rows
 
-    ask, notes = subject.config.forget, ()
+    ask = subject.config.forget
+    notes: tuple[str, ...] = ()
     if ask.rows is None and ask.label is None and ask.fraction is None:
         forget = subject.forgotten
         if len(forget):
             notes = (f"the rows to forget are the {len(forget)} that this model was asked to forget",)
     else:
-        forget, _ = requested_rows(subject)
+        forget = requested_rows(subject).rows
     retain = np.setdiff1d(subject.known, forget)
     if not len(retain):
         raise DataError("every row is to be forgotten; leave some to keep")
     return retain, forget, notes
 
 
-def _judged(certificate: Certificate, symmetry: Symmetry, model: nn.Module, tolerance: float) -> dict[str, Any]:
-    """Whether the function was kept: exact symmetries by logits, up to rounding; others by the retain loss."""
+def _measured(
+    certificate: Certificate, symmetry: Symmetry, model: nn.Module, tolerance: float
+) -> tuple[str, float, float]:
+    """What says whether the function was kept, its value and its bound: exact symmetries by logits, up to rounding;
+    others by the retain loss.
+    """
     from ..symmetry.null_space import NullSpace
 
     drifts = [drift for drift in (certificate.retain, certificate.held_out) if drift is not None]
     if any(isinstance(part, NullSpace) for part in _parts(symmetry)):
-        what, bound = "change of the mean loss of retained examples", tolerance
-        measured = max(abs(drift.loss_change) for drift in drifts)
-    else:
-        double = {str(p.dtype) for p in model.parameters() if p.is_floating_point()} == {"torch.float64"}
-        what, bound = "largest logit change, relative to the largest logit", EXACT["float64" if double else "float32"]
-        measured = max(drift.relative for drift in drifts)
-    return {"holds": measured <= bound, "what": what, "measured": measured, "bound": bound}
+        return "change of the mean loss of retained rows", max(abs(d.loss_change) for d in drifts), tolerance
+    double = {str(p.dtype) for p in model.parameters() if p.is_floating_point()} == {"torch.float64"}
+    what, bound = "largest logit change, relative to the largest logit", EXACT["float64" if double else "float32"]
+    return what, max(drift.relative for drift in drifts), bound
 
 
 def _split_settings(settings: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -223,31 +233,30 @@ def _parts(symmetry: Symmetry) -> Sequence[Symmetry]:
     return symmetry.symmetries if isinstance(symmetry, Compose) else (symmetry,)
 
 
-def _lines(results: Mapping[str, Any], name: str) -> list[str]:
+def _lines(results: Results, name: str) -> list[str]:
     """What was moved, what that changed, what could not move, and the verdict."""
-    moved = [layer for layer in results["layers"] if layer["moved"] or layer["moved_unreached"]]
+    found = results.certificate
+    moved = [layer for layer in found["layers"] if layer["moved"] or layer["moved_unreached"]]
     lines = [
-        f"{name} moved {len(moved)} tensors by {results['relative_move']:.3g} of the length of the weights, in "
-        f"{results['seconds']:.1f} s"
+        f"{name} moved {len(moved)} tensors by {found['relative_move']:.3g} of the length of the weights, in "
+        f"{found['seconds']:.1f} s"
     ]
-    if results["moved_unreached"]:
-        lines.append(f"  and by {results['moved_unreached']:.3g} where no input reaches, which hides nothing")
+    if found["moved_unreached"]:
+        lines.append(f"  and by {found['moved_unreached']:.3g} where no input reaches, which hides nothing")
     for what in ("retain", "held_out", "forget"):
-        if results[what] is not None:
-            before, after = results[what]["loss_before"], results[what]["loss_after"]
+        if found[what] is not None:
+            before, after = found[what]["loss_before"], found[what]["loss_after"]
             lines.append(f"  loss on {what.replace('_', ' '):<10}{before:.4g} -> {after:.4g}")
-    if results["energy_before"] is not None and results["energy_after"] is not None:
-        lines.append(f"  forget gradient energy {results['energy_before']:.4g} -> {results['energy_after']:.4g}")
-    pinned = [(f"{p['tensor']} ({p['count']} channels)", reason) for p in results["pinned"] for reason in p["reasons"]]
-    for what, pairs in (("pinned by", pinned), ("left,", list(results["left"].items()))):
+    if found["energy_before"] is not None and found["energy_after"] is not None:
+        lines.append(f"  forget gradient energy {found['energy_before']:.4g} -> {found['energy_after']:.4g}")
+    pinned = [(f"{p['tensor']} ({p['count']} channels)", reason) for p in found["pinned"] for reason in p["reasons"]]
+    for what, pairs in (("pinned by", pinned), ("left,", list(found["left"].items()))):
         for reason in dict.fromkeys(reason for _, reason in pairs):
             names = list(dict.fromkeys(name for name, why in pairs if why == reason))
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             lines.append(f"  {what} {reason}: {', '.join(names[:3])}{more}")
-    lines += [f"note: {note}" for note in results["notes"]]
-    if results["experiment_only"]:
+    lines += [f"note: {note}" for note in results.notes]
+    if results.experiment_only:
         lines.append("experiment only: whoever knows the seed can undo this move")
-    verdict = results["verdict"]
-    measured = "not finite" if verdict["measured"] is None else f"{verdict['measured']:.2g}"
-    answer = "holds" if verdict["holds"] else "does not hold"
-    return [*lines, f"{answer}: {verdict['what']} {measured}, at most {verdict['bound']:.2g} allowed"]
+    measured = "not finite" if results.measured is None else f"{results.measured:.2g}"
+    return [*lines, f"{results.outcome}: {results.what} {measured}, at most {results.bound:.2g} allowed"]

@@ -1,8 +1,8 @@
-"""`warp train`: train one model into a run. A run that was killed goes on from its last checkpoint, to the same weights."""
+"""`warp train`: train one model into a run. A run that was killed goes on from its checkpoint, to the same weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ..runs.directory import RunDirectory
     from ..training.training import Training
     from ..training.update import Update
-    from .subject import Subject
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -30,7 +29,9 @@ def train(
     out: Annotated[Path, typer.Option("--out", help="Folder for the run; a stopped run there is taken up again.")],
     *,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training rows.")] = None,
-    validation: Annotated[float | None, typer.Option(help="Share of the rows set aside for methods that choose by it.")] = None,
+    validation: Annotated[
+        float | None, typer.Option(help="Share of the rows set aside for methods that choose by it.")
+    ] = None,
     options: Options,
     as_json: Json = False,
 ) -> None:
@@ -38,9 +39,7 @@ def train(
     from ..config import resolve
 
     prepare(options.threads)
-    config = resolve(
-        file=options.config, overrides=options.settings(training__epochs=epochs, validation=validation)
-    )
+    config = resolve(file=options.config, overrides=options.settings(training__epochs=epochs, validation=validation))
     with Progress("train") as progress:
         results = train_run(config, out, options=options, watch=progress)
     if as_json:
@@ -80,14 +79,14 @@ def train_run(
     training = Training(
         model,
         examples["train"],
-        recipe=Recipe(**config.training.model_dump(exclude={"recipe"})),
+        recipe=Recipe(**config.training.model_dump(exclude={"recipe", "checkpoint_seconds"})),
         streams=Streams(config.seed, "training"),
-        fill=subject.preprocess.fill,
+        fill=subject.fill,
     )
     try:
         _train(training, run, config.training.checkpoint_seconds, watch)
     except DivergedError as error:
-        keep_diverged(run, error, subject)
+        keep_diverged(run, error, header={"model": config.model.name})
         raise
     results = {
         "schema_version": 1,
@@ -103,13 +102,13 @@ def train_run(
     return results
 
 
-def keep_diverged(run: RunDirectory, error: DivergedError, subject: Subject) -> None:
+def keep_diverged(run: RunDirectory, error: DivergedError, *, header: Mapping[str, object]) -> None:
     """Write the last finite weights, where the error holds some, and say in the error where they are."""
     from ..models.weights import save_weights
     from ..runs.directory import DIVERGED
 
     if error.state:
-        save_weights(run.path / DIVERGED, error.state, header={"model": subject.config.model.name})
+        save_weights(run.path / DIVERGED, error.state, header=header)
         error.args = (f"{error.args[0]} (written to {run.path / DIVERGED})",)
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import (
-    Accuracy,
     AsGiven,
     By,
     Column,
@@ -22,6 +21,7 @@ from .options import (
     ForgetFile,
     Json,
     Options,
+    Stated,
     prepare,
     takes_options,
 )
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..data.examples import Examples
-    from ..data.table import Index, Parts
+    from ..data.table import Parts
     from ..defense.base import Defense
     from ..methods.protocol import Method
+    from ..report.schema import Accuracy, Request, Teleports, Unlearning
     from ..runs.directory import RunDirectory
     from ..stats.verdict import Verdict
     from ..training.update import Update
     from ..unlearning.driver import Unlearned
-    from .subject import Subject
+    from .subject import Asked, Subject
 
 # Our own networks start from the recipes for small data below so many training rows.
 SMALL = 5_000
@@ -47,7 +48,9 @@ Watch = Callable[["Update"], None]
 
 @takes_options
 def unlearn(
-    source: Annotated[Path, typer.Argument(metavar="MODEL", help="A run of check, train or unlearn, or a weight file.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A run of check, train or unlearn, or a weight file.")
+    ],
     *,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the result.")] = None,
     forget: ForgetFile = None,
@@ -56,7 +59,9 @@ def unlearn(
     column: Column = None,
     by: By = None,
     drawn: Drawn = False,
-    again: Annotated[bool, typer.Option("--again", help="Forget what earlier requests asked for once more, too.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Forget what earlier requests asked for once more, too.")
+    ] = False,
     method: Annotated[str | None, typer.Option(help="See `warp methods`; FILE.py:Class for one of your own.")] = None,
     defense: Annotated[str | None, typer.Option(help="See `warp defenses`; none without it.")] = None,
     defense_seed: Annotated[
@@ -68,9 +73,11 @@ def unlearn(
     our_recipe: Annotated[
         bool, typer.Option("--our-recipe", help="For --method retrain of your own network: train it by our recipe.")
     ] = False,
-    accuracy: Accuracy = None,
+    accuracy: Stated = None,
     as_given: AsGiven = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be done, and what could be judged.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only say what would be done, and what could be judged.")
+    ] = False,
     options: Options,
     as_json: Json = False,
 ) -> None:
@@ -104,12 +111,13 @@ def unlearn(
         defense__name=defense,
         defense__seed=defense_seed,
     )
-    if plan:
+    if results is None or out is None:
         return
-    if as_json and out is not None:
+    verdict = results.verdict.exit
+    if as_json:
         print_json(out / "results.json")
-        raise typer.Exit(results["verdict"]["exit"])
-    finish(_lines(results), exit_code=results["verdict"]["exit"], out=out)
+        raise typer.Exit(verdict)
+    finish(_lines(results), exit_code=verdict, out=out)
 
 
 def unlearn_run(
@@ -124,140 +132,155 @@ def unlearn_run(
     say: Callable[[str], None] = lambda line: None,
     watch: Watch | None = None,
     **flags: object,
-) -> dict[str, Any]:
+) -> Unlearning | None:
     """Unlearn, or do nothing where the run is complete; returns its results. `flags` are settings, as `assign` has
     them; with `plan` nothing is done and nothing returned.
     """
+    import numpy as np
+
     from ..config import RESOLVED, as_plain
-    from ..data.files import to_json
+    from ..data.files import array_digest, to_json
     from ..data.table import FORGET
     from ..errors import InputError
+    from ..models.own import file_digest
+    from ..report.schema import Request, Unlearning
     from ..runs.directory import start_run
     from ..unlearning.record import describe, describe_defense
     from .check import check_subject
     from .subject import PLACES, open_subject, requested_rows
 
     options = options or Options()
-    subject = open_subject(source, options, **flags)
+    subject = open_subject(source, options, flags=flags)
     if subject.kind == "file":
-        for line in check_subject(subject, as_given=as_given).lines:
-            say(line)
-    asked, how = requested_rows(subject)
-    parts = subject.parts.request(subject.table, asked, again=subject.config.forget.again)
-    method, recipe, note = _choose_method(subject, train=train, our_recipe=our_recipe)
-    defense = _choose_defense(subject)
+        say(str(check_subject(subject, as_given=as_given)))
+    asked = requested_rows(subject)
+    parts = subject.parts.request(subject.table, asked.rows, again=subject.config.forget.again)
     forget = parts.rows(FORGET)
-    say(f"rows      {_described(subject, asked, forget, how)}")
-    say(f"settings  {method.name}, {note}" + (f"; defended by {defense.name}" if defense else ""))
+    method, settings = _choose_method(subject, train=train, our_recipe=our_recipe)
+    defense = _choose_defense(subject)
+    request = Request(
+        how=asked.words,
+        asked=len(asked.rows),
+        found=len(forget),
+        copies=len(np.setdiff1d(forget, asked.rows)),
+        first=tuple(int(row) for row in asked.rows[:5]),
+        digest=array_digest(parts.digests[forget]),
+    )
+    say(_row_line(subject, request))
+    say(f"settings  {method.name}, {settings}" + (f"; defended by {defense.name}" if defense else ""))
     if plan:
-        for line in _plan_lines(subject, parts, method, drawn=bool(how["drawn"])):
+        for line in _plan_lines(subject, parts, method, drawn=bool(asked.drawn)):
             say(line)
-        return {}
+        return None
     if out is None:
         raise InputError("nothing says where the result goes; give --out FOLDER, or --plan to see what would be done")
-    request = how | {
-        "rows": len(asked),
-        "copies": len(forget) - len(asked),
-        "digests": [str(parts.digests[row]) for row in forget],
-    }
     found = subject.identity() | {
-        "request": request,
+        "request": request.digest,
         "method": describe(method),
         "defense": describe_defense(defense),
-        "retrained_by": recipe,
+        "train_file": None if train is None else file_digest(train),
     }
     config = as_plain(subject.config) | {RESOLVED: to_json(found)}
     run = start_run(out, kind="unlearn", config=config, places=PLACES)
     if not run.complete:
-        title = f"unlearn ({method.name})"
-        with Progress(title) as shown, warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            results = _carry_out(subject, parts, request, method, defense, recipe, run, watch or shown)
-        results["notes"] = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
-        run.write_json("results.json", to_json(results))
+        with Progress(f"unlearn ({method.name})") as shown:
+            results = _carry_out(subject, parts, asked, request, method, settings, defense, run, watch or shown)
+        run.write_json("results.json", results.model_dump(mode="json"))
         run.finish()
-    return run.read_json("results.json")
+    return Unlearning.model_validate(run.read_json("results.json"))
 
 
 def _carry_out(
     subject: Subject,
     parts: Parts,
-    request: Mapping[str, Any],
+    asked: Asked,
+    request: Request,
     method: Method,
+    settings: str,
     defense: Defense | None,
-    recipe: str | None,
     run: RunDirectory,
     watch: Watch,
-) -> dict[str, Any]:
+) -> Unlearning:
     """Unlearn, judge and write everything but the results and the manifest."""
     from ..data.files import to_json
     from ..data.table import FORGET, RETAIN, TEST, VALIDATION
     from ..errors import DivergedError
+    from ..models.weights import model_digest
+    from ..report import schema
     from ..unlearning.driver import unlearn as unlearn_model
+    from ..unlearning.record import describe_defense
     from .subject import save_subject
     from .train import keep_diverged
 
     rows = {"forget": FORGET, "retain": RETAIN, "validation": VALIDATION, "test": TEST}
     sets = {what: subject.examples(parts.rows(code)) for what, code in rows.items() if len(parts.rows(code))}
-    original = subject.model.to(subject.device)
-    builder = subject.builder
+    original, builder, config = subject.model.to(subject.device), subject.builder, subject.config
     began = process_time()
     try:
-        result = unlearn_model(
-            original,
-            forget=sets["forget"],
-            retain=sets["retain"],
-            test=sets.get("test"),
-            validation=sets.get("validation"),
-            method=method,
-            defense=defense,
-            untrained=None if builder is None else partial(builder, **subject.config.model.options),
-            drawn=bool(request["drawn"]),
-            seed=subject.config.seed,
-            defense_seed=subject.config.defense.seed,
-            on_update=watch,
-        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = unlearn_model(
+                original,
+                forget=sets["forget"],
+                retain=sets["retain"],
+                test=sets.get("test"),
+                validation=sets.get("validation"),
+                method=method,
+                defense=defense,
+                untrained=None if builder is None else partial(builder, **config.model.options),
+                drawn=asked.drawn or False,
+                seed=config.seed,
+                defense_seed=config.defense.seed,
+                on_update=watch,
+            )
     except DivergedError as error:
-        keep_diverged(run, error, subject)
+        keep_diverged(run, error, header={"model": config.model.name})
         raise
     used = process_time() - began
-    model, verdict = _as_stored(subject, result, sets, drawn=bool(request["drawn"]))
-    accuracy = _accuracies(subject, sets, {"original": original, "unlearned": model})
+    model, verdict = _as_stored(subject, result, sets, drawn=asked.drawn)
+    identity = subject.identity()
     done = replace(
         result.record.deletions[0],
-        request=request,
-        preprocessing=subject.preprocess.describe(),
-        network_file=subject.identity()["network_file"],
-        threads=subject.identity()["threads"],
-        device=str(subject.device),
+        request={
+            "how": asked.way,
+            "rows": request.asked,
+            "copies": request.copies,
+            "drawn": bool(asked.drawn),
+            "digests": [str(digest) for digest in parts.digests[parts.rows(FORGET)]],
+        },
+        preprocessing=identity["preprocess"],
+        network_file=identity["network_file"],
+        unlearned=model_digest(model),
         verdict=to_json(verdict.as_json()),
-        recipe=recipe,
-        verdicts={**result.record.deletions[0].verdicts, "accuracy": accuracy},
     )
     record = subject.record.then(done)
     save_subject(run, subject, model, parts=parts, record=record)
     run.write_json("record.json", record.as_json())
     teleports = [to_json(certificate.as_json()) for certificate in result.teleports]
     run.write_json("history.json", {"schema_version": 2, "updates": result.history, "teleports": teleports})
-    return {
-        "schema_version": 1,
-        "kind": "unlearn",
-        "request": {key: value for key, value in request.items() if key != "digests"},
-        "method": done.method,
-        "defense": None if defense is None else _defense_summary(subject, result, sets["forget"]),
-        "counts": {what: len(examples) for what, examples in sets.items()},
-        "accuracy": accuracy,
-        "updates": len(result.history),
-        "seconds": result.seconds,
-        "cpu_seconds": used,
-        "requests_so_far": len(record.deletions),
-        "unlearned_model": done.unlearned,
-        "verdict": verdict.as_json(),
-    }
+    about = describe_defense(defense)
+    return schema.Unlearning(
+        request=request,
+        retained=len(sets["retain"]),
+        method=schema.Named(**done.method, settings=settings.partition(":")[0]),
+        defense=None if about is None else schema.Named(**to_json(about), settings="yours"),
+        before=_accuracy(subject, parts, sets, original),
+        after=_accuracy(subject, parts, sets, model),
+        teleports=None if defense is None else _teleports(subject, result, sets["forget"]),
+        verdict=schema.Verdict.of(verdict),
+        seed=config.seed,
+        updates=len(result.history),
+        seconds=result.seconds,
+        cpu_seconds=used,
+        original=done.original,
+        unlearned=done.unlearned,
+        requests=len(record.deletions),
+        notes=tuple(dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning))),
+    )
 
 
 def _as_stored(
-    subject: Subject, result: Unlearned, sets: Mapping[str, Examples], *, drawn: bool
+    subject: Subject, result: Unlearned, sets: Mapping[str, Examples], *, drawn: str
 ) -> tuple[nn.Module, Verdict]:
     """The new model rounded to the precision of the file that it goes into, and the verdict on that."""
     from copy import deepcopy
@@ -267,47 +290,58 @@ def _as_stored(
     half = subject.half
     if half is None:
         return result.model, result.verdict
-    model = deepcopy(result.model).to(half).to(next(result.model.parameters()).dtype)
-    return model, judge_models(subject.model, model, forget=sets["forget"], test=sets.get("test"), drawn=drawn)
+    model = deepcopy(result.model).to(half).to(subject.dtype)
+    verdict = judge_models(
+        subject.model,
+        model,
+        forget=sets["forget"],
+        retain=sets["retain"],
+        test=sets.get("test"),
+        drawn=bool(drawn),
+        ours=result.verdict.null == "ours",
+        word=drawn or None,
+    )
+    return model, verdict
 
 
-def _accuracies(
-    subject: Subject, sets: Mapping[str, Examples], models: Mapping[str, nn.Module]
-) -> dict[str, dict[str, float]]:
-    """Accuracy on each set; where whole classes are gone also on the test rows of the others, and where there were
-    requests before also on what they forgot, which a later one may bring back.
+def _accuracy(subject: Subject, parts: Parts, sets: Mapping[str, Examples], model: nn.Module) -> Accuracy:
+    """Accuracy on the forgotten and retained rows, on unseen rows of the forgotten classes, on test rows, on those of
+    classes that are kept where whole classes are gone, and on what earlier requests forgot.
     """
     import numpy as np
 
     from ..data.table import TEST
-    from ..training.scoring import accuracy
+    from ..report.schema import Accuracy
+    from ..training.scoring import accuracy, logits
 
-    parts = {what: examples for what, examples in sets.items() if what != "validation"}
-    test, y = subject.parts.rows(TEST), subject.table.y
-    kept = test[np.isin(y[test], sets["retain"].y.unique().cpu().numpy())]
-    if 0 < len(kept) < len(test):
-        parts["test, classes kept"] = subject.examples(kept)
-    if len(subject.forgotten):
-        parts["forgotten before"] = subject.examples(subject.forgotten)
-    return {name: {what: accuracy(model, part) for what, part in parts.items()} for name, model in models.items()}
+    test, labels = parts.rows(TEST), subject.table.y
+    forgotten = sets["forget"].y.cpu().numpy()
+    right = np.empty(0, dtype=bool)
+    if len(test):
+        right = (logits(model, sets["test"]).argmax(1) == sets["test"].y).cpu().numpy()
+    here = [c for c in np.unique(forgotten) if (labels[test] == c).any()]
+    unseen = [right[labels[test] == c].mean() for c in here]
+    kept = np.isin(labels[test], np.unique(sets["retain"].y.cpu().numpy()))
+    return Accuracy(
+        forgotten=accuracy(model, sets["forget"]),
+        unseen=float(np.average(unseen, weights=[(forgotten == c).sum() for c in here])) if here else None,
+        retained=accuracy(model, sets["retain"]),
+        test=float(right.mean()) if len(test) else None,
+        kept=float(right[kept].mean()) if 0 < kept.sum() < len(test) else None,
+        earlier=accuracy(model, subject.examples(subject.forgotten)) if len(subject.forgotten) else None,
+    )
 
 
-def _described(subject: Subject, asked: Index, forget: Index, how: Mapping[str, Any]) -> str:
+def _row_line(subject: Subject, request: Request) -> str:
     """How many rows, by what, the first of them read back, and their copies."""
-    from ..data.files import array_digest
-
-    by = how.get("file") or (f"class {how['class']}" if "class" in how else f"a random share of {how['share']}")
-    column = f" (column {how['column']})" if how.get("column") else ""
-    first = ", ".join(subject.table.describe(int(row)) for row in asked[:5])
-    more = " ..." if len(asked) > 5 else ""
-    copies = len(forget) - len(asked)
-    extra = f"; {copies} {'copy' if copies == 1 else 'copies'} of them too" if copies > 0 else ""
-    digest = array_digest(subject.parts.digests[forget])[:8]
-    return f"{len(asked):,} of {by}{column}: {first}{more}{extra}, digest {digest}"
+    first = ", ".join(subject.table.describe(row) for row in request.first)
+    more = " ..." if request.asked > len(request.first) else ""
+    copies = f"; {request.copies} {'copy' if request.copies == 1 else 'copies'} of them too" if request.copies else ""
+    return f"rows      {request.asked:,} of {request.how}: {first}{more}{copies}, digest {request.digest[:8]}"
 
 
-def _choose_method(subject: Subject, *, train: str | None, our_recipe: bool) -> tuple[Method, str | None, str]:
-    """The method of the configuration, whose recipe retrains (None: nothing is retrained), and its settings as text.
+def _choose_method(subject: Subject, *, train: str | None, our_recipe: bool) -> tuple[Method, str]:
+    """The method of the configuration, and its settings as text.
 
     The recipe's settings come first, then the options. Retraining one of our networks takes the settings of its
     training; a foreign network is retrained by the user's own function, or by our recipe where the user says so.
@@ -325,46 +359,30 @@ def _choose_method(subject: Subject, *, train: str | None, our_recipe: bool) -> 
         raise InputError(f"--train and --our-recipe are for --method retrain, not for {about.name}; leave them out")
     if train is not None:
         trust(train)
-        return RetrainBy(load_function(train, what="a training function"), spec=train), train, f"by {train}"
+        return RetrainBy(train=load_function(train, what="training function"), spec=train), f"by {train}"
     if about.name == "retrain" and not ours and not our_recipe:
         raise InputError(
             "nothing says how your network is trained; give --train FILE.py:train, a function train(model, rows) that "
-            "returns the trained model, or --our-recipe to train it as our own networks are (training.* in the settings)"
+            "returns the trained model, or --our-recipe to train it as our own networks are (settings training.*)"
         )
     if ":" in about.name:
-        return as_method(about.name), None, "your own"
+        return as_method(about.name, about.options), "your own"
     small = about.recipe == "small" or (about.recipe == "auto" and ours and subject.table.train < SMALL)
     settings: dict[str, Any] = dict(SMALL_DATA.get(about.name, {})) if small else {}
     if about.name == "retrain":
         settings = subject.config.training.model_dump(exclude={"recipe", "checkpoint_seconds"})
-        settings |= {"fill": subject.preprocess.fill}
+        settings |= {"fill": subject.fill}
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in about.options.items()}
-    _check_types(about.name, given)
     method = make_method(about.name, **(settings | given))
     said = ", ".join(f"{key}={value}" for key, value in (settings | given).items())
-    kind = "as trained" if about.name == "retrain" else "for small data" if small else "published"
-    return method, ("our recipe" if about.name == "retrain" else None), f"{kind}{': ' if said else ''}{said}"
-
-
-def _check_types(name: str, given: Mapping[str, Any]) -> None:
-    """Raise where an option that the method has is not of the type the method declares."""
-    from typing import get_type_hints
-
-    from pydantic import TypeAdapter, ValidationError
-
-    from ..errors import InputError
-    from ..methods.protocol import options
-    from ..methods.registry import method_classes
-
-    method = method_classes().get(name)
-    hints = {} if method is None else get_type_hints(method)
-    for key in sorted(given.keys() & ({o.name for o in options(method)} if method is not None else set())):
-        try:
-            TypeAdapter(hints[key]).validate_python(given[key], strict=True)
-        except ValidationError as error:
-            raise InputError(
-                f"{name}: {key} is {given[key]!r}: {error.errors()[0]['msg']}; `warp methods {name}` lists the options"
-            ) from error
+    kind = (
+        ("as trained" if ours else "our recipe")
+        if about.name == "retrain"
+        else "for small data"
+        if small
+        else "published"
+    )
+    return method, f"{kind}{': ' if said else ''}{said}"
 
 
 def _choose_defense(subject: Subject) -> Defense | None:
@@ -381,45 +399,20 @@ def _choose_defense(subject: Subject) -> Defense | None:
     return None
 
 
-def _defense_summary(subject: Subject, result: Unlearned, forget: Examples) -> dict[str, Any]:
+def _teleports(subject: Subject, result: Unlearned, forget: Examples) -> Teleports:
     """How often the weights were moved, what that did to retained rows, and the forget gradient energies."""
-    from ..data.files import to_json
+    from ..report.schema import Teleports
+    from ..training.scoring import mean_energy
 
     scales = [certificate.scale for certificate in result.teleports]
-    summary: dict[str, Any] = to_json(
-        {
-            "name": subject.config.defense.name,
-            "experiment_only": subject.config.defense.seed is not None,
-            "teleports": len(scales),
-            "taken_back": scales.count(0.0),
-            "largest_relative_move": max((c.relative_move for c in result.teleports), default=0.0),
-            "largest_retain_drift": max((c.retain.loss_change for c in result.teleports), default=None),
-            "forget_energy": {
-                "original": forget_energy(subject.model, forget),
-                "unlearned": forget_energy(result.model, forget),
-            },
-        }
+    return Teleports(
+        made=len(scales),
+        taken_back=scales.count(0.0),
+        largest_drift=max((c.retain.loss_change for c in result.teleports), default=None),
+        energy_before=mean_energy(subject.model, forget),
+        energy_after=mean_energy(result.model, forget),
+        experiment_only=subject.config.defense.seed is not None,
     )
-    return summary
-
-
-def forget_energy(model: nn.Module, forget: Examples, *, batch_size: int = 256) -> float | None:
-    """The mean squared norm of the loss gradient over the examples, or None where the network does not allow it."""
-    import torch
-
-    from ..data.examples import in_order
-    from ..errors import InputError
-    from ..gradients.energy import gradient_energy
-    from ..models.modes import norm_mode
-
-    total = 0.0
-    try:
-        with torch.no_grad(), norm_mode(model, "eval"):
-            for index in in_order(len(forget), batch_size):
-                total += float(gradient_energy(model, *forget.take(index)).double().sum())
-    except InputError:
-        return None
-    return total / len(forget)
 
 
 def _plan_lines(subject: Subject, parts: Parts, method: Method, *, drawn: bool) -> list[str]:
@@ -433,7 +426,7 @@ def _plan_lines(subject: Subject, parts: Parts, method: Method, *, drawn: bool) 
     unseen = int(np.isin(subject.table.y[test], subject.table.y[forget]).sum())
     lines = [
         f"keeps     {len(retain):,} rows; {len(test):,} unseen, {unseen:,} of the forgotten classes",
-        f"takes     about {_expected_seconds(subject, parts, method):.0f} s on {subject.device}, without a defence's moves",
+        f"takes     about {_seconds(subject, parts, method):.0f} s on {subject.device}, without a defence's moves",
     ]
     if method.name.startswith("retrain"):
         return [*lines, "judged    holds by construction, unless test accuracy collapses"]
@@ -445,52 +438,50 @@ def _plan_lines(subject: Subject, parts: Parts, method: Method, *, drawn: bool) 
         + ("" if drawn else "; a gap to unseen rows proves nothing, since these rows were not drawn at random")
     )
     if needed > len(forget) or not drawn:
-        lines.append("ways out  --method retrain; warp compare --retrained, beside two; warp audit shadow; --drawn, if true")
+        lines.append(
+            "ways out  --method retrain; warp compare --retrained, beside two; warp audit shadow; --drawn, if true"
+        )
     return lines
 
 
-def _expected_seconds(subject: Subject, parts: Parts, method: Method) -> float:
-    """The time of all updates, from that of the first few on a copy."""
-    from itertools import islice
-    from time import perf_counter
-
+def _seconds(subject: Subject, parts: Parts, method: Method) -> float:
+    """About how long the method takes."""
     from ..data.table import FORGET, RETAIN, VALIDATION
-    from ..randomness import Streams
-    from ..unlearning.driver import drive, make_task, working_copy
+    from ..unlearning.driver import expected_seconds
 
-    model = working_copy(subject.model, subject.device)
-    held = parts.rows(VALIDATION)
-    task = make_task(
-        model,
-        forget=subject.examples(parts.rows(FORGET)),
-        retain=subject.examples(parts.rows(RETAIN)),
-        validation=subject.examples(held) if len(held) else None,
-        seed=subject.config.seed,
-    )
-    times = [perf_counter()]
-    for update in islice(drive(model, task, method, secret=Streams.secret()), 5):
-        times.append(perf_counter())
-    # The first update also waits for what is prepared once.
-    steady = (times[-1] - times[1]) / max(1, len(times) - 2) if len(times) > 2 else times[-1] - times[0]
-    return times[1] - times[0] + steady * (update.of - 1)
+    forget, retain, held = (subject.examples(parts.rows(code)) for code in (FORGET, RETAIN, VALIDATION))
+    validation = held if len(held) else None
+    model = subject.model.to(subject.device)
+    return expected_seconds(model, forget=forget, retain=retain, validation=validation, method=method)
 
 
-def _lines(results: Mapping[str, Any]) -> list[str]:
+def _lines(results: Unlearning) -> list[str]:
     """What changed, and the verdict."""
-    before, after = results["accuracy"]["original"], results["accuracy"]["unlearned"]
-    lines = [f"          {results['updates']} updates in {results['seconds']:.1f} s", f"{'right on':<20}before  after"]
-    for what in before:
-        lines.append(f"{'forgotten' if what == 'forget' else what:<20}{points(before[what])}   {points(after[what])}")
-    about = results["defense"]
-    if about is not None:
-        count, drift, energy = about["teleports"], about["largest_retain_drift"], about["forget_energy"]
+    before, after, teleports = results.before, results.after, results.teleports
+    lines = [
+        f"done      {results.updates} updates in {results.seconds:.1f} s; {results.retained:,} rows kept",
+        f"{'right on':<28}before  after",
+    ]
+    names = {
+        "forgotten": "forgotten rows",
+        "unseen": "unseen rows of their classes",
+        "retained": "retained rows",
+        "test": "test rows",
+        "kept": "test rows of classes kept",
+        "earlier": "rows forgotten before",
+    }
+    for field, name in names.items():
+        if getattr(before, field) is not None:
+            lines.append(f"{name:<28}{points(getattr(before, field)):>6}{points(getattr(after, field)):>7}")
+    if teleports is not None and results.defense is not None:
+        count, drift = teleports.made, teleports.largest_drift
         lines.append(
-            f"defended by {about['name']}: {count} teleport{'s' * (count != 1)}, {about['taken_back']} taken back"
+            f"defended by {results.defense.name}: {count} teleport{'s' * (count != 1)}, {teleports.taken_back} taken "
+            "back"
             + ("" if drift is None else f"; the largest change of the retain loss by one is {drift:+.2g}")
         )
-        if None not in energy.values():
-            lines.append(f"forget gradient energy {energy['original']:.4g} -> {energy['unlearned']:.4g}")
-        if about["experiment_only"]:
+        if teleports.energy_before is not None and teleports.energy_after is not None:
+            lines.append(f"forget gradient energy {teleports.energy_before:.4g} -> {teleports.energy_after:.4g}")
+        if teleports.experiment_only:
             lines.append("experiment only: whoever knows the seed can undo the defence")
-    lines += [f"note: {note}" for note in results["notes"]]
-    return [*lines, *results["verdict"]["lines"]]
+    return [*lines, *(f"note: {note}" for note in results.notes), *results.verdict.judged().lines]

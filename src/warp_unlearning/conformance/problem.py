@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ..data.examples import TensorExamples
+from ..data.preprocess import load_data
 from ..models.networks import SmallResNet, build_model
 from ..randomness import Streams
 from ..training.recipe import Recipe

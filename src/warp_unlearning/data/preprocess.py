@@ -180,11 +180,12 @@ class TableExamples:
     index: Index
     preprocess: Preprocess
     y: Tensor
+    dtype: torch.dtype = torch.float32
 
     def take(self, index: Tensor) -> Batch:
         """The examples at `index`."""
         x = _read(self.table, self.index[index.cpu().numpy()], self.preprocess, self.y.device)
-        return Batch(x, self.y[index.to(self.y.device)])
+        return Batch(x.to(self.dtype), self.y[index.to(self.y.device)])
 
     def to(self, device: torch.device | str) -> TableExamples:
         """The same examples, delivered on `device`."""
@@ -200,14 +201,15 @@ def table_examples(
     preprocess: Preprocess,
     *,
     device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
     keep: int = 2**30,
 ) -> Examples:
     """Rows of a table as examples: tensors if the inputs take at most `keep` bytes, else read batch by batch."""
     y = torch.from_numpy(table.y[index]).to(device)
-    later = TableExamples(table, index, preprocess, y)
+    later = TableExamples(table, index, preprocess, y, dtype)
     if len(index) == 0:
         return later
-    example = _read(table, index[:1], preprocess, y.device)
+    example = _read(table, index[:1], preprocess, y.device).to(dtype)
     if example.numel() * example.element_size() * len(index) > keep:
         return later
     x = example.new_empty(len(index), *example.shape[1:])
@@ -265,17 +267,18 @@ class ImageData:
         return tuple((0.0 - m) / s for m, s in zip(self.mean, self.std, strict=True))
 
 
-def image_data(table: Table, preprocess: Preprocess | None = None) -> ImageData:
-    """The training rows that are not held out and the unseen rows of a table, normalised."""
-    if len(table.unseen) == 0:
+def image_data(table: Table, preprocess: Preprocess | None = None, *, test: Index | None = None) -> ImageData:
+    """The training rows and the unseen rows of a table, or `test`, normalised."""
+    unseen = table.unseen if test is None else test
+    if len(unseen) == 0:
         raise DataError(f"{table.name} has no rows to test on; give a test part, or hold a share out")
     preprocess = preprocess or Preprocess.standard(table)
-    parts = [(table.x[rows], table.y[rows]) for rows in (table.learned, table.unseen)]
-    train, test = (TensorExamples(preprocess.inputs(x), torch.from_numpy(y)) for x, y in parts)
+    parts = [(table.x[rows], table.y[rows]) for rows in (np.arange(table.train), unseen)]
+    train, held = (TensorExamples(preprocess.inputs(x), torch.from_numpy(y)) for x, y in parts)
     digest = array_digest(*(array for x, y in parts for array in (_channels_first(x, table.layout), y)))
     channels = table.x.shape[3 if table.layout == "nhwc" else 1] if len(table.x.shape) == 4 else 1
     mean, std = preprocess.mean or (0.0,) * channels, preprocess.std or (1.0,) * channels
-    return ImageData(table.name, train, test, table.classes, mean, std, digest)
+    return ImageData(table.name, train, held, table.classes, mean, std, digest)
 
 
 def load_data(

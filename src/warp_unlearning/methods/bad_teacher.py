@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from ..data.examples import Given, Taken, TensorExamples, taken
 from ..data.sampling import batch_shape, epoch
-from ..data.taken import Given, Taken, taken
-from ..models.fresh import reinitialise
 from ..models.modes import predict
 from ..training.stepper import Number, OptimizerName, Stepper
 from ..training.update import Update, Updates

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.examples import Batch
-from ..data.sampling import batch_shape
+from ..data.sampling import batch_shape, shuffled
 from ..models.modes import predict
 from ..training.schedule import cosine
 from ..training.scoring import losses

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..data.examples import Examples
 from ..errors import InputError, nearest
+from ..models.fresh import fresh
 from ..models.modes import NormMode as NormMode
 from ..randomness import Streams
 from ..symmetry.options import Option as Option

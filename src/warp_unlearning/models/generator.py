@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..data.image_digests import image_digests
-from ..data.splits import IndexArray
+from ..data.table import Index
 from ..errors import InputError, WeightsError
 from .networks import require_positive
 from .own import load_function
@@ -358,7 +358,7 @@ def load_prior(path: Path) -> tuple[nn.Module, dict[str, object] | None]:
     return generator.eval().requires_grad_(False), weights.header
 
 
-def seen_header(images: Tensor, positions: IndexArray, *, data: str, data_digest: str) -> dict[str, object]:
+def seen_header(images: Tensor, positions: Index, *, data: str, data_digest: str) -> dict[str, object]:
     """What a header says of the images learned from: their positions in the training part of the data set, as first and
     last of each run of neighbours, and their digests one after another.
     """
@@ -372,10 +372,10 @@ def seen_header(images: Tensor, positions: IndexArray, *, data: str, data_digest
 def saw(
     header: Mapping[str, object],
     *,
-    positions: IndexArray | None = None,
+    positions: Index | None = None,
     data_digest: str | None = None,
     images: Tensor | None = None,
-) -> IndexArray:
+) -> Index:
     """Which rows of what is given the prior has learned from, sorted: by `positions` in the training part of the data
     set with `data_digest`, by the `images` (n, c, h, w) in [0, 1] themselves, or by either.
 

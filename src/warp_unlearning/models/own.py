@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..data.atomic import write_atomically
 from ..data.examples import Examples, TensorExamples
+from ..data.files import write_atomically
 from ..errors import DataError, InputError, WarpError, nearest
 from .modes import norm_mode
 

@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ..data.atomic import write_atomically
+from ..data.files import write_atomically
 from ..errors import InputError, WeightsError, nearest
 
 SCHEMA_VERSION = 1

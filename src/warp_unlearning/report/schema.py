@@ -156,18 +156,22 @@ class Named(Record):
 
 class Accuracy(Record):
     """Accuracy of one model on each part; null where there are no such rows. `unseen` are test rows of the forgotten
-    classes, each class weighted by its forgotten rows.
+    classes, each class weighted by its forgotten rows; `kept` test rows of classes that are still retained; `earlier`
+    rows that requests before this one forgot, which a later one may bring back.
     """
 
-    forgotten: Share | None
+    forgotten: Share
     unseen: Share | None
-    retained: Share | None
+    retained: Share
     test: Share | None
+    kept: Share | None = None
+    earlier: Share | None = None
 
 
 class Teleports(Record):
     """The teleports of a defended run: how many were made and taken back, the largest change of the retain loss by one,
-    the forget gradient energy before and after, the share of the weights that can move, and notes.
+    and the forget gradient energy of the original and of the result. With a defence's draws from a seed it is an
+    experiment only: whoever knows the seed can undo them.
     """
 
     made: Count
@@ -175,8 +179,7 @@ class Teleports(Record):
     largest_drift: FiniteFloat | None
     energy_before: FiniteFloat | None
     energy_after: FiniteFloat | None
-    movable: Share | None
-    notes: tuple[str, ...] = ()
+    experiment_only: bool
 
 
 class Unlearning(Results):
@@ -194,8 +197,10 @@ class Unlearning(Results):
     seed: Count
     updates: Count
     seconds: FiniteFloat
+    cpu_seconds: FiniteFloat
     original: str
     unlearned: str
+    requests: Count
     notes: tuple[str, ...] = ()
 
 
@@ -219,48 +224,36 @@ class Comparison(Results):
     verdict: Verdict
 
 
-class Reading(Record):
-    """A way to read the rows ("x/255"), and how many known rows the model gets right with it."""
-
-    name: str
-    right: Count
-
-
 class Check(Results):
-    """What `warp check` found: the model fits these data, read as `reading`. `known` and `test` are accuracies,
-    `readings` the ways that were tried on the same `rows`, `permuted` the accuracy with the outputs in the best other
-    order, `movable` the share of the weights that a defence can move, `notes` what could not be told.
+    """What `warp check` found: the model fits these data, read as `reading`. `known` and `test` are accuracies on so
+    many rows, `readings` the accuracy on the known rows by other ways to read them, `movable` the share of the weights
+    that the chosen defence moves, `notes` what could not be told.
     """
 
     kind: Literal["check"] = "check"
     outcome: Literal["holds"] = "holds"
     reading: str
-    rows: Count
-    known: Estimate
-    test: Estimate | None
-    readings: tuple[Reading, ...]
-    permuted: Share | None
     classes: Count
-    outputs: Count
+    known: Estimate
+    known_rows: Count
+    test: Estimate | None
+    test_rows: Count
+    readings: dict[str, Share]
     movable: Share | None
     digest: str
     notes: tuple[str, ...] = ()
 
 
 class Teleport(Results):
-    """What `warp teleport` did: the largest change of an output beside its bound, and how far the weights moved."""
+    """What `warp teleport` did: the change of the function beside its bound, and the certificate."""
 
     kind: Literal["teleport"] = "teleport"
     outcome: Literal["holds", "does not hold"]
-    defense: Named
-    change: FiniteFloat
+    what: str
+    measured: FiniteFloat | None
     bound: FiniteFloat
-    moved: FiniteFloat
-    movable: Share
-    retain_drift: FiniteFloat | None
-    energy_before: FiniteFloat | None
-    energy_after: FiniteFloat | None
+    experiment_only: bool
     original: str
     teleported: str
-    seconds: FiniteFloat
+    certificate: dict[str, Any]
     notes: tuple[str, ...] = ()

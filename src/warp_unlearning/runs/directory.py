@@ -127,9 +127,7 @@ def open_run(path: Path) -> RunDirectory:
     """A complete run, its files verified against the manifest."""
     run = RunDirectory(path, "")
     if not path.is_dir():
-        raise InputError(
-            f"there is no run directory {path}; give the --out of a finished command"
-        )
+        raise InputError(f"there is no run directory {path}; give the --out of a finished command")
     if not run.complete:
         raise InputError(f"{path} has no {MANIFEST}: the run was stopped or is not ours; start it again to finish it")
     manifest = run.read_json(MANIFEST)

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from ..data.load import load_data
-from ..data.plain import plain
+from ..data.files import to_json
+from ..data.preprocess import load_data
 from ..models.modes import choose_device
 from ..runs.store import Store
 from .planned import Planned

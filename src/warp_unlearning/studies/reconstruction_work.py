@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attacks.reconstruction.threat import Threat
-from ..data.load import load_data
-from ..data.plain import plain
+from ..data.files import to_json
+from ..data.preprocess import load_data
 from ..models.generator import ConvGenerator
 from ..runs.job import Job, Steps, finished
 from ..runs.store import Store

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ..data.examples import TensorExamples
-from ..data.load import load_data
-from ..data.splits import IndexArray
+from ..data.preprocess import ImageData, load_data
+from ..data.table import Index
 from ..models.modes import choose_device
 from ..training.precision import Precision
 from ..training.repeated import Repeater

@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from ..data.examples import Examples, TensorExamples, in_order
+from ..errors import DataError, InputError
+from ..gradients.energy import gradient_energy
 from ..models.modes import norm_mode
 
 _AT_ONCE = 512
@@ -102,3 +104,15 @@ def _checked(logits: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64],
     if not np.isfinite(values).all():
         raise DataError(f"{np.count_nonzero(~np.isfinite(values))} logits are not finite; the model has diverged")
     return values, truth.astype(np.int64)
+
+
+def mean_energy(model: nn.Module, examples: Examples, *, batch_size: int = 256) -> float | None:
+    """The mean squared norm of the loss gradient over the examples, or None where the network does not allow it."""
+    total = 0.0
+    try:
+        with torch.no_grad(), norm_mode(model, "eval"):
+            for index in in_order(len(examples), batch_size):
+                total += float(gradient_energy(model, *examples.take(index)).double().sum())
+    except InputError:
+        return None
+    return total / len(examples)

@@ -19,9 +19,41 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from ..data.examples import DatasetExamples, Examples, TensorExamples, checksums
-from ..errors import DataError
+from ..data.examples import DatasetExamples, Examples, TensorExamples, as_examples, checksums
+from ..data.files import to_json
+from ..data.sampling import draw_per_class
+from ..defense.base import Defense
+from ..defense.registry import as_defense
+from ..defense.teleporter import teleport
+from ..errors import DataError, InputError, WarpError
+from ..models.own import as_network
 from ..models.own import check_examples as check_examples
+from ..randomness import Streams
+from ..stats.exchange import sign_p
+from ..stats.intervals import Estimate, proportion
+from ..training.scoring import logits
+
+Read = Callable[[Tensor], Tensor]
+ROWS, FEW = 2000, 50
+CHANCE, STATED = 0.001, 0.999
+# How many more of the rows must be right, beyond chance, for another reading or class order to be the true one.
+BETTER_READING, BETTER_ORDER = 0.01, 0.10
+
+
+def check_precision(model: nn.Module) -> None:
+    """Refuse weights of 16 bits: a small update is less than half of their last bit, and so is lost."""
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if tensor.dtype in (torch.float16, torch.bfloat16):
+            raise InputError(
+                f"{name} is {str(tensor.dtype).removeprefix('torch.')}, in which most updates round to nothing; give "
+                "model.float() (on the command line: --dtype float32)"
+            )
+
+
+def network_for(model: nn.Module, examples: Examples, *, what: str = "the model") -> nn.Module:
+    """`model` as a network whose outputs are logits, as these examples show."""
+    example = examples.take(torch.arange(min(2, len(examples)))).x if len(examples) else None
+    return as_network(model, example=example, what=what)
 
 
 def check_disjoint(forget: Examples, retain: Examples) -> None:
@@ -113,7 +145,7 @@ class Checked:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
-        return cast("dict[str, Any]", plain(asdict(self)))
+        return cast("dict[str, Any]", to_json(asdict(self)))
 
 
 def check_model(

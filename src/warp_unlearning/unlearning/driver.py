@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Generator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import islice
 from numbers import Integral
 from pathlib import Path
 from time import perf_counter
@@ -22,9 +23,11 @@ from ..defense.registry import as_defense
 from ..errors import DivergedError, InputError, WarpError, WarpWarning
 from ..methods.protocol import Method, Task
 from ..methods.registry import as_method
+from ..methods.retrain import Retrain, RetrainBy, frozen_state
 from ..models.modes import choose_device, draws_nothing, enter_mode
-from ..models.own import check_network
-from ..models.weights import model_digest
+from ..models.own import Logits, check_network, unwrap
+from ..models.weights import model_digest, save_weights
+from ..module_tree import modes_of, restore_modes
 from ..randomness import LayerDraws, Streams
 from ..stats.verdict import Verdict
 from ..symmetry.move import Move
@@ -83,7 +86,7 @@ def unlearn(
     test: object | None = None,
     validation: object | None = None,
     untrained: Untrained = None,
-    drawn: bool = False,
+    drawn: bool | str = False,
     seed: int = 0,
     defense_seed: int | None = None,
     device: torch.device | str | None = None,
@@ -97,10 +100,10 @@ def unlearn(
     "langevin", or a plug-in's) or FILE.py:Class, both with `options`, or an object of `warp_unlearning.methods`.
     `defense` is None, a name ("warp", "fastwarp", "warp_guarded", "cob", "conjugate") or an object of
     `warp_unlearning.defense`. `test` are rows that the model never saw, which the verdict needs; `drawn` says that the
-    rows to forget were drawn at random within their classes. `untrained` is a new network of the same architecture, or
-    what builds one, for methods that start from one where its layers cannot be reset. The same `seed` gives the same
-    weights on the same machine. A defence draws from the operating system's entropy; `defense_seed` fixes it for
-    experiments, and the record then says so. `progress` shows how far it is on stderr.
+    rows to forget were drawn at random within their classes, and as a text who says so. `untrained` is a new network of
+    the same architecture, or what builds one, for methods that start from one where its layers cannot be reset. The
+    same `seed` gives the same weights on the same machine. A defence draws from the operating system's entropy;
+    `defense_seed` fixes it for experiments, and the record then says so. `progress` shows how far it is on stderr.
 
     >>> from torch.nn import Linear
     >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
@@ -121,7 +124,7 @@ def unlearn(
     unseen = None if test is None else as_examples(test, what="test").to(place)
     if unseen is not None:
         check_examples(working, {"test": unseen})
-    ours = isinstance(chosen, Retrain) and not frozen_state(working)
+    ours = isinstance(chosen, Retrain | RetrainBy) and not frozen_state(working)
     modes = modes_of(working)
     began = perf_counter()
     driven = _to_the_end(
@@ -144,9 +147,9 @@ def unlearn(
             forget=task.forget,
             retain=task.retain,
             test=unseen,
-            drawn=drawn,
+            drawn=bool(drawn),
             ours=ours,
-            word=None if untrained is None else "the untrained network that was given",
+            word=_word(chosen, drawn, untrained),
             seed=seeds[0],
         )
     except WarpError as error:
@@ -169,11 +172,11 @@ def unlearn(
         date=now(),
         versions=versions(),
         verdicts={"defense": told} if told else {},
-        request={"how": "examples", "rows": len(task.forget), "copies": 0, "drawn": drawn},
+        request={"how": "examples", "rows": len(task.forget), "copies": 0, "drawn": bool(drawn)},
         threads=torch.get_num_threads(),
         device=str(place),
         verdict=verdict.as_json(),
-        recipe="ours" if isinstance(chosen, Retrain) else None,
+        recipe="ours" if isinstance(chosen, Retrain) else chosen.spec if isinstance(chosen, RetrainBy) else None,
     )
     _warn(chosen, deletion, verdict)
     record = DeletionRecord((deletion,))
@@ -185,6 +188,15 @@ def unlearn(
         driven.teleports,
         seconds,
     )
+
+
+def _word(method: Method, drawn: bool | str, untrained: Untrained) -> str | None:
+    """Who states what the verdict rests on, where it is not the user by default."""
+    if isinstance(method, RetrainBy):
+        return method.spec
+    if isinstance(drawn, str):
+        return drawn
+    return None if untrained is None or not isinstance(method, Retrain) else "the untrained network that was given"
 
 
 def _whole(name: str, value: object) -> int:
@@ -318,6 +330,22 @@ def drive(
         session.finish()
     model.zero_grad(set_to_none=True)
     return Driven(guard.history, [] if session is None else list(session.certificates))
+
+
+def expected_seconds(
+    model: nn.Module, *, forget: object, retain: object, validation: object | None, method: Method, seed: int = 0
+) -> float:
+    """About how long the updates of a method take, from the first five on a copy; teleports come on top."""
+    working = working_copy(model, _device_of(model))
+    task = make_task(working, forget=forget, retain=retain, validation=validation, seed=seed)
+    times = [perf_counter()]
+    of = 0
+    for update in islice(drive(working, task, method, secret=Streams.secret()), 5):
+        of = update.of
+        times.append(perf_counter())
+    # The first update also waits for what is prepared once.
+    first, rest = times[1] - times[0], (times[-1] - times[1]) / max(1, len(times) - 2)
+    return first + rest * (of - 1)
 
 
 def _between(session: Session, update: Update, guard: Guard) -> Move | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.examples import Examples, TensorExamples
-from ..data.stratified import draw_per_class
+from ..data.sampling import draw_per_class
 from ..errors import CollapsedError, DivergedError
 from ..methods.protocol import Task
 from ..stats.exchange import sign_p

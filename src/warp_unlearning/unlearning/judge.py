@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data.examples import Examples, as_examples
-from ..data.plain import plain
+from ..data.files import to_json
 from ..errors import InputError
 from ..models.own import check_network
 from ..randomness import Streams
@@ -76,7 +76,7 @@ class ModelComparison:
         """Plain data, with the version of its form; a bound that is infinite is None, as JSON has no infinity."""
         reference = "retrained model" if any("retrained" in n for n in self.models) else "none"
         said = {"verdict": self.verdict.as_json()}
-        return {"schema_version": SCHEMA_VERSION, "reference": reference, **plain({**asdict(self), **said})}
+        return {"schema_version": SCHEMA_VERSION, "reference": reference, **to_json({**asdict(self), **said})}
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{count:,} {what}" for what, count in self.counts.items())

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..data.examples import Examples, TensorExamples
-from ..data.files import array_digest
+from ..data.files import array_digest, to_json
 from ..defense.base import Defense
 from ..errors import DataError
 from ..methods.protocol import Method
@@ -105,7 +105,7 @@ class DeletionRecord:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, with the version of its form."""
-        return {"schema_version": SCHEMA_VERSION, "deletions": [plain(asdict(d)) for d in self.deletions]}
+        return {"schema_version": SCHEMA_VERSION, "deletions": [to_json(asdict(d)) for d in self.deletions]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DeletionRecord:
@@ -155,7 +155,7 @@ def describe(method: Method) -> dict[str, Any]:
     settings: dict[str, Any] = asdict(cast(Any, method)) if is_dataclass(method) else {}
     return {
         "name": method.name,
-        "options": {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()},
+        "options": {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items() if not callable(v)},
     }
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..cli.subject import Subject
 from ..data.examples import TensorExamples
 from ..data.image_digests import image_digests
-from ..data.pixels import Pixels, pixels_of
-from ..data.splits import IndexArray
-from ..data.stratified import draw, draw_per_class
-from ..cli.subject import Subject
+from ..data.preprocess import Pixels, pixels_of
+from ..data.sampling import draw, draw_per_class
+from ..data.table import Index
 from ..errors import DataError, InputError
 from ..randomness import Streams
 
@@ -48,8 +48,8 @@ class AttackImages:
 
 def gather_images(
     original: Subject,
-    forgotten: Sequence[IndexArray],
-    kept: Sequence[IndexArray | None],
+    forgotten: Sequence[Index],
+    kept: Sequence[Index | None],
     *,
     probes: int,
     seed: int,
@@ -100,7 +100,7 @@ def unit_images(pixels: Pixels, inputs: Tensor) -> Tensor:
     return images.clamp(0, 1)
 
 
-def _pool(original: Subject, targets: IndexArray, kept: Sequence[IndexArray | None]) -> IndexArray:
+def _pool(original: Subject, targets: Index, kept: Sequence[Index | None]) -> Index:
     known = original.known
     for after in kept:
         known = known if after is None else np.intersect1d(known, after)

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from ..cli.subject import Subject, check_one_data_set
-from ..data.splits import IndexArray
-from ..data.table import FORGET, find, read_request
+from ..data.table import FORGET, Index, find, read_request
 from ..errors import DataError, InputError
-from ..models.digest import model_digest
+from ..models.weights import model_digest
 from .known_unlearning import KnownUnlearning, known_unlearning
 
 
@@ -23,7 +22,7 @@ class Attacked:
 
     path: Path
     source: Subject
-    forget: IndexArray
+    forget: Index
     known: KnownUnlearning
 
 
@@ -60,7 +59,9 @@ def load_attacked(
         if model_digest(source.model) == digest:
             raise InputError(f"{path} is identical to the model before: there is no difference to attack")
     found = [
-        Attacked(path, source, _forgotten(path, source, forget, original), known_unlearning(path, source, original=digest))
+        Attacked(
+            path, source, _forgotten(path, source, forget, original), known_unlearning(path, source, original=digest)
+        )
         for path, source in sources.items()
     ]
     sizes = sorted({len(a.forget) for a in found})
@@ -103,7 +104,7 @@ def _way(one: Attacked) -> tuple[str, str]:
     return f"{known.method}{defense}", f"{dict(known.settings)} {last.defense} {known.schedule}"
 
 
-def _forgotten(path: Path, source: Subject, file: Path | None, original: Subject) -> IndexArray:
+def _forgotten(path: Path, source: Subject, file: Path | None, original: Subject) -> Index:
     told = source.parts.rows(FORGET) if source.record.deletions else None
     given = None if file is None else find(read_request(file), original.table)
     if told is not None:

@@ -15,12 +15,11 @@ from ..attacks.membership.pair_audit import audit_pair
 from ..attacks.membership.pair_report import PairAudit
 from ..cli.options import Options
 from ..cli.subject import PLACES, Subject, check_one_data_set, check_reference, open_subject
-from ..config.resolve import RESOLVED, as_plain
-from ..data.digest import array_digest
-from ..data.splits import IndexArray
-from ..data.table import FORGET, find, read_request
+from ..config import RESOLVED, as_plain
+from ..data.files import array_digest
+from ..data.table import FORGET, Index, find, read_request
 from ..errors import DataError, InputError
-from ..models.digest import model_digest
+from ..models.weights import model_digest
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..stats.reading import MARGIN
 from ..unlearning.record import DeletionRecord, now
@@ -100,15 +99,13 @@ def verdict_of(audit: dict[str, Any]) -> dict[str, Any]:
     return {name: audit[name] for name in kept} | {"attacks": len(audit["rows"]), "audit_digest": digest}
 
 
-def _forget(request: PairRequest, original: Subject, unlearned: Subject) -> IndexArray:
+def _forget(request: PairRequest, original: Subject, unlearned: Subject) -> Index:
     if request.forget is not None:
         forget = find(read_request(request.forget), original.table)
     elif unlearned.record.deletions:
         forget = unlearned.parts.rows(FORGET)
     else:
-        raise InputError(
-            f"nothing says which examples {request.after} forgot; give --forget FILE"
-        )
+        raise InputError(f"nothing says which examples {request.after} forgot; give --forget FILE")
     unknown = np.setdiff1d(forget, original.known)
     if len(unknown):
         raise DataError(
@@ -118,7 +115,7 @@ def _forget(request: PairRequest, original: Subject, unlearned: Subject) -> Inde
     return forget
 
 
-def _run(request: PairRequest, sources: dict[str, Subject], forget: IndexArray) -> RunDirectory | None:
+def _run(request: PairRequest, sources: dict[str, Subject], forget: Index) -> RunDirectory | None:
     if request.out is None:
         return None
     found = {
@@ -142,7 +139,7 @@ def _steps(request: PairRequest, unlearned: Subject) -> Sequence[str] | None:
     return ("naive",) if done and all(deletion.defense is None for deletion in done) else None
 
 
-def _audit(request: PairRequest, sources: dict[str, Subject], forget: IndexArray) -> PairAudit:
+def _audit(request: PairRequest, sources: dict[str, Subject], forget: Index) -> PairAudit:
     original, device = sources["original"], sources["original"].device
     # Other requests may lie between the two models.
     retain = np.intersect1d(np.setdiff1d(original.known, forget), sources["unlearned"].known)

@@ -10,17 +10,15 @@ from typing import Any
 
 import torch
 
-from ..config.resolve import RESOLVED, as_plain
-from ..config.shadow import ShadowConfig
+from ..cli.unlearn import SMALL
+from ..config import RESOLVED, ShadowConfig, as_plain
 from ..data.preprocess import ImageData, load_data
 from ..defense.registry import make_defense
-from ..cli.unlearn import SMALL
 from ..errors import InputError
 from ..methods.recipes import SMALL_DATA
 from ..methods.registry import make_method
-from ..models.device import choose_device
-from ..models.own import file_digest
-from ..models.example_checks import check_examples
+from ..models.modes import choose_device
+from ..models.own import check_examples, file_digest
 from ..randomness import Streams
 from ..runs.directory import RunDirectory
 from ..runs.engine import Engine, Outcome

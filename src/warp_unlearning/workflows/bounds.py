@@ -12,11 +12,10 @@ from ..bounds.plot import plot_floor
 from ..bounds.reconstruction_floor import SPREADS, reconstruction_floor
 from ..cli.options import Options
 from ..cli.subject import PLACES, Subject, open_subject
-from ..config.resolve import RESOLVED, as_plain
-from ..data.digest import array_digest
-from ..data.plain import plain
-from ..data.splits import IndexArray
-from ..models.digest import model_digest
+from ..config import RESOLVED, as_plain
+from ..data.files import array_digest, to_json
+from ..data.table import Index
+from ..models.weights import model_digest
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..symmetry.laws import Law
 
@@ -73,10 +72,10 @@ def bounds_run(request: BoundsRequest) -> dict[str, Any]:
     return result
 
 
-def _result(request: BoundsRequest, source: Subject, known: IndexArray) -> dict[str, Any]:
+def _result(request: BoundsRequest, source: Subject, known: Index) -> dict[str, Any]:
     digest = model_digest(source.model)
     floor = reconstruction_floor(source.model.to(source.device), data=source.examples(known), **request.options())
-    result: dict[str, Any] = plain(floor.as_json() | {"model": digest, "data": source.table.name})
+    result: dict[str, Any] = to_json(floor.as_json() | {"model": digest, "data": source.table.name})
     return result
 
 

@@ -11,15 +11,16 @@ from typing import Any
 from ..cli.options import Options
 from ..cli.subject import load_run
 from ..cli.train import train_run
-from ..cli.unlearn import forget_energy, unlearn_run
-from ..config.resolve import resolve
+from ..cli.unlearn import unlearn_run
+from ..config import resolve
 from ..data.examples import as_tensors
 from ..data.table import FORGET, RETAIN, TEST
-from ..evaluation.compare import compare
 from ..methods.recipes import SMALL_DATA
 from ..runs.cores import available_cores, use_threads
 from ..runs.workers import run_all
 from ..stats.intervals import Estimate
+from ..training.scoring import mean_energy
+from ..unlearning.judge import compare
 from .demo_defenses import SHOWN, DefendedRow, Times, defended_name, defended_rows
 
 # Two models retrained from different seeds differ too; no method need come closer than that.
@@ -91,7 +92,8 @@ def _times(folder: Path, job: tuple[str, dict[str, Any]]) -> Times:
     name, settings = job
     options = Options(seed=settings.pop("seed"))
     results = unlearn_run(folder / "original", folder / name, options=options, watch=lambda update: None, **settings)
-    return Times(float(results["seconds"]), float(results["cpu_seconds"]))
+    assert results is not None
+    return Times(results.seconds, results.cpu_seconds)
 
 
 def _compared(folder: Path, times: Mapping[str, Times], label: int) -> DemoResult:
@@ -99,7 +101,7 @@ def _compared(folder: Path, times: Mapping[str, Times], label: int) -> DemoResul
     retrained, rows = reference.model, reference.parts.rows
     test = rows(TEST)
     forget, retain = as_tensors(original.examples(rows(FORGET))), as_tensors(original.examples(rows(RETAIN)))
-    others = original.examples(test[original.table.y[test] != label])
+    others = as_tensors(original.examples(test[original.table.y[test] != label]))
     found: dict[str, DemoRow] = {}
     counts: Mapping[str, int] = {}
     for name in (AGAIN, *SMALL_DATA):
@@ -113,4 +115,4 @@ def _compared(folder: Path, times: Mapping[str, Times], label: int) -> DemoResul
         found[name] = DemoRow(scores.accuracy, gap.forget_output, times[name].seconds)
     sets = {"forget": forget, "retain": retain, "test": others}
     defended = defended_rows(folder, list(SMALL_DATA), times, original.model, sets)
-    return DemoResult(label, counts, found, defended, forget_energy(original.model, forget))
+    return DemoResult(label, counts, found, defended, mean_energy(original.model, forget))

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 from torch import nn
 
+from ..cli.subject import load_run
 from ..data.examples import TensorExamples
 from ..defense.certificate import lengths, measured, reached_weights
-from ..cli.subject import load_run
-from ..cli.unlearn import forget_energy
 from ..runs.directory import open_run
 from ..symmetry.move import ChannelMove
-from ..training.scoring import accuracy
+from ..training.scoring import accuracy, mean_energy
 
 SHOWN = ("warp", "fastwarp", "conjugate")
 ALONE = "none"
@@ -64,7 +63,7 @@ def defended_rows(
         model = load_run(folder / name).model
         far = lengths(measured(model, start, start, reached).values())
         return DefendedRow(
-            energy=forget_energy(model, sets["forget"]),
+            energy=mean_energy(model, sets["forget"]),
             drift=None if defense == ALONE else _drift(folder / name),
             distance=far.moved / far.norm,
             accuracy={what: accuracy(model, part) for what, part in sets.items()},
@@ -76,5 +75,5 @@ def defended_rows(
 
 
 def _drift(run: Path) -> float | None:
-    drift = open_run(run).read_json("results.json")["defense"]["largest_retain_drift"]
+    drift = open_run(run).read_json("results.json")["teleports"]["largest_drift"]
     return None if drift is None else float(drift)

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from ..attacks.reconstruction.problem import Search
 from ..cli.options import Options
 from ..cli.subject import PLACES, Subject, open_subject
-from ..config.resolve import RESOLVED, as_plain
+from ..config import RESOLVED, as_plain
 from ..data.files import array_digest, to_json
 from ..data.table import Index
 from ..errors import InputError, nearest
-from ..models.digest import model_digest
-from ..models.prior_weights import load_prior, saw
+from ..models.generator import load_prior, saw
+from ..models.weights import model_digest
 from ..runs.directory import open_run, start_run
 from ..unlearning.record import now, versions
 from .attack_images import AttackImages, gather_images
@@ -62,9 +62,7 @@ class ReconstructRequest:
         return {name: getattr(self, name) for name in ("labels", "probes", "restarts", "iterations", "seed", "images")}
 
 
-def reconstruct_run(
-    request: ReconstructRequest, *, say: Say = lambda text: None
-) -> dict[str, Any]:
+def reconstruct_run(request: ReconstructRequest, *, say: Say = lambda text: None) -> dict[str, Any]:
     """Attack every model; the results as plain data, read back where the run at `out` is complete."""
     if request.labels not in _LABELS:
         raise InputError(f"labels are {request.labels!r}; {nearest(request.labels, _LABELS)}")

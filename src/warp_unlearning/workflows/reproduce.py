@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from ..config import ReproduceConfig, as_plain
-from ..data.atomic import write_atomically
+from ..data.files import write_atomically
 from ..errors import InputError, nearest
 from ..models.modes import choose_device
 from ..report.paper.registry import render

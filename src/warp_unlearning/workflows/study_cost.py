@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 
 from ..config import ReproduceConfig
-from ..data.load import load_data
+from ..data.preprocess import load_data
 from ..errors import InputError
 from ..models.networks import build_model, suggest_options
 from ..randomness import Streams

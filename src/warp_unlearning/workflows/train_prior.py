@@ -7,7 +7,7 @@ know any more, and exact copies of either. What was learned from is written into
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -19,27 +19,23 @@ import torch
 from torch import Tensor
 
 from ..cli.options import Options
-from ..cli.subject import open_subject
+from ..cli.subject import open_subject, open_table
 from ..cli.train import keep_diverged
-from ..config.prior import PriorConfig
-from ..config.resolve import RESOLVED, as_plain, resolve_as
+from ..config import RESOLVED, PriorConfig, as_plain, resolve_as
 from ..data.examples import TensorExamples
 from ..data.files import array_digest, write_atomically
 from ..data.image_digests import image_digests
-from ..data.load import load_data
-from ..data.pixels import pixels_of
-from ..data.splits import IndexArray
-from ..data.stratified import draw_per_class
-from ..data.table import find, read_request
+from ..data.preprocess import ImageData, image_data, pixels_of
+from ..data.sampling import draw_per_class
+from ..data.table import Index, Table, find, read_request
 from ..errors import DataError, DivergedError, InputError
-from ..models.conv_generator import ConvGenerator
-from ..models.device import choose_device
-from ..models.digest import model_digest
-from ..models.prior_weights import PRIOR, save_prior, seen_header
-from ..models.weights import read_weights, save_weights
+from ..models.generator import PRIOR, ConvGenerator, save_prior, seen_header
+from ..models.modes import choose_device
+from ..models.weights import model_digest, read_weights, save_weights
 from ..randomness import Streams
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..training.prior import PriorRecipe, PriorTraining
+from ..training.update import Update
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -59,12 +55,13 @@ class PriorRequest:
     checkpoint_seconds: float = 30.0
 
 
-def train_prior_run(request: PriorRequest, *, watch: Watch = lambda update: None) -> dict[str, Any]:
+def train_prior_run(request: PriorRequest, *, watch: Callable[[Update], None] = lambda update: None) -> dict[str, Any]:
     """Train, or go on, or do nothing where the run is complete; returns its metrics."""
     config = _resolved(request)
-    data = load_data(**config.data.load_options())
+    table = open_table(config)
+    data = image_data(table)
     images = _images(data)
-    excluded = _excluded(config, images, data.digest)
+    excluded = _excluded(config, table, images, data.digest)
     known, held = _parts(config, images, excluded)
     device = choose_device(config.device)
     streams = Streams(config.seed, "prior")
@@ -81,7 +78,7 @@ def train_prior_run(request: PriorRequest, *, watch: Watch = lambda update: None
     try:
         _train(training, run, request.checkpoint_seconds, watch)
     except DivergedError as error:
-        keep_diverged(run, error, {"kind": "diverged prior"})
+        keep_diverged(run, error, header={"kind": "diverged prior"})
         raise
     about = seen_header(images.x[known], known, data=data.name, data_digest=data.digest)
     save_prior(run.path / PRIOR, training.generator, header={**about, "seed": config.seed})
@@ -121,26 +118,25 @@ def _images(data: ImageData) -> TensorExamples:
     return TensorExamples(x.clamp(0, 1), data.train.y)
 
 
-def _excluded(config: PriorConfig, images: TensorExamples, data_digest: str) -> Index:
+def _excluded(config: PriorConfig, table: Table, images: TensorExamples, data_digest: str) -> Index:
     """Sorted positions not to learn from, exact copies of any of them included."""
-    count = len(images)
-    found = [check_indices(read_request(path), count=count, what="exclude") for path in config.exclude]
+    found = [find(read_request(path), table) for path in config.exclude]
     if config.for_run is not None:
         found.append(_forgotten(config.for_run, data_digest))
-    named: IndexArray = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found]))
+    named: Index = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found]))
     if len(named) == 0:
         return named
     digests = np.array(image_digests(images.x))
     return np.flatnonzero(np.isin(digests, digests[named])).astype(np.int64)
 
 
-def _forgotten(path: Path, data_digest: str) -> IndexArray:
+def _forgotten(path: Path, data_digest: str) -> Index:
     """Everything that the model of an unlearning neither knows nor was held out from, earlier requests included."""
     run = open_subject(path, Options())
     if run.data.digest != data_digest:
         raise DataError(
-            f"{path} is about other data ({run.data.name}, digest {run.data.digest[:12]}) than are learned from (digest "
-            f"{data_digest[:12]}), so its rows say nothing here; leave out the data options"
+            f"{path} is about other data ({run.data.name}, digest {run.data.digest[:12]}) than are learned from "
+            f"(digest {data_digest[:12]}), so its rows say nothing here; leave out the data options"
         )
     return run.forgotten
 
@@ -173,7 +169,7 @@ def _generator(config: PriorConfig, data: ImageData) -> ConvGenerator:
     )
 
 
-def _train(training: PriorTraining, run: RunDirectory, seconds: float, watch: Watch) -> None:
+def _train(training: PriorTraining, run: RunDirectory, seconds: float, watch: Callable[[Update], None]) -> None:
     checkpoint = run.path / CHECKPOINT
     if checkpoint.exists():
         training.load_state(read_weights(checkpoint).state)

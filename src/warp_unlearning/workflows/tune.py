@@ -11,14 +11,12 @@ from typing import Any
 
 from filelock import Timeout
 
-from ..config.resolve import RESOLVED, as_plain
-from ..config.tune import TuneConfig
+from ..config import RESOLVED, TuneConfig, as_plain
 from ..data.files import array_digest, write_atomically
 from ..data.preprocess import ImageData, load_data
 from ..errors import InputError, WarpError
-from ..models.device import choose_device
-from ..models.own import file_digest
-from ..models.example_checks import check_examples
+from ..models.modes import choose_device
+from ..models.own import check_examples, file_digest
 from ..randomness import Streams
 from ..report.frontier_plots import frontier_plot
 from ..runs.directory import MANIFEST, RunDirectory

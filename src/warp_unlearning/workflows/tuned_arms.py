@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..cli.unlearn import SMALL
 from ..config import RangeConfig, TuneConfig
 from ..defense.registry import defense_names, defense_options, make_defense
-from ..cli.unlearn import SMALL
 from ..errors import InputError, nearest
 from ..methods.protocol import options
 from ..methods.recipes import SMALL_DATA

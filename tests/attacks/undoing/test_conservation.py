@@ -11,7 +11,7 @@ from warp_unlearning.attacks.undoing import Held, NotApplicable, difference
 from warp_unlearning.attacks.undoing.channel_factors import rescaled
 from warp_unlearning.attacks.undoing.conservation import Conservation
 from warp_unlearning.attacks.undoing.conservation_law import ConservationLaw
-from warp_unlearning.data.digits import load_digits
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.models.networks import SmallResNet
 
 
