@@ -96,7 +96,7 @@ def show(audit: dict[str, Any]) -> None:
 
 
 def _table(audit: dict[str, Any], title: str) -> None:
-    from .table import print_table
+    from .show import print_table
 
     rows = audit["rows"]
     rates = [rate["fpr"] for rate in rows[0]["rates"] if rate["fpr"] >= 0.01]

@@ -94,8 +94,8 @@ def check_subject(subject: Subject, *, as_given: bool = False, defense: str | No
         subject.model,
         known=raw["known"],
         test=raw["test"] if len(raw["test"]) else None,
-        preprocess=subject.preprocess.inputs,
-        readings={name: other.inputs for name, other in others.items()},
+        preprocess=subject.preprocess,
+        readings=others,
         accuracy=subject.config.accuracy,
         defense=None if defense is None else make_defense(defense),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import By, Column, Drawn, ForgetClass, ForgetFile, Json, Options, prepare, takes_options
-from .show import finish, print_json, print_table
+from .show import finish, print_json, print_table, short
 
 if TYPE_CHECKING:
     from ..unlearning.judge import ModelComparison
@@ -90,13 +90,15 @@ def compare_runs(
     }
     check_one_data_set(subjects)
     first, after = subjects["original"], subjects["unlearned"]
-    ours, drawn = False, False
+    ours, drawn = False, ""
     if {"forget__rows", "forget__label"} & flags.keys():
         asked = requested_rows(first)
-        parts, drawn = first.parts.request(first.table, asked.rows), bool(asked.drawn)
+        parts, drawn = first.parts.request(first.table, asked.rows), asked.drawn
     elif after.record.deletions:
         parts, last = after.parts, after.record.deletions[-1]
-        drawn, ours = bool(last.request.get("drawn")) or "forget__drawn" in flags, last.recipe is not None
+        ours = last.recipe is not None
+        if last.request.get("drawn") or "forget__drawn" in flags:
+            drawn = "this software" if last.request.get("how") in ("class", "fraction") else "your word"
     else:
         raise InputError(f"nothing says which rows {unlearned} forgot; give --forget FILE")
     forget, test = parts.rows(FORGET), parts.rows(TEST)
@@ -122,7 +124,7 @@ def show(found: ModelComparison) -> None:
     rows = []
     for name, scores in found.models.items():
         gap = found.gaps.get(name)
-        cells = [str(scores.accuracy[what]) for what in sets]
+        cells = [short(scores.accuracy[what]) for what in sets]
         far = ["-" if gap is None else f"{gap.forget_output.value:.3f}"] if found.gaps else []
         rows.append([name, *cells, f"{scores.forget_loss_mean.value:.3f}", *far])
     print_table("Accuracy, with 95 % intervals", [*columns, *(["from retrained"] if found.gaps else [])], rows)

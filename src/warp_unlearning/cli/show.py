@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from ..stats.intervals import Estimate
     from ..training.update import Update
 
 WIDTH = 100
@@ -55,6 +56,11 @@ def points(share: float | None) -> str:
     ('.893', '1.000', '-')
     """
     return "-" if share is None else f"{share:.3f}".removeprefix("0")
+
+
+def short(estimate: Estimate) -> str:
+    """A share with its interval in few columns: .882 [.846, .912]."""
+    return f"{points(estimate.value)} [{points(estimate.low)}, {points(estimate.high)}]"
 
 
 class Progress:

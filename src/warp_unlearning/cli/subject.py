@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -342,7 +342,7 @@ def _from_run(path: Path, options: Options, flags: Mapping[str, object]) -> Subj
         _check_trust(config.data.preprocess, path, options.preprocess is not None)
         function = load_function(config.data.preprocess, what="preprocessing")
     preprocess = Preprocess.from_plain(about["preprocess"], function=function)
-    builder, weights = _builder(network), read_weights(path / WEIGHTS)
+    builder, weights = _builder(network), replace(read_weights(path / WEIGHTS), suffix=about["suffix"])
     model = make_model(config, table, preprocess, builder)
     record = (
         DeletionRecord.from_json(run.read_json("record.json")) if (path / "record.json").is_file() else DeletionRecord()
@@ -482,6 +482,7 @@ def _about(subject: Subject, out: Path) -> dict[str, Any]:
         "places": {k: os.path.relpath(place, out) for k, place in places.items() if place is not None},
         "preprocess": subject.preprocess.describe(),
         "classes": list(subject.table.classes),
+        "suffix": ".safetensors" if subject.came_from is None else subject.came_from.suffix,
         "from": {"path": None if subject.path is None else str(subject.path), "model": model_digest(subject.model)},
         "versions": versions(),
         "threads": torch.get_num_threads(),

@@ -459,7 +459,7 @@ def _lines(results: Unlearning) -> list[str]:
     """What changed, and the verdict."""
     before, after, teleports = results.before, results.after, results.teleports
     lines = [
-        f"done      {results.updates} updates in {results.seconds:.1f} s; {results.retained:,} rows kept",
+        f"done      {results.updates} update{'s' * (results.updates != 1)} in {results.seconds:.1f} s; {results.retained:,} rows kept",
         f"{'right on':<28}before  after",
     ]
     names = {
@@ -477,8 +477,7 @@ def _lines(results: Unlearning) -> list[str]:
         count, drift = teleports.made, teleports.largest_drift
         lines.append(
             f"defended by {results.defense.name}: {count} teleport{'s' * (count != 1)}, {teleports.taken_back} taken "
-            "back"
-            + ("" if drift is None else f"; the largest change of the retain loss by one is {drift:+.2g}")
+            "back" + ("" if drift is None else f"; the largest change of the retain loss by one is {drift:+.2g}")
         )
         if teleports.energy_before is not None and teleports.energy_after is not None:
             lines.append(f"forget gradient energy {teleports.energy_before:.4g} -> {teleports.energy_after:.4g}")

@@ -82,6 +82,20 @@ class Preprocess:
             raise InputError(f"there are {len(self.mean)} means for inputs of {x.shape[1]} channels; give one of each")
         return x.sub_(_by_channel(self.mean, x)).div_(_by_channel(self.std, x)) if self.mean else x
 
+    def __call__(self, raw: NDArray[Any] | Tensor) -> Tensor:
+        """The same as `inputs`."""
+        return self.inputs(raw)
+
+    def __str__(self) -> str:
+        if self.function is not None:
+            return self.spec or "a function"
+        scaled = "x" if self.scale == 1 else f"x/{self.scale:g}"
+        if not self.mean:
+            return scaled
+        mean, std = (", ".join(f"{v:.3g}" for v in values[:3]) for values in (self.mean, self.std))
+        mean, std = (f"({text})" if "," in text else text for text in (mean, std))
+        return f"({scaled} - {mean})/{std}"
+
     def images(self, x: Tensor) -> Tensor:
         """Inputs before mean and std were applied: v / scale."""
         if self.function is not None:
@@ -120,11 +134,11 @@ def readings(table: Table, preprocess: Preprocess) -> dict[str, Preprocess]:
     if channels == 3 and image:
         scale = 255.0 if table.x.dtype == np.uint8 else 1.0
         found["(x/255 - mean)/std of ImageNet"] = Preprocess(scale, *_IMAGENET, layout)
-        found["as given, BGR"] = Preprocess(function=lambda raw: preprocess.inputs(raw).flip(1), spec="BGR")
+        found["in the order BGR"] = Preprocess(function=lambda raw: preprocess.inputs(raw).flip(1), spec="BGR")
     if image:
         turned = Preprocess(function=lambda raw: preprocess.inputs(raw).transpose(-1, -2), spec="transposed")
         if preprocess.inputs(table.x[rows[:1]]).dim() == 4:
-            found["as given, transposed"] = turned
+            found["transposed"] = turned
     if table.name in MOMENTS or table.name == "digits":
         found["as our own networks"] = Preprocess.standard(table)
     return {name: other for name, other in found.items() if other != preprocess}

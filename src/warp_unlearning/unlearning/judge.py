@@ -96,7 +96,7 @@ def compare(
     retain: object,
     test: object | None = None,
     retrained: Retrained = (),
-    drawn: bool = False,
+    drawn: bool | str = False,
     ours: bool = False,
     seed: int = 0,
 ) -> ModelComparison:
@@ -104,7 +104,7 @@ def compare(
     judge the unlearned one.
 
     `retrained` are models trained without the forget set. `drawn` says that the forget set was drawn at random within
-    its classes, `ours` that this software trained the unlearned model from fresh weights without it.
+    its classes (as a text, who says so), `ours` that this software trained the unlearned model from fresh weights without it.
     """
     given = {"forget": forget, "retain": retain} | ({} if test is None else {"test": test})
     sets = {what: as_examples(source, what=what) for what, source in given.items()}
@@ -122,7 +122,8 @@ def compare(
         for name in models
         if references and name != references[0]
     }
-    verdict = _judged(outputs, sets, drawn=drawn, ours=ours, seed=seed)
+    word = drawn if isinstance(drawn, str) else None
+    verdict = _judged(outputs, sets, drawn=bool(drawn), ours=ours, word=word, seed=seed)
     return ModelComparison(scores, gaps, {what: len(examples) for what, examples in sets.items()}, verdict)
 
 
