@@ -166,7 +166,7 @@ def test_without_a_retrained_model_there_is_no_gap(models: dict[str, nn.Module],
     result = compare(models["original"], models["unlearned"], **sets)
     assert result.gaps == {}
     assert set(result.models) == {"original", "unlearned"}
-    assert result.as_json()["reference"] == "none"
+    assert result.as_json()["reference"] == "none: no retrained model was given"
 
 
 def test_the_json_form(comparison: ModelComparison) -> None:

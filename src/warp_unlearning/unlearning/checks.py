@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -43,7 +42,7 @@ BETTER_READING, BETTER_ORDER = 0.01, 0.10
 
 def check_precision(model: nn.Module) -> None:
     """Refuse weights of 16 bits: a small update is less than half of their last bit, and so is lost."""
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+    for name, tensor in model.named_parameters():
         if tensor.dtype in (torch.float16, torch.bfloat16):
             raise InputError(
                 f"{name} is {str(tensor.dtype).removeprefix('torch.')}, in which most updates round to nothing; give "
@@ -242,7 +241,8 @@ def _check_chance(right: int, y: Tensor, notes: list[str]) -> None:
     elif binom.sf(right - 1, n, float(counts.max()) / n) > CHANCE:
         raise InputError(
             f"the model is right on {right} of {n} rows that it is said to have learned from, and always the commonest "
-            f"class would be on {int(counts.max())}: this is not a model of these data, or rows or classes are read in another way"
+            f"class would be on {int(counts.max())}: this is not a model of these data, or reads them "
+            "or their classes in another way"
         )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ..data.examples import Examples, TensorExamples, as_examples
+from ..data.plain import plain
 from ..defense.base import Defense, Session
 from ..defense.certificate import Certificate, shortfalls
 from ..defense.registry import as_defense
@@ -151,18 +152,17 @@ def unlearn(
             test=unseen,
             drawn=drawn,
             ours=ours,
-            word=None if untrained is None else "the untrained network that was given",
+            word="the untrained network that was given" if ours and untrained is not None else None,
             seed=seeds[0],
         )
     except WarpError as error:
         state = {n: t.detach().clone() for n, t in working.state_dict().items()}
         raise DivergedError(f"the result cannot be judged: {error}", state=state, update=len(driven.history)) from error
     told = [] if guarding is None else shortfalls(driven.teleports)
-    digest = examples_digest(task.forget)
     deletion = Deletion(
         requested=len(task.forget),
         retained=len(task.retain),
-        forget_digest=digest,
+        forget_digest=examples_digest(task.forget),
         retain_digest=examples_digest(task.retain),
         original=model_digest(task.original),
         unlearned=model_digest(working),
@@ -174,10 +174,10 @@ def unlearn(
         date=now(),
         versions=versions(),
         verdicts={"defense": told} if told else {},
-        request={"how": "examples", "rows": len(task.forget), "copies": 0, "drawn": drawn},
+        request={"how": "examples", "rows": len(task.forget), "copies": 0, "drawn": bool(drawn)},
         threads=torch.get_num_threads(),
         device=str(place),
-        verdict=verdict.as_json(),
+        verdict=plain(verdict.as_json()),
         recipe="ours" if isinstance(chosen, Retrain) else None,
     )
     _warn(chosen, deletion, verdict)

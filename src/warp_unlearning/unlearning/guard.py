@@ -95,9 +95,10 @@ class Guard:
 class Collapse:
     """Stops a run when fewer of `examples` get right answers than before it, by more than 20 points and beyond chance.
 
-    Looks at the end of each epoch, of many epochs at every eighth of the run, and keeps a copy of the weights that it last found in order. A low that passes is no
-    collapse (salun has some in its first epochs): a run is stopped in its second half, where an epoch did not get
-    better than a low one before, and at its end. One that starts from other weights, as a retraining, is not watched.
+    Looks at the end of each epoch, of many epochs at every eighth of the run, and keeps a copy of the weights that it
+    last found in order. A low that passes is no collapse (salun has some in its first epochs): a run is stopped in its
+    second half, where an epoch did not get better than a low one before, and at its end. One that starts from other
+    weights, as a retraining, is not watched.
     """
 
     def __init__(self, model: nn.Module, examples: TensorExamples) -> None:

@@ -32,6 +32,7 @@ from .checks import check_examples, copies_of, network_for
 
 SCHEMA_VERSION = 2
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_NO_REFERENCE = "none: no retrained model was given"
 Retrained = nn.Module | Sequence[nn.Module] | None
 
 
@@ -74,7 +75,7 @@ class ModelComparison:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, with the version of its form; a bound that is infinite is None, as JSON has no infinity."""
-        reference = "retrained model" if any("retrained" in n for n in self.models) else "none"
+        reference = "retrained model" if any("retrained" in n for n in self.models) else _NO_REFERENCE
         said = {"verdict": self.verdict.as_json()}
         return {"schema_version": SCHEMA_VERSION, "reference": reference, **plain({**asdict(self), **said})}
 
