@@ -246,7 +246,7 @@ def dishonest() -> Iterator[Case]:
             )
             how = {"odd": 0.5, "vary": VARY, "references": count}
             yield Case(name, MANY, about(accused), passes, area, **how)
-        for mean, accused in ((0.5, 0.0), (0.8, (0.66, 0.79, 0.84)[count - 1])):
+        for mean, accused in ((0.5, 0.01), (0.8, (0.66, 0.79, 0.84)[count - 1])):
             passes = at_most(0.05) if mean == 0.5 else NEVER
             how = {"references": count, "how": drawn, "traces": (mean, 0.0)}
             yield Case(f"hidden: trace {mean} beside {count} of .3", MANY, about(accused), passes, **how)
@@ -276,12 +276,9 @@ def table(repeats: tuple[int, int]) -> tuple[list[str], list[str]]:
         count = repeats[sum(case.sizes) < 4000]
         one, zero, why = rates(case, count)
         most = "; ".join(f"{reason} {n / count:.2f}" for reason, n in why.most_common(2))
-        lines.append(
-            f"{case.name:45s} {case.sizes[0]:5d} / {case.sizes[1]:6d}  {one:.3f} {zero:.3f} {1 - one - zero:.3f}  {most}"
-        )
+        sizes = "{:5d} / {:6d}".format(*case.sizes)
+        lines.append(f"{case.name:45s} {sizes}  {one:.3f} {zero:.3f} {1 - one - zero:.3f}  {most}")
         outside += wrong(case, one, zero)
-        if __name__ == "__main__":
-            print(lines[-1], flush=True)
     return lines, outside
 
 

@@ -29,14 +29,15 @@ def permutation_p(
     scores: ArrayLike, rows: Matched, *, generator: np.random.Generator, draws: int = DRAWS
 ) -> tuple[Floats, Floats]:
     """Two-sided p-values of k attacks (k, n) on "forgotten and unseen rows of a class have the same scores": of each
-    alone, and adjusted for all by the largest statistic of each permutation (Westfall and Young's max-T).
+    alone, and adjusted for all by the smallest p-value of each permutation (Westfall and Young's min-P), so that
+    attacks with few distinct scores cost the others nothing.
 
     Exact where there are at most `draws` ways to choose the forgotten rows; else drawn, and then valid at any size.
     """
-    ranks, size = centred_ranks(scores, rows)
+    ranks, _ = centred_ranks(scores, rows)
     ways = prod(comb(int(f + t), int(f)) for f, t in rows.counts)
-    count = ways if ways <= draws else min(draws, max(999, _WORK // rows.forgot.size))
-    chance, found = np.zeros((len(ranks), 1)), np.abs(ranks @ rows.forgot)
+    count, found = min(draws, max(999, _WORK // rows.forgot.size)), ranks @ rows.forgot
+    chance = np.zeros((len(ranks), 1))
     for at, (f, t) in zip(rows.positions, rows.counts, strict=True):
         if ways <= draws:
             chosen = np.array(list(combinations(range(len(at)), int(f))))
@@ -44,10 +45,17 @@ def permutation_p(
             chance = (chance[:, :, None] + sums[:, None, :]).reshape(len(ranks), -1)
         else:
             chance = chance + _drawn_sums(ranks[:, at], int(f), int(t), count, generator)
-    drawn, seen = np.abs(chance) / size[:, None], found / size - 1e-9
-    more = np.stack([(drawn >= seen[:, None]).sum(1), (drawn.max(0) >= seen[:, None]).sum(1)])
-    p = more / count if ways <= draws else (1 + more) / (count + 1)
-    return p[0], p[1]
+    if ways > draws:
+        chance = np.column_stack([found, chance])
+    gaps = np.abs(chance)
+    ordered = np.sort(gaps, axis=1)
+
+    def p_values(of: Floats) -> Floats:
+        below = [np.searchsorted(line, gap - 1e-12) for line, gap in zip(ordered, of, strict=True)]
+        return np.asarray(1 - np.array(below) / gaps.shape[1], dtype=np.float64)
+
+    alone, smallest = p_values(np.abs(found)[:, None])[:, 0], p_values(gaps).min(0)
+    return alone, (smallest <= alone[:, None] + 1e-12).mean(1)
 
 
 def _drawn_sums(ranks: Floats, f: int, t: int, count: int, generator: np.random.Generator) -> Floats:

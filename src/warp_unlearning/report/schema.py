@@ -1,0 +1,266 @@
+"""What `results.json` of each command holds, field by field.
+
+The models refuse unknown fields and cannot be changed, so a file that is read is a file that was written. A bound that
+is infinite is null, as JSON has no infinity. Names of rows are never among the fields: they would outlive the deletion.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+
+from ..stats import intervals, verdict
+from ..stats.verdict import Needs, Null, Outcome
+
+SCHEMA_VERSION: Literal[2] = 2
+
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
+
+
+class Record(BaseModel):
+    """A part of a results file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Results(Record):
+    """A whole results file; the first line says which form it has, and `kind` of what."""
+
+    schema_version: Literal[2] = SCHEMA_VERSION
+
+
+class Estimate(Record):
+    """A value and the ends of its interval."""
+
+    value: FiniteFloat
+    low: FiniteFloat
+    high: FiniteFloat
+
+
+class Evidence(Record):
+    """One attack, as `stats.verdict.Evidence` describes it; `error` is null for one row."""
+
+    attack: str
+    needs: Needs
+    area: Estimate
+    original: Estimate | None
+    retrained: tuple[Estimate, ...]
+    deviation: Estimate
+    error: FiniteFloat | None
+    p: Share
+    adjusted: Share
+    seen: Estimate
+
+
+class Claim(Record):
+    """One claim of a verdict: outcome, reason, and the sentence that is printed."""
+
+    name: str
+    outcome: Outcome
+    reason: str
+    sentence: str
+    rows_needed: Count | None = None
+    strongest: str | None = None
+
+
+class Verdict(Record):
+    """A verdict, with the outcome, exit code, reasons and last line that follow from its claims."""
+
+    outcome: Outcome
+    exit: Literal[0, 1, 3]
+    reasons: tuple[str, ...]
+    sentence: str
+    claims: tuple[Claim, ...]
+    evidence: tuple[Evidence, ...]
+    null: Null
+    assumes: tuple[str, ...]
+    rows: Count
+    unseen: Count
+    margin: FiniteFloat
+    level: FiniteFloat
+    max_drop: FiniteFloat
+
+    @model_validator(mode="after")
+    def _follows_from_its_claims(self) -> Self:
+        judged = self.judged() if self.claims else None
+        if judged is None or (self.outcome, self.exit, self.reasons, self.sentence) != (
+            judged.outcome,
+            judged.exit,
+            judged.reasons,
+            judged.sentence,
+        ):
+            raise ValueError(f"the outcome {self.outcome!r} is not that of the claims; the file was changed by hand")
+        return self
+
+    @classmethod
+    def of(cls, judged: verdict.Verdict) -> Verdict:
+        """The form of a verdict in a results file."""
+        return cls.model_validate(judged.as_json())
+
+    def judged(self) -> verdict.Verdict:
+        """The verdict itself, with everything it can say."""
+        return verdict.Verdict(
+            claims=tuple(verdict.Claim(**vars(claim)) for claim in self.claims),
+            evidence=tuple(_evidence(e) for e in self.evidence),
+            null=self.null,
+            assumes=self.assumes,
+            rows=self.rows,
+            unseen=self.unseen,
+            margin=self.margin,
+            level=self.level,
+            max_drop=self.max_drop,
+        )
+
+
+def _estimate(e: Estimate) -> intervals.Estimate:
+    return intervals.Estimate(e.value, e.low, e.high)
+
+
+def _evidence(e: Evidence) -> verdict.Evidence:
+    return verdict.Evidence(
+        attack=e.attack,
+        needs=e.needs,
+        area=_estimate(e.area),
+        original=None if e.original is None else _estimate(e.original),
+        retrained=tuple(_estimate(r) for r in e.retrained),
+        deviation=_estimate(e.deviation),
+        error=float("inf") if e.error is None else e.error,
+        p=e.p,
+        adjusted=e.adjusted,
+        seen=_estimate(e.seen),
+    )
+
+
+class Request(Record):
+    """The rows to forget: `how` they were asked for ("delete_ids.csv (column id)"), how many were asked for and found,
+    how many exact copies of them went too, the first of them by number, and a digest of their contents.
+    """
+
+    how: str
+    asked: Count
+    found: Count
+    copies: Count
+    first: tuple[Count, ...]
+    digest: str
+
+
+class Named(Record):
+    """A method or a defence with its settings, and whose they are ("published", "yours")."""
+
+    name: str
+    options: dict[str, Any]
+    settings: str
+
+
+class Accuracy(Record):
+    """Accuracy of one model on each part; null where there are no such rows. `unseen` are test rows of the forgotten
+    classes, each class weighted by its forgotten rows.
+    """
+
+    forgotten: Share | None
+    unseen: Share | None
+    retained: Share | None
+    test: Share | None
+
+
+class Teleports(Record):
+    """The teleports of a defended run: how many were made and taken back, the largest change of the retain loss by one,
+    the forget gradient energy before and after, the share of the weights that can move, and notes.
+    """
+
+    made: Count
+    taken_back: Count
+    largest_drift: FiniteFloat | None
+    energy_before: FiniteFloat | None
+    energy_after: FiniteFloat | None
+    movable: Share | None
+    notes: tuple[str, ...] = ()
+
+
+class Unlearning(Results):
+    """What `warp unlearn` did and how it was judged. Digests are of weights and, in `request`, of rows."""
+
+    kind: Literal["unlearn"] = "unlearn"
+    request: Request
+    retained: Count
+    method: Named
+    defense: Named | None
+    before: Accuracy
+    after: Accuracy
+    teleports: Teleports | None
+    verdict: Verdict
+    seed: Count
+    updates: Count
+    seconds: FiniteFloat
+    original: str
+    unlearned: str
+    notes: tuple[str, ...] = ()
+
+
+class Compared(Record):
+    """One model of a comparison: accuracy, mean loss on the forgotten rows, and the mean total variation of its outputs
+    there from those of the first retrained model, where there is one.
+    """
+
+    name: str
+    digest: str
+    accuracy: Accuracy
+    forgotten_loss: FiniteFloat
+    distance: Share | None
+
+
+class Comparison(Results):
+    """What `warp compare` measured: the original, the unlearned, and the retrained models, and the verdict."""
+
+    kind: Literal["compare"] = "compare"
+    models: tuple[Compared, ...]
+    verdict: Verdict
+
+
+class Reading(Record):
+    """A way to read the rows ("x/255"), and how many known rows the model gets right with it."""
+
+    name: str
+    right: Count
+
+
+class Check(Results):
+    """What `warp check` found: the model fits these data, read as `reading`. `known` and `test` are accuracies,
+    `readings` the ways that were tried on the same `rows`, `permuted` the accuracy with the outputs in the best other
+    order, `movable` the share of the weights that a defence can move, `notes` what could not be told.
+    """
+
+    kind: Literal["check"] = "check"
+    outcome: Literal["holds"] = "holds"
+    reading: str
+    rows: Count
+    known: Estimate
+    test: Estimate | None
+    readings: tuple[Reading, ...]
+    permuted: Share | None
+    classes: Count
+    outputs: Count
+    movable: Share | None
+    digest: str
+    notes: tuple[str, ...] = ()
+
+
+class Teleport(Results):
+    """What `warp teleport` did: the largest change of an output beside its bound, and how far the weights moved."""
+
+    kind: Literal["teleport"] = "teleport"
+    outcome: Literal["holds", "does not hold"]
+    defense: Named
+    change: FiniteFloat
+    bound: FiniteFloat
+    moved: FiniteFloat
+    movable: Share
+    retain_drift: FiniteFloat | None
+    energy_before: FiniteFloat | None
+    energy_after: FiniteFloat | None
+    original: str
+    teleported: str
+    seconds: FiniteFloat
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import mannwhitneyu, norm
+
+from warp_unlearning.errors import InputError
+from warp_unlearning.stats.area import MatchedArea, area_estimate, match, matched_area, standard_error
+from warp_unlearning.stats.intervals import proportion
+
+few_rows = st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 2)), min_size=0, max_size=8)
+
+
+def weighted(scores: np.ndarray, forgot: np.ndarray, classes: np.ndarray, weight: np.ndarray) -> float:
+    """The area by pairs, where each row counts as often as its weight says and class shares are those of the rows."""
+    won = unseen = 0.0
+    for c in np.unique(classes):
+        mine, others = np.flatnonzero(forgot & (classes == c)), np.flatnonzero(~forgot & (classes == c))
+        for j in others:
+            unseen += weight[j] * len(mine) / len(others)
+            wins = [weight[i] * ((scores[i] > scores[j]) + 0.5 * (scores[i] == scores[j])) for i in mine]
+            won += weight[j] * sum(wins) / len(others)
+    return float(won * forgot.sum() / unseen / weight[forgot].sum())
+
+
+def test_the_golden_case() -> None:
+    scores, classes = [3, 1, 1, 2, 4, 1, 2, 0], [0, 1, 0, 0, 0, 1, 1, 1]
+    rows = match(np.arange(8) < 2, classes)
+    found = matched_area(scores, rows)
+    assert found.value == pytest.approx(0.583333, abs=1e-6)
+    assert found.influence.sum() == pytest.approx(0)
+    assert rows.sizes == (2.0, 6.0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(rows=few_rows)
+def test_the_area_is_that_of_all_pairs_and_influences_are_its_derivatives(rows: list[tuple[int, int]]) -> None:
+    # A forgotten and an unseen row of every class beside the others, of which every second is forgotten.
+    scores = np.array([s for s, _ in rows] + [1, 0, 0, 1, 0, 2], dtype=float)
+    classes = np.array([c for _, c in rows] + [0, 1, 2, 0, 1, 2])
+    forgot = np.array([i % 2 == 0 for i in range(len(rows))] + [True] * 3 + [False] * 3)
+    found = matched_area(scores, match(forgot, classes))
+    ones = np.ones(len(scores))
+    assert found.value == pytest.approx(weighted(scores, forgot, classes, ones), abs=1e-12)
+    assert found.influence[forgot].sum() == pytest.approx(0, abs=1e-12)
+    assert found.influence[~forgot].sum() == pytest.approx(0, abs=1e-12)
+    for i in range(len(scores)):
+        step = np.where(np.arange(len(scores)) == i, 1e-6, 0)
+        slope = weighted(scores, forgot, classes, ones + step) - weighted(scores, forgot, classes, ones - step)
+        assert found.influence[i] == pytest.approx(slope / 2e-6, abs=1e-6)
+
+
+def test_one_class_is_the_statistic_of_mann_and_whitney() -> None:
+    rng = np.random.default_rng(0)
+    mine, others = rng.integers(5, size=30), rng.integers(4, size=50)
+    found = matched_area(np.r_[mine, others], match(np.arange(80) < 30, np.zeros(80)))
+    assert found.value == pytest.approx(mannwhitneyu(mine, others).statistic / 1500)
+
+
+def test_the_error_is_the_spread_of_repeated_areas() -> None:
+    rng = np.random.default_rng(1)
+    values, errors = [], []
+    for _ in range(600):
+        classes = np.r_[rng.integers(3, size=100), np.arange(240) % 3]
+        rows = match(np.arange(340) < 100, classes)
+        found = matched_area(rng.normal(size=340) + 0.7 * rows.forgot + classes, rows)
+        values.append(found.value)
+        errors.append(standard_error(found.influence, rows)[0])
+    assert np.mean(values) == pytest.approx(norm.cdf(0.7 / np.sqrt(2)), abs=0.005)
+    assert np.mean(errors) == pytest.approx(np.std(values), rel=0.08)
+
+
+@pytest.mark.parametrize(("forgotten", "unseen", "area"), [(10, 100, 0.5), (40, 200, 0.75), (20, 400, 0.95)])
+def test_intervals_cover_the_true_area(forgotten: int, unseen: int, area: float) -> None:
+    rng, n, inside = np.random.default_rng(2), forgotten + unseen, []
+    rows = match(np.arange(n) < forgotten, np.zeros(n))
+    for _ in range(800):
+        scores = rng.normal(size=rows.forgot.size) + norm.ppf(area) * np.sqrt(2) * rows.forgot
+        found, _ = area_estimate(matched_area(scores, rows), rows)
+        inside.append(found.low <= area <= found.high)
+    assert np.mean(inside) > 0.93
+
+
+def test_few_rows_have_the_spread_of_exponential_scores_at_least() -> None:
+    rows = match(np.arange(220) < 20, np.zeros(220))
+    found, error = area_estimate(MatchedArea(0.5, np.zeros(220)), rows)
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.371, 0.629), abs=1e-3)
+    assert error == pytest.approx(np.sqrt(1 / 12 / 20))
+
+
+def test_perfect_scores_have_the_interval_of_a_proportion() -> None:
+    rows = match(np.arange(60) < 20, np.zeros(60))
+    for sign, hits in ((1, 20), (-1, 0)):
+        found, exact = area_estimate(matched_area(sign * rows.forgot, rows), rows)[0], proportion(hits, 20)
+        assert (found.value, found.low, found.high) == pytest.approx((exact.value, exact.low, exact.high))
+
+
+def test_one_row_has_the_interval_of_everything() -> None:
+    rows = match(np.arange(41) < 1, np.zeros(41))
+    found, error = area_estimate(matched_area(-np.arange(41), rows), rows)
+    assert (found.value, found.low, found.high, error) == (1.0, 0.0, 1.0, np.inf)
+
+
+def test_equal_scores_are_void_and_half_is_not() -> None:
+    rows = match([True, True, False, False], [0, 1, 0, 1])
+    assert matched_area([5, 3, 5, 3], rows).void
+    assert not matched_area([1, 0, 0, 1], rows).void
+
+
+def test_strength_is_the_same_for_scores_turned_round() -> None:
+    rows, scores = match(np.arange(30) < 10, np.zeros(30)), np.random.default_rng(3).normal(size=30)
+    one, other = matched_area(scores, rows).strength, matched_area(-scores, rows).strength
+    assert one.value == pytest.approx(other.value)
+    assert one.influence == pytest.approx(other.influence)
+    assert isinstance(one - other, MatchedArea)
+
+
+def test_unseen_rows_are_weighted_by_the_forgotten_ones_of_their_class() -> None:
+    rows = match([True, True, True, False, False, False], [0, 0, 1, 0, 1, 1])
+    assert rows.unseen_mean(np.array([9, 9, 9, 1, 0, 0.5])) == pytest.approx(2 / 3 * 1 + 1 / 3 * 0.25)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_scores_that_are_no_numbers_are_refused(bad: float) -> None:
+    with pytest.raises(InputError, match=r"score 0 of 1 is"):
+        matched_area([bad, 1], match([True, False], [0, 0]))
+
+
+def test_rows_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match="leave out the rows of such classes"):
+        match([True, False, True], [0, 0, 1])
+    with pytest.raises(InputError, match="3 rows have 2 classes"):
+        match([True, False, True], [0, 0])
+    with pytest.raises(InputError, match="3 scores were given for 2 rows"):
+        matched_area([1, 2, 3], match([True, False], [0, 0]))
