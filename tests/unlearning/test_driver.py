@@ -155,7 +155,7 @@ def test_tensors_datasets_and_loaders_give_the_same_result() -> None:
         ({"forget": (torch.empty(3, 5, device="meta"), torch.zeros(3, dtype=torch.int64))}, "forget set is on the dev"),
         ({"model": nn.Linear(5, 3, device="meta")}, "weight of the model is on the device meta"),
         ({"model": len}, "the model is a builtin_function_or_method"),
-        ({"model": nn.ReLU()}, "without parameters"),
+        ({"model": nn.ReLU()}, "no parameters"),
         ({"model": build().requires_grad_(False)}, "no trainable parameter"),
         (
             {"model": build().bfloat16()},

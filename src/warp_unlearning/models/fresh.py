@@ -89,7 +89,7 @@ def _built(factory: Callable[[], nn.Module], generator: torch.Generator) -> nn.M
     except Exception as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"`untrained` failed to build a network: {type(error).__name__}: {reason}; give a function without arguments"
+            f"`untrained` failed to build a network: {type(error).__name__}: {reason}; give one without arguments"
         ) from error
     if not isinstance(found, nn.Module):
         raise InputError(f"`untrained` is a {type(found).__name__}; give a network, or a function that builds one")
@@ -132,6 +132,6 @@ def _check_all_reset(model: nn.Module) -> None:
         if parameter.isnan().any():
             owner = model.get_submodule(name.rpartition(".")[0])
             raise InputError(
-                f"nothing says how the parameter {name} of a {type(owner).__name__} starts; give `untrained`, or define "
-                f"`reset_parameters` in {type(owner).__name__}, or in a module around it, to set it"
+                f"nothing says how the parameter {name} of a {type(owner).__name__} starts; give `untrained`, or "
+                f"define `reset_parameters` in {type(owner).__name__}, or in a module around it, to set it"
             )
