@@ -69,22 +69,15 @@ def check_disjoint(forget: Examples, retain: Examples) -> None:
             )
     copies = copies_of(forget, retain)
     if len(copies):
-        labels = _labels_by_sum(forget)
-        sums = cast(Tensor, _checksums_of(retain))[copies].tolist()
-        own = retain.y.cpu()[copies].tolist()
-        other = sum(y not in labels[key] for key, y in zip(sums, own, strict=True))
+        asked = torch.stack([cast(Tensor, _checksums_of(forget)).cpu(), forget.y.cpu()], 1).tolist()
+        labels = {tuple(pair) for pair in asked}
+        kept = torch.stack([cast(Tensor, _checksums_of(retain)).cpu(), retain.y.cpu()], 1)[copies].tolist()
+        other = sum(tuple(pair) not in labels for pair in kept)
         under = f", {other} of them under another label" if other else ""
         raise DataError(
             f"{len(copies)} examples of the retain set are also in the forget set{under} (first: retain row "
-            f"{int(copies[0])}, label {own[0]}); what is to be forgotten cannot be kept: remove them"
+            f"{int(copies[0])}, label {kept[0][1]}); what is to be forgotten cannot be kept: remove them"
         )
-
-
-def _labels_by_sum(examples: Examples) -> dict[int, set[int]]:
-    found: dict[int, set[int]] = {}
-    for key, y in zip(cast(Tensor, _checksums_of(examples)).tolist(), examples.y.tolist(), strict=True):
-        found.setdefault(key, set()).add(y)
-    return found
 
 
 def _shared_indices(forget: object, retain: object) -> set[int]:
