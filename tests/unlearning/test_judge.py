@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from warp_unlearning import unlearn
 from warp_unlearning.errors import DataError, InputError, WarpWarning
@@ -294,6 +294,26 @@ def test_nothing_done_does_not_hold(original: nn.Module, digits: Pair) -> None:
     assert (result.verdict.exit, result.verdict.reasons) == (1, ("nothing moved",))
     again = compare(original, result.model, **parts(digits))
     assert again.verdict == result.verdict
+
+
+class Augmented(Dataset[tuple[Tensor, int]]):
+    """Noise from torch's and numpy's global generators on every input, another each time."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.x, self.y = pair
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return self.x[i] + torch.randn(64) + float(np.random.randn()), int(self.y[i])  # noqa: NPY002
+
+
+def test_models_are_compared_on_the_same_augmented_inputs(original: nn.Module, digits: Pair) -> None:
+    data = {what: Augmented(pair) for what, pair in parts(digits).items()}
+    verdict = compare(original, deepcopy(original), **data).verdict
+    assert verdict.reasons == ("nothing moved",)
+    assert ".0000 on average and no answer changed" in verdict.sentence
 
 
 def test_our_own_retraining_holds(original: nn.Module, digits: Pair) -> None:

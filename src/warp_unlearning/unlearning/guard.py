@@ -157,11 +157,14 @@ def rows_to_watch(task: Task, unseen: Examples | None) -> TensorExamples | None:
 
 
 @contextmanager
-def generators_kept(device: torch.device) -> Iterator[None]:
-    """Leave torch's global generators, and numpy's, as they were before the block."""
+def generators_kept(device: torch.device, *, start: int | None = None) -> Iterator[None]:
+    """Leave torch's and numpy's global generators as they were before the block, which starts from a seed if given."""
     numpy_state = np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            if start is not None:
+                torch.default_generator.manual_seed(start)
+                np.random.seed(start)  # noqa: NPY002
             yield
     finally:
         np.random.set_state(numpy_state)  # noqa: NPY002

@@ -29,6 +29,7 @@ from ..stats.intervals import Estimate, mean, proportion
 from ..stats.verdict import LEVEL, MARGIN, MAX_DROP, Verdict
 from ..training.scoring import logit_confidence, logits
 from .checks import check_examples, copies_of, network_for
+from .guard import generators_kept
 
 SCHEMA_VERSION = 2
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -231,7 +232,10 @@ def _beside(model: nn.Module, examples: Examples) -> Examples:
 
 
 def _logits(model: nn.Module, examples: Examples) -> Tensor:
-    return logits(model, _beside(model, examples)).double().cpu()
+    part = _beside(model, examples)
+    # A data set that augments gives every model the same inputs.
+    with generators_kept(part.y.device, start=0):
+        return logits(model, part).double().cpu()
 
 
 def _check_classes(models: Mapping[str, nn.Module], sets: Mapping[str, Examples]) -> None:
