@@ -41,9 +41,9 @@ class Section(BaseModel):
 class DataConfig(Section):
     """Which examples, and how their inputs are read."""
 
-    name: str = Field(
-        default="digits",
-        description="digits, cifar10, fashion_mnist, npz, npy, folder or csv; what lies at `path` unless it is given",
+    name: str | None = Field(
+        default=None,
+        description="digits, cifar10, fashion_mnist, npz, npy, folder or csv; if null what lies at `path`, or digits",
     )
     path: Path | None = Field(default=None, description="where the data are; digits need none")
     fetch: bool = Field(default=False, description="bring CIFAR-10 to `path` if it is not there")
@@ -57,21 +57,13 @@ class DataConfig(Section):
     std: float | list[float] | None = Field(default=None, description="divides after `mean`, for each channel")
     preprocess: str | None = Field(default=None, description="FILE.py:NAME, raw rows to inputs, in place of the three")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping) or data.get("name") is not None:
-            return data
-        path = data.get("path")
-        return {**data, "name": recognise(Path(path)) if isinstance(path, str | Path) else "digits"}
-
     def load_options(self) -> dict[str, Any]:
         """What `load_data` takes: for studies and attacks, which read the standard data sets as they are."""
         known = ("name", "path", "fetch", "size")
         for key, value in self:
             if key not in known and value is not None:
                 raise InputError(f"data.{key} is {value!r} and cannot be used here; leave it out")
-        return self.model_dump(include=set(known))
+        return {**self.model_dump(include=set(known)), "name": self.name or recognise(self.path)}
 
 
 class ModelConfig(Section):

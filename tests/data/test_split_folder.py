@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from warp_unlearning.data.digest import array_digest
 
+from warp_unlearning.data.files import array_digest
 from warp_unlearning.data.split_folder import load_split, save_split
 from warp_unlearning.data.splits import ForgetRule, Indices, RandomFraction, Split, WholeClass
 from warp_unlearning.errors import DataError

@@ -196,7 +196,9 @@ def test_what_a_verdict_assumes_is_printed() -> None:
     assert judged(null="ours", word="FILE.py:train").assumes == (source, "trained without these rows by FILE.py:train")
     assert judged(SAME, left=12).assumes[-1] == "says nothing of 12 rows whose class has no unseen row"
     assert f"assumes   {source}" in with_two.lines
-    assert "hidden    not judged: retraining changes these rows too" in with_two.lines
+    assert "hidden    not judged: no attack saw both models" in with_two.lines
+    assert "hidden    not judged: retraining changes these rows too" in judged(SAME).lines
+    assert not [line for line in judged(null="ours").lines if line.startswith("hidden")]
 
 
 def test_numbers_as_they_are_printed() -> None:
@@ -369,12 +371,17 @@ def test_outputs_that_are_no_numbers_are_refused_with_row_and_model(bad: float) 
         world.judge(broken)
     with pytest.raises(InputError, match=r"the confidence of other\.pt in row 17"):
         world.judge(world.model(0.0), references={"other.pt": broken})
+    with pytest.raises(InputError, match="the attack loss gives row 17 of retrained model 1 a score that is no finite"):
+        Attack("loss", "new outputs", np.zeros(70), np.zeros(70), [broken.confidence])
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
     world = World(20, 50)
     with pytest.raises(InputError, match="give one entry a row"):
         world.judge(world.original, classes=world.classes[:-1])
+    two = world.model(0.0)
+    with pytest.raises(InputError, match="the new model has 1 outputs, the original 2"):
+        world.judge(Outputs(two.confidence, two.correct, two.probabilities[:, :1]))
     with pytest.raises(InputError, match="none of the 70 rows is forgotten"):
         world.judge(world.original, forgot=np.zeros(70, dtype=bool))
     with pytest.raises(InputError, match="made on no retrained model"):

@@ -110,9 +110,13 @@ class Verdict:
     @property
     def lines(self) -> tuple[str, ...]:
         """What is printed: one line a claim, what is assumed, and the verdict."""
-        claims = [f"{c.name:<10}{c.outcome:<15} {c.reason}: {c.sentence}" for c in self.claims]
-        unjudged = self.null != "ours" and not any(e.claim == "hidden" for e in self.evidence)
-        claims += ["hidden    not judged: retraining changes these rows too"] if unjudged else []
+        claims = [
+            f"{c.name:<10}{c.outcome:<15}{'' if c.reason == c.name else f'{c.reason}: '}{c.sentence}"
+            for c in self.claims
+        ]
+        if self.null != "ours" and all(c.name != "hidden" for c in self.claims):
+            why = "no attack saw both models" if self.null == "retrained" else "retraining changes these rows too"
+            claims.append(f"hidden    not judged: {why}")
         return (*claims, *(f"assumes   {text}" for text in self.assumes), self.sentence)
 
     def as_json(self) -> dict[str, Any]:
