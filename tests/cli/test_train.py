@@ -149,16 +149,15 @@ LABELS = np.arange(30) % 3
 @pytest.mark.parametrize(
     ("arrays", "parts"),
     [
-        ({"x": IMAGES, "y": LABELS + (LABELS == 2)}, ["labels from 0 to 3 but none for class 2", "number the classes"]),
-        ({"x": IMAGES, "y": LABELS - 1}, ["has the label -1", "number the classes"]),
+        ({"x": IMAGES, "y": LABELS - 1}, ["have -1 in row 0", "number the classes"]),
         ({"x": IMAGES, "y": LABELS.astype(float)}, ["type float64", "whole-number class"]),
-        ({"x": IMAGES[:-1], "y": LABELS}, ["29 rows in x and 30 in y", "as many"]),
+        ({"x": IMAGES[:-1], "y": LABELS}, ["(29,) rows in x and (30,) in y", "as many"]),
         ({"x": np.full((30, 4), np.nan), "y": LABELS}, ["row 0 of x is not finite", "mend or drop"]),
         ({"x": np.full((30, 4), np.inf), "y": LABELS}, ["row 0 of x is not finite", "mend or drop"]),
         ({"x": IMAGES.astype(object), "y": LABELS}, ["not a whole .npz of plain arrays", "numpy.savez"]),
         ({"x": IMAGES}, ["no array 'y'", "numpy.savez"]),
         ({"x": IMAGES, "y": LABELS, "x_test": IMAGES}, ["only one of x_test and y_test", "both or neither"]),
-        ({"x": IMAGES, "y": LABELS, "x_test": IMAGES[:, :4], "y_test": LABELS}, ["(1, 4, 5)", "must be alike"]),
+        ({"x": IMAGES, "y": LABELS, "x_test": IMAGES[:, :4], "y_test": LABELS}, ["(4, 5)", "must be alike"]),
         ({"x": IMAGES[:0], "y": LABELS[:0]}, ["shape (0,)", "give one whole-number class a row"]),
     ],
 )

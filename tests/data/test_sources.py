@@ -116,7 +116,7 @@ def test_a_class_may_be_missing(tmp_path: Path) -> None:
     ("arrays", "message"),
     [
         ({"y": None}, "no array 'y' but"),
-        ({"y": Y[:19]}, "one label a row"),
+        ({"y": Y[:19]}, r"\(20,\) rows in x and \(19,\) in y"),
         ({"y": Y + 0.5}, "type float64; give whole-number classes, from 0: real numbers are not classes"),
         ({"y": Y > 1}, "type bool"),
         ({"y": np.eye(4)[Y]}, r"several classes at once; .*argmax\(1\)"),
@@ -353,7 +353,7 @@ def test_options_of_other_data_are_refused(tmp_path: Path) -> None:
         load_table("digits", size=(4, 4))
     with pytest.raises(InputError, match="ids id is for"):
         load_table("folder", tmp_path, ids="id")
-    with pytest.raises(InputError, match="no kind of data 'cifar'; did you mean 'cifar10'"):
+    with pytest.raises(InputError, match="no data set 'cifar'; did you mean 'cifar10'"):
         load_table("cifar")
     for kind in KINDS[1:]:
         with pytest.raises(InputError, match=f"{kind} needs a path: give"):

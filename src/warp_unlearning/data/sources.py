@@ -66,7 +66,7 @@ def load_table(
     """
     kind = recognise(path) if kind is None else kind
     if kind not in KINDS:
-        raise InputError(f"there is no kind of data {kind!r}; {nearest(kind, KINDS)}")
+        raise InputError(f"there is no data set {kind!r}; {nearest(kind, KINDS)}")
     _check_options(kind, path, test=test, ids=ids, size=size, classes=classes, fetch=fetch)
     if path is None:
         table = _digits()
@@ -221,8 +221,8 @@ def _array_part(arrays: dict[str, Any], end: str, ids: str | None, path: Path) -
                 f"{path} has no array {key!r} but {sorted(arrays)}; write it with numpy.savez(x=..., y=...)"
             )
     x, y = arrays["x" + end], arrays["y" + end]
-    if len(x.shape) == 0 or len(x) != np.shape(y)[0:1][0]:
-        raise DataError(f"{path} has x{end} of shape {x.shape} and y{end} of shape {np.shape(y)}; one label a row")
+    if not x.shape or not y.shape or len(x) != len(y):
+        raise DataError(f"{path} has {x.shape[:1]} rows in x{end} and {y.shape[:1]} in y{end}; they must be as many")
     labels = check_labels(y, f"{path}, y{end}")
     check_kind(x.dtype, f"{path}: x{end}")
     if x.dtype.kind == "f":
