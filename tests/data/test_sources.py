@@ -73,8 +73,8 @@ def test_test_rows_lie_behind(tmp_path: Path, load: Any) -> None:
 def test_a_test_part_may_be_another_file(tmp_path: Path) -> None:
     x = images(6, 5)
     np.savez(tmp_path / "test.npz", x=x[:3], y=Y[:3])
-    table = npz(tmp_path, {"test": tmp_path / "test.npz"}, x=x, y=Y)
-    assert (len(table), table.train) == (23, 20)
+    table = npz(tmp_path, {"test": tmp_path / "test.npz", "ids": "who"}, x=x, y=Y, who=Y.astype(str))
+    assert (len(table), table.train, table.describe(5), table.describe(21)) == (23, 20, '5 "1" class 1', "21 class 1")
     np.testing.assert_array_equal(whole(table)[20:], x[:3])
     np.save(tmp_path / "x_train.npy", x)
     np.save(tmp_path / "y_train.npy", Y)
@@ -84,6 +84,8 @@ def test_a_test_part_may_be_another_file(tmp_path: Path) -> None:
     assert (table.name, len(table), table.train) == ("npy", 24, 20)
     with pytest.raises(InputError, match="has a test part of its own; leave out"):
         npz(tmp_path, {"test": tmp_path / "test.npz"}, x=x, y=Y, x_test=x, y_test=Y)
+    with pytest.raises(DataError, match="no array 'ids_train'"):
+        load_table(None, tmp_path / "x_train.npy", ids="ids")
     with pytest.raises(DataError, match=r"nothing at .*none\.npz"):
         npz(tmp_path, {"test": tmp_path / "none.npz"}, x=x, y=Y)
 
@@ -305,6 +307,8 @@ def test_deep_and_huge_images_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_folders_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no array 'ids_train'"):
+        load_table(None, tmp_path / "x_train.npy", ids="ids")
     with pytest.raises(DataError, match=r"nothing at .*none; .* folder of images for each class"):
         load_table("folder", tmp_path / "none")
     with pytest.raises(DataError, match="has no folders"):

@@ -105,7 +105,7 @@ class Table:
 
     def describe(self, row: int) -> str:
         """How a row is read back to the user: number, name and class."""
-        name = "" if self.names is None else f' "{self.names[row]}"'
+        name = "" if self.names is None or not self.names[row] else f' "{self.names[row]}"'
         return f"{row}{name} class {self.classes[self.y[row]]}"
 
 

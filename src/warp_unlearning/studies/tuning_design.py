@@ -58,7 +58,7 @@ def tuning_design(
     if audited is not None:
         outside = audited[(audited < 0) | (audited >= points)]
         if len(outside):
-            raise DataError(f"the audited point {outside[0]} is out of range; there are {points}, numbered from 0")
+            raise DataError(f"the audited index {outside[0]} is out of range; there are {points}, numbered from 0")
         measured[audited] = False
     return tuple(_shadow(i, measured, forget_sets, fraction, seed) for i in range(shadows))
 
