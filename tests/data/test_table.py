@@ -135,6 +135,9 @@ def test_copies_leave_the_sets_they_are_in_whatever_their_label() -> None:
     assert codes(asked)[:5] == [FORGET, RETAIN, FORGET, RETAIN, FORGOTTEN]
     assert codes(asked)[8:] == [FORGOTTEN, TEST]
     assert close(np.array([0]), whole.digests()).tolist() == [0, 2, 4, 8]
+    # Where copies with one label are gone, what is left is known as the row that was asked for.
+    today = table([2, 3, 1, 4, 5, 6, 7], train=6, names=None)
+    assert codes(asked.align(today)) == [RETAIN, RETAIN, FORGET, VALIDATION, RETAIN, RETAIN, TEST]
 
 
 def test_a_second_request_follows_the_first() -> None:
