@@ -68,7 +68,7 @@ def test_split_json_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise OSError("disk full")
         real(source, target)
 
-    monkeypatch.setattr("warp_unlearning.data.atomic.os.replace", stop_at_test)
+    monkeypatch.setattr("warp_unlearning.data.files.os.replace", stop_at_test)
     with pytest.raises(OSError, match="disk full"):
         saved(tmp_path, a_split(forget=[0], validation=[4, 5]))
     with pytest.raises(DataError, match=r"its split\.json says"):

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.splits import check_indices
 from ..data.table import Index
-from ..errors import InputError
+from ..errors import DataError, InputError
 from ..randomness import Streams
 from .tuning_objectives import FEWEST
 
@@ -57,7 +56,10 @@ def tuning_design(
         raise InputError(f"{shadows} shadows with {forget_sets} forget sets; give at least one of each")
     measured = np.ones(points, dtype=bool)
     if audited is not None:
-        measured[check_indices(audited, count=points, what="audited")] = False
+        outside = audited[(audited < 0) | (audited >= points)]
+        if len(outside):
+            raise DataError(f"the audited index {outside[0]} is out of range; there are {points}, numbered from 0")
+        measured[audited] = False
     return tuple(_shadow(i, measured, forget_sets, fraction, seed) for i in range(shadows))
 
 
