@@ -9,6 +9,7 @@ import json
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from pickle import UnpicklingError
@@ -20,7 +21,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ..data.atomic import write_atomically
-from ..errors import InputError, WeightsError, nearest
+from ..errors import InputError, WeightsError
 
 SCHEMA_VERSION = 1
 PICKLED = (".pt", ".pth", ".bin")
@@ -85,8 +86,8 @@ def load_weights(
             f"{source} does not fit the model {type(model).__name__}: {'; '.join(faults)}. "
             "Build the model with the options it was trained with"
         )
-    for name, tensor in state.items():
-        have, want = tensor.dtype, expected[name].dtype
+    for name, tensor in expected.items():
+        have, want = state[name].dtype, tensor.dtype
         if have != want and not (have.is_floating_point and want.is_floating_point and cast):
             way = "ask for float32 (--dtype float32)" if have.is_floating_point else "give them before quantisation"
             raise WeightsError(
@@ -224,8 +225,8 @@ def _faults(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list
         for kind, names in found.items()
         if names
     ]
-    close = nearest(missing[0], unexpected).partition("? ") if missing and unexpected else ("", "", "")
-    return [*faults, f"for {missing[0]}, {close[0]}?"] if close[1] else faults
+    close = get_close_matches(missing[0], unexpected, n=1) if missing else []
+    return [*faults, *(f"{name} may be {missing[0]}" for name in close)]
 
 
 def _header_text(header: Mapping[str, object]) -> str:
