@@ -98,11 +98,11 @@ def test_labels_and_conditions_that_are_missing() -> None:
 
 
 def test_a_generator_that_fits_passes_and_the_global_state_is_left() -> None:
-    before = torch.random.get_rng_state()
-    check_generator(plain(), shape=SHAPE)
+    generator, before = plain(), torch.random.get_rng_state()
+    check_generator(generator, shape=SHAPE)
     check_generator(ByClass(), shape=(1, 1, 1))
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert isinstance(plain(), Staged)
+    assert isinstance(generator, Staged)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_sizes_that_cannot_be(options: dict[str, object], message: str) -> None:
 
 def header(positions: list[int]) -> dict[str, object]:
     index = np.array(positions, dtype=np.int64)
-    return seen_header(IMAGES[index], index, data="mine", data_digest="d")
+    return seen_header(IMAGES[index], data="mine", data_digest="d")
 
 
 @pytest.mark.parametrize("classes", [None, 3])
@@ -209,7 +209,7 @@ def test_a_prior_comes_back_as_it_was(tmp_path: Path, classes: int | None) -> No
         assert not any(p.requires_grad for p in again.parameters())
         assert about is not None
         assert (about["kind"], about["seed"]) == ("prior", 3)
-        assert saw(about, images=IMAGES).tolist() == [1, 2]
+        assert saw(about, IMAGES).tolist() == [1, 2]
 
 
 OWN = """
@@ -235,35 +235,12 @@ def test_a_generator_of_the_users_own_says_nothing_of_what_it_has_seen(tmp_path:
 
 
 @given(st.sets(st.integers(0, 49)), st.lists(st.integers(0, 49), unique=True))
-def test_what_was_seen_is_told_by_position_and_by_image(known: set[int], asked: list[int]) -> None:
-    about = header(sorted(known))
-    index = np.array(asked, dtype=np.int64)
+def test_what_was_seen_is_told_image_by_image(known: set[int], asked: list[int]) -> None:
     expected = [row for row, position in enumerate(asked) if position in known]
-    assert saw(about, positions=index, data_digest="d").tolist() == expected
-    assert saw(about, images=IMAGES[index]).tolist() == expected
-
-
-def test_positions_and_images_each_count_and_neighbours_are_written_as_runs() -> None:
-    about, index, images = header([0, 1, 2]), np.array([2, 7, 9]), IMAGES[[5, 6, 1]]
-    # The image at place 9 is a copy of one that was seen.
-    assert saw(about, positions=index, data_digest="d", images=images).tolist() == [0, 2]
-    assert saw(about, positions=index, data_digest="other", images=images).tolist() == [2]
-    assert header([0, 1, 2, 7, 9, 10])["positions"] == [[0, 2], [7, 7], [9, 10]]
-    assert (header([])["positions"], header([])["digests"]) == ([], "")
-
-
-def test_questions_that_have_no_answer() -> None:
-    about, index = header([0]), np.array([0])
-    for given_ in ({}, {"positions": index}, {"data_digest": "d", "images": IMAGES}):
-        with pytest.raises(InputError, match="give images, or positions with the data_digest"):
-            saw(about, **given_)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"trained on other data \(mine, digest d\).*give the images themselves"):
-        saw(about, positions=index, data_digest="e")
-    with pytest.raises(InputError, match="50 images and 1 positions"):
-        seen_header(IMAGES, index, data="mine", data_digest="d")
-    for damage in ({"digests": None}, {"digests": "abc"}, {"positions": None}, {"positions": [1]}):
+    assert saw(header(sorted(known)), IMAGES[np.array(asked, dtype=np.int64)]).tolist() == expected
+    for damage in ({}, {"digests": None}, {"digests": "abc"}):
         with pytest.raises(WeightsError, match="does not say which images it has seen; train it again"):
-            saw({**about, **damage}, positions=index, data_digest="d", images=IMAGES)
+            saw(damage, IMAGES)
 
 
 @pytest.mark.parametrize(

@@ -324,7 +324,7 @@ def test_what_is_forgotten_is_what_is_asked_or_what_was_forgotten_before(
     ("given", "message"),
     [
         (("forget.fraction=0.1",), r"forget\.fraction cannot be used here; give --forget or --forget-class"),
-        (("forget.label=1", "forget.rows=x.npy"), r"forget\.label and forget\.indices cannot be used here"),
+        (("forget.label=1", "forget.rows=x.npy"), r"forget\.label and forget\.rows cannot be used here"),
         (("forget.label=7",), "no training example has label 7; the labels are 0, 1, 2"),
         (("spread=2",), "spread is 2: .* zero or negative"),
         (("defense.nmae=x",), "defense has no key 'nmae'; did you mean 'name'"),

@@ -49,7 +49,9 @@ def load_builder(spec: str, *, untrained: bool = False) -> Callable[..., nn.Modu
     """What builds the network of `spec` when called: FILE.py:NAME, or hf:FOLDER for a Hugging Face image classifier on
     disk, with its weights or `untrained`. The network is checked, and wrapped in `Logits` if it is known to need it.
     """
-    builder = _hugging_face(spec, untrained) if spec.startswith(HUGGING_FACE) else load_function(spec, what="model builder")
+    builder = (
+        _hugging_face(spec, untrained) if spec.startswith(HUGGING_FACE) else load_function(spec, what="model builder")
+    )
 
     @wraps(builder)
     def build(*args: object, **options: object) -> nn.Module:

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..methods.recipes import SMALL_DATA
 from ..methods.registry import make_method
 from ..models.modes import choose_device
-from ..models.own import check_examples
+from ..models.own import check_examples, file_digest
 from ..randomness import Streams
 from ..runs.directory import RunDirectory
 from ..runs.engine import Engine, Outcome
@@ -34,7 +34,6 @@ from ..studies.shadow_work import ShadowWork, new_network
 from ..unlearning.record import now, versions
 from .audit_secret import AuditSecret, audit_secret
 from .job_request import JobRequest
-from .network_file import network_file_digest
 from .run_account import jobs_account, machine_account
 from .shared_run import run_lock, start_shared_run
 from .unlearn import SMALL
@@ -66,7 +65,7 @@ def prepare_shadows(request: ShadowRequest) -> Prepared:
     """Read the data, check the settings, open the run and plan the jobs; nothing is trained."""
     data = load_data(**request.config.data.load_options())
     settings = shadow_settings(request.config, data, request.network_file)
-    network_digest = network_file_digest(request.network_file)
+    network_digest = file_digest(request.network_file) if request.network_file else None
     check_examples(new_network(settings, data, Streams(0, "check")), {"points": data.train, "test": data.test})
     found = {"data": data.digest, "network_file": network_digest, "versions": versions()}
     run = start_shared_run(request.out, kind="audit shadow", config=as_plain(request.config) | {RESOLVED: found})

@@ -114,7 +114,7 @@ def reconstruct_run(
 
 
 def _seen(header: dict[str, object], images: Tensor) -> IndexArray:
-    return saw(header, images=images)
+    return saw(header, images)
 
 
 def _check_prior(

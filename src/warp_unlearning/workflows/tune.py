@@ -18,7 +18,7 @@ from ..data.digest import array_digest
 from ..data.load import load_data
 from ..errors import InputError, WarpError
 from ..models.modes import choose_device
-from ..models.own import check_examples
+from ..models.own import check_examples, file_digest
 from ..randomness import Streams
 from ..report.frontier_plots import frontier_plot
 from ..runs.directory import MANIFEST, RunDirectory
@@ -39,7 +39,6 @@ from ..studies.tuning_work import TuningWork
 from ..studies.workplace import Workplace
 from ..unlearning.record import now, versions
 from .job_request import JobRequest
-from .network_file import network_file_digest
 from .run_account import machine_account
 from .shared_run import run_lock, start_shared_run
 from .source import read_indices
@@ -92,7 +91,7 @@ def prepare_tuning(request: TuneRequest) -> PreparedTuning:
         seed=config.seed,
         audited=audited,
     )
-    network_digest = network_file_digest(request.network_file)
+    network_digest = file_digest(request.network_file) if request.network_file else None
     found = {
         "data": data.digest,
         "network_file": network_digest,
