@@ -306,7 +306,7 @@ def read_recipes(file: Path) -> TunedRecipes:
 
 def kind_of(path: Path) -> str:
     """The kind of data at `path`, by its ending or by the files of a standard data set in it."""
-    if path.suffix in (".npy", ".csv") or (path.suffix == ".npz" and not path.is_dir()):
+    if path.suffix in (".npy", ".csv", ".npz") and not path.is_dir():
         return path.suffix[1:]
     if any((path / f"train-images-idx3-ubyte{ending}").is_file() for ending in ("", ".gz")):
         return "fashion_mnist"

@@ -91,7 +91,7 @@ def test_seeds_decide(warp: Warp, trained: Path, tmp_path: Path, small: tuple[st
         (["--data", "digit"], ["no data set 'digit'", "did you mean 'digits'?"]),
         (["--data", "npz"], ["npz needs a path", "numpy.savez"]),
         (["--data", "npz", "--data-path", "/none.npz"], ["nothing at /none.npz", "numpy.savez"]),
-        (["--data-path", "/x"], ["digits", "need no path", "leave out /x"]),
+        (["--data-path", "/x"], ["nothing at /x", "give a folder"]),
         (["--epochs", "0"], ["training.epochs is 0", "greater than or equal to 1"]),
         (["-o", "training.epoch=1"], ["training has no key 'epoch'", "did you mean 'epochs'?"]),
         (["-o", "trainign.epochs=1"], ["no key 'trainign'", "did you mean 'training'?"]),

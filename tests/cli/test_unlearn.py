@@ -220,7 +220,7 @@ def test_indices_of_the_validation_set(warp: Warp, trained: Path, tmp_path: Path
         (["--forget-fraction", "0.00001"], ["fraction of 1e-05 of 1260 examples is none", "between 0 and 1"]),
         ([], ["nothing says what to forget", "give one of --forget FILE.npy"]),
         (["--forget-class", "1", "--forget-fraction", "0.1"], ["fraction and label are both set", "give one of"]),
-        (["--forget-class", "1", "--forget", "x.npy"], ["label and indices are both set", "give one of"]),
+        (["--forget-class", "1", "--forget", "x.npy"], ["label and rows are both set", "give one of"]),
         (["--forget-class", "1", "--method", "salum"], ["unknown method 'salum'", "did you mean 'salun'?"]),
         (["--forget-class", "1", "-o", "method.options.lrr=1"], ["ngp has no option 'lrr'", "did you mean 'lr'?"]),
         (["--forget-class", "1", "-o", "method.options.lr=abc"], ["ngp: lr is 'abc'", "number", "`warp methods ngp`"]),

@@ -80,7 +80,7 @@ def _hugging_face(spec: str, untrained: bool) -> Callable[[], nn.Module]:
             raise InputError(f"{folder} holds no config.json; give the folder of a model's `save_pretrained`")
         if untrained:
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            return AutoModelForImageClassification.from_config(config)  # type: ignore[no-any-return]
+            return AutoModelForImageClassification.from_config(config)  # type: ignore[no-any-return, no-untyped-call]
         model, found = AutoModelForImageClassification.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, dtype="auto", output_loading_info=True
         )

@@ -65,7 +65,6 @@ def read_weights(path: Path) -> Weights:
         weights = Weights(_read_pickled(path), {}, path.suffix)
     else:
         raise WeightsError(f"{path} ends in {path.suffix!r}; give a file that ends in .safetensors, .pt, .pth or .bin")
-    _check_real(weights.state, str(path))
     check_finite(weights.state, source=str(path))
     return weights
 
@@ -110,7 +109,6 @@ def save_weights(
     text = _header_text(header)
     # Always a copy: safetensors refuses tensors that share memory or are not contiguous.
     state = {name: host_copy(tensor) for name, tensor in tensors_of(model).items()}
-    _check_real(state, "the state dict")
     check_finite(state, source="the state dict")
     _write(path, safetensors.torch.save(state, metadata={"warp": text}))
 
@@ -171,6 +169,8 @@ def plain_tensors(state: Mapping[str, object], *, source: str) -> dict[str, Tens
             raise WeightsError(
                 f"{name!r} in {source} is no dense tensor with data; densify, dequantise or load it first"
             )
+        if tensor.is_complex():
+            raise WeightsError(f"{name!r} in {source} is {_name(tensor.dtype)}; only real numbers are taken")
         plain[name] = tensor.detach()
     if not plain:
         raise WeightsError(f"{source} holds no weights; give the state dict of a model")
@@ -192,12 +192,6 @@ def check_finite(state: Mapping[str, Tensor], *, source: str) -> None:
             raise WeightsError(
                 f"{name!r} in {source} has {count} entries that are not finite; use weights saved earlier"
             )
-
-
-def _check_real(state: Mapping[str, Tensor], source: str) -> None:
-    for name, tensor in state.items():
-        if tensor.is_complex():
-            raise WeightsError(f"{name!r} in {source} is {_name(tensor.dtype)}; only real numbers are taken")
 
 
 def _name(dtype: torch.dtype) -> str:
