@@ -45,9 +45,8 @@ class Section(BaseModel):
 class DataConfig(Section):
     """Which examples, and how their inputs are read."""
 
-    name: str | None = Field(
-        default=None,
-        description="digits, cifar10, fashion_mnist, npz, npy, folder or csv; if null what lies at `path`, or digits",
+    name: str | None = _key(
+        "digits, cifar10, fashion_mnist, npz, npy, folder or csv; if null what lies at `path`, or digits"
     )
     path: Path | None = _key("where the data are; digits need none")
     fetch: bool = _key("bring CIFAR-10 to `path` if it is not there", False)
@@ -80,36 +79,36 @@ class ModelConfig(Section):
 class TrainingConfig(Section):
     """How a network is trained: SGD with momentum under a cosine schedule."""
 
-    recipe: Literal["small", "paper"] = Field(default="small", description="settings to start from")
-    epochs: int = Field(default=20, ge=1, description="passes through the training examples")
-    batch_size: int = Field(default=64, ge=1, description="examples of an update")
-    lr: float = Field(default=0.05, gt=0, description="first learning rate, annealed to zero by a cosine")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of SGD")
-    weight_decay: float = Field(default=5e-4, ge=0, description="weight of the squared norm of all weights, halved")
-    crop_padding: int = Field(default=0, ge=0, description="pixels by which random crops may be shifted")
-    flip: bool = Field(default=False, description="mirror images at random")
-    precision: Precision = Field(default="auto", description=_PRECISION)
-    checkpoint_seconds: float = Field(default=30, ge=0, description="write a checkpoint at most this often")
+    recipe: Literal["small", "paper"] = _key("settings to start from", "small")
+    epochs: int = _key("passes through the training examples", 20, ge=1)
+    batch_size: int = _key("examples of an update", 64, ge=1)
+    lr: float = _key("first learning rate, annealed to zero by a cosine", 0.05, gt=0)
+    momentum: float = _key("momentum of SGD", 0.9, ge=0, lt=1)
+    weight_decay: float = _key("weight of the squared norm of all weights, halved", 0.0005, ge=0)
+    crop_padding: int = _key("pixels by which random crops may be shifted", 0, ge=0)
+    flip: bool = _key("mirror images at random", False)
+    precision: Precision = _key(_PRECISION, "auto")
+    checkpoint_seconds: float = _key("write a checkpoint at most this often", 30, ge=0)
 
 
 class ForgetConfig(Section):
     """What is to be forgotten: `rows`, `label` or `fraction`."""
 
-    rows: Path | None = Field(default=None, description="a .npy, .txt or .csv file of row numbers, a mask, or names")
-    column: str | None = Field(default=None, description="the column of `rows` that counts; a csv of one needs none")
-    by: Literal["row", "id"] | None = Field(default=None, description="what numbers in `rows` are, if in doubt")
-    label: int | str | None = Field(default=None, description="every training example of this class, by name or number")
-    fraction: float | None = Field(default=None, gt=0, lt=1, description="a random fraction of each class")
-    drawn: bool = Field(default=False, description="`rows` were drawn at random, so that unseen rows are like them")
-    again: bool = Field(default=False, description="forget what earlier requests asked for once more, too")
+    rows: Path | None = _key("a .npy, .txt or .csv file of row numbers, a mask, or names")
+    column: str | None = _key("the column of `rows` that counts; a csv of one needs none")
+    by: Literal["row", "id"] | None = _key("what numbers in `rows` are, if in doubt")
+    label: int | str | None = _key("every training example of this class, by name or number")
+    fraction: float | None = _key("a random fraction of each class", gt=0, lt=1)
+    drawn: bool = _key("`rows` were drawn at random, so that unseen rows are like them", False)
+    again: bool = _key("forget what earlier requests asked for once more, too", False)
 
 
 class MethodConfig(Section):
     """How it is forgotten."""
 
-    name: str | None = Field(default=None, description="a method of `warp methods`, or FILE.py:Class")
-    recipe: RecipeName = Field(default="auto", description=_RECIPE)
-    options: Options = Field(default_factory=dict, description="settings of the method, over the recipe's")
+    name: str | None = _key("a method of `warp methods`, or FILE.py:Class")
+    recipe: RecipeName = _key(_RECIPE, "auto")
+    options: Options = _key("settings of the method, over the recipe's", {})
 
 
 class DefenseConfig(Section):
@@ -136,9 +135,7 @@ class _Networks(Seeded):
 class Config(_Networks):
     """Everything that decides the result of one model."""
 
-    validation: float = Field(
-        default=0, ge=0, lt=1, description="share of the known rows set aside for methods that choose by it"
-    )
+    validation: float = _key("share of the known rows set aside for methods that choose by it", 0, ge=0, lt=1)
     forget: ForgetConfig = ForgetConfig()
     method: MethodConfig = MethodConfig()
     defense: DefenseConfig = DefenseConfig()

@@ -227,7 +227,7 @@ def test_a_run_of_version_0_1_is_refused_with_the_way_out(warp: Warp, trained: P
     manifest = json.loads((old / "manifest.json").read_text())
     del manifest["files"]["run.json"]
     (old / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match="a run of version 0.1 .*run `warp check` on its model file"):
+    with pytest.raises(InputError, match=r"a run of version 0\.1 .*run `warp check` on its model file"):
         load_run(old)
 
 

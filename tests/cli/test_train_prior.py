@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from warp_unlearning.data.load import load_data
-from warp_unlearning.data.pixels import pixels_of
+from warp_unlearning.data.preprocess import load_data, pixels_of
 from warp_unlearning.models.generator import load_prior, saw
 
 Warp = Callable[..., Any]

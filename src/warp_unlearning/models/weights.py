@@ -21,7 +21,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ..data.files import write_atomically
-from ..errors import InputError, WeightsError, nearest
+from ..errors import InputError, WeightsError
 
 SCHEMA_VERSION = 1
 PICKLED = (".pt", ".pth", ".bin")
