@@ -38,6 +38,7 @@ def settings(blobs: Path) -> tuple[str, ...]:
         "training.epochs=3",
         "training.batch_size=32",
         "device=cpu",
+        "validation=0.1",
     )
 
 
@@ -47,11 +48,10 @@ def train(settings: tuple[str, ...]) -> Train:
 
     def run(out: Path, *more: str) -> Path:
         # A machine that only runs the tests on GPUs may lack what configurations need.
-        from warp_unlearning.workflows.train import TrainRequest, train_run
-
+        from warp_unlearning.cli.train import train_run
         from warp_unlearning.config import resolve
 
-        train_run(TrainRequest(resolve(overrides=[*settings, *more]), out))
+        train_run(resolve(overrides=[*settings, *more]), out)
         return out
 
     return run

@@ -104,7 +104,8 @@ def compare(
     judge the unlearned one.
 
     `retrained` are models trained without the forget set. `drawn` says that the forget set was drawn at random within
-    its classes (as a text, who says so), `ours` that this software trained the unlearned model from fresh weights without it.
+    its classes (as a text, who says so), `ours` that this software trained the unlearned model from fresh weights
+    without it.
     """
     given = {"forget": forget, "retain": retain} | ({} if test is None else {"test": test})
     sets = {what: as_examples(source, what=what) for what, source in given.items()}
