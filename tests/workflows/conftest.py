@@ -29,6 +29,19 @@ def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 images of 8 by 8 of 3 classes, some of them copies of others, and 12 more for tests."""
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 256, (72, 8, 8), dtype=np.uint8)
+    for copy, original in ((7, 3), (41, 40)):
+        x[copy] = x[original]
+    path = tmp_path_factory.mktemp("squares") / "squares.npz"
+    y = np.arange(72) % 3
+    np.savez(path, x=x[:60], y=y[:60], x_test=x[60:], y_test=y[60:])
+    return path
+
+
+@pytest.fixture(scope="session")
 def settings(blobs: Path) -> tuple[str, ...]:
     """A small network on the blobs, three epochs of four updates."""
     return (
