@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from warp_unlearning.data.cifar10 import BINARY_MD5, PICKLE_MD5, load_cifar10
-from warp_unlearning.data.dataset import ImageData
+from warp_unlearning.data.cifar10 import BINARY_MD5, PICKLE_MD5
 
+from warp_unlearning.data.preprocess import ImageData, load_data
 from warp_unlearning.errors import DataError
 
 NAMES = tuple(BINARY_MD5)
@@ -64,7 +64,7 @@ def md5(data: bytes) -> str:
 
 
 def load(path: Path) -> ImageData:
-    return load_cifar10(
+    return load_data(
         path,
         _binary_sums={name: md5(binary(k)) for k, name in enumerate(NAMES)},
         _pickle_sums={name: md5(pickled(k)) for k, name in enumerate(NAMES)},
@@ -157,9 +157,9 @@ def test_a_changed_label_is_found(tmp_path: Path) -> None:
 
 def test_small_fakes_do_not_pass_for_the_official_data(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=BINARY_MD5["data_batch_1"]):
-        load_cifar10(folder(tmp_path / "a", binary_files()))
+        load_data(folder(tmp_path / "a", binary_files()))
     with pytest.raises(DataError, match=PICKLE_MD5["data_batch_1"]):
-        load_cifar10(folder(tmp_path / "b", pickled_files()))
+        load_data(folder(tmp_path / "b", pickled_files()))
 
 
 def test_a_pickle_is_not_even_walked_before_its_sum_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_where_there_is_no_data_the_forms_are_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif("WARP_CIFAR10" not in os.environ, reason="WARP_CIFAR10 names no copy of CIFAR-10")
 def test_the_real_data_set() -> None:
-    data = load_cifar10(Path(os.environ["WARP_CIFAR10"]))
+    data = load_data(Path(os.environ["WARP_CIFAR10"]))
     assert data.train.y.bincount().tolist() == [5000] * 10
     assert data.test.y.bincount().tolist() == [1000] * 10
     assert data.digest == "88e86320badeeb3222583a99746eabbb91cd9053975499ba792fc5e724718934"

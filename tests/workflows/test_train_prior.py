@@ -72,7 +72,7 @@ def test_the_weight_file_says_what_was_learned_from(prior: Path, squares: Path) 
     data = load_data("npz", path=squares)
     images = pixels_of(data).images(data.train.x)
     assert (header["data"], header["data_digest"], header["seed"]) == ("npz", data.digest, 0)
-    assert saw(header, images=images).tolist() == parts(prior)["train"]
+    assert saw(header, images).tolist() == parts(prior)["train"]
     assert generator.image_shape == (1, 8, 8)
 
 

@@ -193,6 +193,8 @@ def _classes(y: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
 def _from_pair(x: Tensor, y: Tensor, what: str) -> TensorExamples:
     if x.is_meta or y.is_meta:
         raise DataError(f"the {what} set is on the device meta and holds no numbers; give its values")
+    if x.dim() == 0 or y.dim() == 0:
+        raise DataError(f"the {what} set has a single number for x or y; give one row an example, and one label a row")
     if len(x) != len(y):
         raise DataError(f"the {what} set has {len(x)} inputs and {len(y)} labels; they must be as many")
     _check_finite(x, what)
@@ -202,7 +204,7 @@ def _from_pair(x: Tensor, y: Tensor, what: str) -> TensorExamples:
 
 
 def _check_finite(x: Tensor, what: str, start: int = 0) -> None:
-    if not x.is_floating_point() or not len(x):
+    if not x.is_floating_point() or x.numel() == 0:
         return
     for number, rows in enumerate(torch.split(x, 1024)):
         bad = (~rows.isfinite()).reshape(len(rows), -1).any(1).nonzero()

@@ -133,7 +133,8 @@ def readings(table: Table, preprocess: Preprocess) -> dict[str, Preprocess]:
         found["x/127.5 - 1"] = Preprocess(127.5, (1.0,), (1.0,), layout)
     if channels == 3 and image:
         scale = 255.0 if table.x.dtype == np.uint8 else 1.0
-        found["(x/255 - mean)/std of ImageNet"] = Preprocess(scale, *_IMAGENET, layout)
+        shown = "(x/255 - mean)/std" if scale == 255.0 else "(x - mean)/std"
+        found[f"{shown} of ImageNet"] = Preprocess(scale, *_IMAGENET, layout)
         found["in the order BGR"] = Preprocess(function=lambda raw: preprocess.inputs(raw).flip(1), spec="BGR")
     if image:
         turned = Preprocess(function=lambda raw: preprocess.inputs(raw).transpose(-1, -2), spec="transposed")

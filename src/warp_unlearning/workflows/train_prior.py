@@ -81,7 +81,7 @@ def train_prior_run(request: PriorRequest, *, watch: Callable[[Update], None] = 
     except DivergedError as error:
         keep_diverged(run, error, header={"kind": "diverged prior"})
         raise
-    about = seen_header(images.x[known], known, data=data.name, data_digest=data.digest)
+    about = seen_header(images.x[known], data=data.name, data_digest=data.digest)
     save_prior(run.path / PRIOR, training.generator, header={**about, "seed": config.seed})
     metrics = _metrics(training, images, known, held, excluded)
     for name, index in (("train", known), ("held_out", held), ("excluded", excluded)):
