@@ -283,9 +283,9 @@ class ImageData:
 
 
 def image_data(table: Table, preprocess: Preprocess | None = None, *, test: Index | None = None) -> ImageData:
-    """The training rows and the unseen rows of a table, or `test`, normalised."""
+    """The training rows and the unseen rows of a table, or `test`, which may be empty, normalised."""
     unseen = table.unseen if test is None else test
-    if len(unseen) == 0:
+    if test is None and len(unseen) == 0:
         raise DataError(f"{table.name} has no rows to test on; give a test part, or hold a share out")
     preprocess = preprocess or Preprocess.standard(table)
     parts = [(table.x[rows], table.y[rows]) for rows in (np.arange(table.train), unseen)]
