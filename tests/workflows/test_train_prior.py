@@ -206,7 +206,7 @@ def test_settings_that_cannot_be(small: tuple[str, ...], tmp_path: Path, overrid
 
 def test_positions_that_are_not_there(small: tuple[str, ...], tmp_path: Path) -> None:
     np.save(tmp_path / "far.npy", np.array([60]))
-    with pytest.raises(DataError, match="1 of 1 row numbers are outside, first 60; training rows are numbered 0 to 59"):
+    with pytest.raises(DataError, match="1 of 1 are no row numbers, first 60; training rows are numbered 0 to 59"):
         attempt(tmp_path / "run", *small, f"exclude=[{tmp_path / 'far.npy'}]")
     with pytest.raises(DataError, match=r"there is no file .*none\.npy; give row numbers"):
         attempt(tmp_path / "run", *small, f"exclude=[{tmp_path / 'none.npy'}]")
