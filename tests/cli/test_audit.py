@@ -224,6 +224,27 @@ def test_an_original_that_never_knew_what_was_forgotten(
     assert "so it is no reference" in swapped.err
 
 
+def test_copies_go_with_what_is_named_and_unseen_rows_are_needed(warp: Warp, tmp_path: Path) -> None:
+    y = np.arange(60) % 3
+    x = (np.random.default_rng(0).normal(size=(60, 4)) + y[:, None]).astype(np.float32)
+    x[9], x[43] = x[6], x[6]
+    np.savez(tmp_path / "whole.npz", x=x, y=y)
+    np.savez(tmp_path / "parts.npz", x=x[:40], y=y[:40], x_test=x[40:], y_test=y[40:])
+    np.save(tmp_path / "forget.npy", np.array([6, 7]))
+    found = {}
+    for name in ("whole", "parts"):
+        before, after = tmp_path / name, tmp_path / f"{name} after"
+        model = ("--model", "mlp", "--data", tmp_path / f"{name}.npz", "--epochs", "1", "--device", "cpu")
+        assert warp("train", "--out", before, *model).code == 0
+        asked = ("--forget", tmp_path / "forget.npy", "--method", "ngp")
+        assert warp("unlearn", before, "--out", after, *asked).code in JUDGED
+        found[name] = warp("audit", "pair", before, after, "--forget", tmp_path / "forget.npy", "--json")
+    assert found["whole"].code == 2
+    assert "an audit needs rows that no model saw; give --test or --holdout" in found["whole"].err
+    counts = json.loads(found["parts"].out)["counts"]
+    assert (counts["forgotten"], counts["never seen"]) == (3, 19)
+
+
 def test_a_plan_in_words_and_as_json(warp: Warp) -> None:
     asked = ("--points", "5000", "--half-width", "0.01", "--training-seconds", "7", "--unlearning-seconds", "1")
     answer = warp("audit", "plan", *asked, "--fpr", "0.001")
