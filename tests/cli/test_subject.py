@@ -84,7 +84,7 @@ def test_what_comes_back_has_the_names_and_the_form_of_what_came_in(
     assert {k: v.dtype for k, v in after.items()} == {k: v.dtype for k, v in before.items()}
     again = tmp_path / "again"
     assert warp("unlearn", out, "--forget-class", 2, "--method", "finetune", "--out", again).code in (0, 1, 3)
-    assert list(torch.load(again / "model.pt", weights_only=True)) == list(before)
+    assert torch.load(again / "model.pt", weights_only=True).keys() == before.keys()
 
 
 def test_half_precision_is_refused_or_computed_in_full(

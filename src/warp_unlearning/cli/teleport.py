@@ -33,7 +33,7 @@ def teleport(
     symmetry: Annotated[
         list[str],
         typer.Option(
-            help="null_space, tracked_null_space, change_of_basis, permutation or attention_basis; several in a row."
+            help="One or several: null_space, tracked_null_space, change_of_basis, permutation, attention_basis."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder for the result.")],

@@ -100,7 +100,7 @@ def unit_images(pixels: Pixels, inputs: Tensor) -> Tensor:
     return images.clamp(0, 1)
 
 
-def _pool(original: Subject, targets: Index, kept: Sequence[Index | None]) -> Index:
+def _pool(original: Subject, targets: Index, kept: Sequence[Index]) -> Index:
     known = original.known
     for after in kept:
         known = np.intersect1d(known, after)
