@@ -13,6 +13,7 @@ from warp_unlearning.cli.options import Options
 from warp_unlearning.cli.subject import load_run
 from warp_unlearning.cli.unlearn import unlearn_run
 from warp_unlearning.data.preprocess import load_data, pixels_of
+from warp_unlearning.data.sources import load_table
 from warp_unlearning.errors import DataError, DivergedError, InputError
 from warp_unlearning.models.generator import load_prior, saw
 from warp_unlearning.models.weights import model_digest, read_weights
@@ -206,7 +207,7 @@ def test_settings_that_cannot_be(small: tuple[str, ...], tmp_path: Path, overrid
 
 def test_positions_that_are_not_there(small: tuple[str, ...], tmp_path: Path) -> None:
     np.save(tmp_path / "far.npy", np.array([60]))
-    with pytest.raises(DataError, match="1 of 1 row numbers are outside, first 60; training rows are numbered 0 to 59"):
+    with pytest.raises(DataError, match="1 of 1 are no row numbers, first 60; training rows are numbered 0 to 59"):
         attempt(tmp_path / "run", *small, f"exclude=[{tmp_path / 'far.npy'}]")
     with pytest.raises(DataError, match=r"there is no file .*none\.npy; give row numbers"):
         attempt(tmp_path / "run", *small, f"exclude=[{tmp_path / 'none.npy'}]")
@@ -220,6 +221,20 @@ def test_data_that_are_no_images(tmp_path: Path, blobs: Path) -> None:
     )
     with pytest.raises(DataError, match=r"values from -2 to \d.* and images lie in \[0, 1\]; save them as 8-bit"):
         attempt(tmp_path / "run", "data.name=npz", f'data.path="{tmp_path / "wide.npz"}"')
+
+
+def test_images_without_a_test_part_held_out_or_to_be_scaled(squares: Path, tmp_path: Path) -> None:
+    """What is held out as unseen is not learned from, and numbers up to 255 are images where the scale is said."""
+    with np.load(squares) as arrays:
+        np.savez(tmp_path / "whole.npz", x=arrays["x"].astype(np.float32), y=arrays["y"])
+    few = ("training.epochs=1", "generator.width=2", "generator.latent=3", "held_out=0")
+    data = ("data.name=npz", f'data.path="{tmp_path / "whole.npz"}"', "data.scale=255", *few)
+    assert attempt(tmp_path / "all", *data)["counts"] == {"train": 60, "held_out": 0, "excluded": 0}
+    assert attempt(tmp_path / "some", *data, "data.holdout=0.25")["counts"]["train"] == 45
+    unseen = load_table("npz", tmp_path / "whole.npz", holdout=0.25).unseen
+    assert not set(parts(tmp_path / "some")["train"]) & set(unseen.tolist())
+    with pytest.raises(DataError, match="lie in"):
+        attempt(tmp_path / "none", *data[:2], *few)
 
 
 def test_a_loss_that_is_not_finite_is_told(small: tuple[str, ...], tmp_path: Path) -> None:

@@ -325,6 +325,26 @@ def drive(
     return Driven(guard.history, [] if session is None else list(session.certificates))
 
 
+def updated(
+    model: nn.Module,
+    *,
+    forget: object,
+    retain: object,
+    method: Method,
+    validation: object | None = None,
+    defense: Defense | None = None,
+    seed: int = 0,
+    defense_seed: int | None = None,
+) -> nn.Module:
+    """The model that `unlearn` makes, in eval mode, neither stopped where it collapses nor judged: for studies, which
+    measure many models together.
+    """
+    working = working_copy(model, _device_of(model))
+    task = make_task(working, forget=forget, retain=retain, validation=validation, seed=seed)
+    _to_the_end(drive(working, task, method, defense=defense, secret=Streams.secret(defense_seed)))
+    return working.eval()
+
+
 def expected_seconds(
     model: nn.Module, *, forget: object, retain: object, validation: object | None, method: Method, seed: int = 0
 ) -> float:

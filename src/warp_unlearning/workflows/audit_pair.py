@@ -79,7 +79,7 @@ def audit_pair_run(request: PairRequest) -> PairOutcome:
             write_scores(run.path / SCORES, audit)
             run.write_json(AUDIT, plain)
             run.finish()
-    unrecorded = "" if not request.record else _grow_record(request.after, sources["unlearned"], plain)
+    unrecorded = "" if not request.record else _grow_record(sources["unlearned"], plain)
     return PairOutcome(plain, request.record and not unrecorded, unrecorded)
 
 
@@ -158,10 +158,10 @@ def _audit(request: PairRequest, sources: dict[str, Subject], parts: Parts) -> P
     )
 
 
-def _grow_record(path: Path, unlearned: Subject, audit: dict[str, Any]) -> str:
-    """Add the verdict to the record of the run at `path`, once; or say why it does not belong there."""
+def _grow_record(unlearned: Subject, audit: dict[str, Any]) -> str:
+    """Add the verdict to the record of the audited run, once; or say why it does not belong there."""
     record, verdict, digests = unlearned.record, verdict_of(audit), audit["digests"]
-    if not path.is_dir() or not record.deletions:
+    if unlearned.path is None or unlearned.kind == "file" or not record.deletions:
         return "there is no deletion record beside the audited model"
     last = record.deletions[-1]
     expected = {"unlearned": last.unlearned, "original": last.original, "forget set": last.forget_digest}
@@ -171,5 +171,5 @@ def _grow_record(path: Path, unlearned: Subject, audit: dict[str, Any]) -> str:
     earlier = last.verdicts.get("audits", [])
     if not any(known.get("audit_digest") == verdict["audit_digest"] for known in earlier):
         grown: DeletionRecord = record.audited(digests["unlearned"], verdict)
-        open_run(path).amend_json("record.json", grown.as_json())
+        open_run(unlearned.path).amend_json("record.json", grown.as_json())
     return ""
