@@ -3,10 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from warp_unlearning.data.digits import load_digits
-from warp_unlearning.data.pixels import Pixels, pixels_of
 
 from warp_unlearning.data.image_digests import image_digests
+from warp_unlearning.data.preprocess import Pixels, load_data, pixels_of
 from warp_unlearning.errors import InputError
 
 
@@ -21,7 +20,7 @@ def test_an_image_is_known_again_after_any_normalisation() -> None:
 
 
 def test_digits_have_the_digests_of_their_raw_values() -> None:
-    data = load_digits()
+    data = load_data()
     images = pixels_of(data).images(data.train.x)
     sixteenths = (images.double() * 16).round() / 16
     assert image_digests(images) == image_digests(sixteenths)

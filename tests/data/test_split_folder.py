@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from warp_unlearning.data.digest import array_digest
 
+from warp_unlearning.data.files import array_digest
 from warp_unlearning.data.split_folder import load_split, save_split
 from warp_unlearning.data.splits import ForgetRule, Indices, RandomFraction, Split, WholeClass
 from warp_unlearning.errors import DataError
@@ -68,7 +68,7 @@ def test_split_json_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise OSError("disk full")
         real(source, target)
 
-    monkeypatch.setattr("warp_unlearning.data.atomic.os.replace", stop_at_test)
+    monkeypatch.setattr("warp_unlearning.data.files.os.replace", stop_at_test)
     with pytest.raises(OSError, match="disk full"):
         saved(tmp_path, a_split(forget=[0], validation=[4, 5]))
     with pytest.raises(DataError, match=r"its split\.json says"):

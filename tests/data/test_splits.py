@@ -3,8 +3,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from warp_unlearning.data.digest import array_digest
 
+from warp_unlearning.data.files import array_digest
 from warp_unlearning.data.splits import (
     ForgetRule,
     Indices,

@@ -140,11 +140,17 @@ def crop_flip(x: Tensor, drawn: Tensor, fill: Tensor) -> Tensor:
 
         if kernel.suits(x, drawn, fill):
             return kernel.crop_flip(x, drawn, fill)
-    count, channels, height, width = x.shape
+    height, width = x.shape[2:]
     down, right, mirrored = drawn.unsqueeze(2).unbind(1)
     rows = torch.arange(height, device=x.device) + down
     across = torch.arange(width, device=x.device)
     columns = torch.where(mirrored > 0, width - 1 - across, across) + right
+    return _pick(x, rows, columns, fill)
+
+
+def _pick(x: Tensor, rows: Tensor, columns: Tensor, fill: Tensor) -> Tensor:
+    """Pixels of each image at its own rows (n, h) and columns (n, w), `fill` where there are none."""
+    count, channels, height, width = x.shape
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
     flat = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
     index = flat.reshape(count, 1, -1).expand(-1, channels, -1)
