@@ -21,6 +21,7 @@ from warp_unlearning.data.examples import as_examples
 from warp_unlearning.data.sources import load_table
 from warp_unlearning.data.table import Parts, find, read_request
 from warp_unlearning.errors import WarpError
+from warp_unlearning.models.own import check_examples
 from warp_unlearning.models.weights import load_weights, read_weights, save_weights
 
 from . import bad
@@ -116,7 +117,7 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Entry]:
             {
                 "model": NETWORKS,
                 "method": [f"?'{name}'" for name in ("salun", "pgu", "bad_teacher", "srf_on", "retrain", "finetune")],
-                "untrained": pool("5; 'x'; nn.Linear(9, 9); (lambda: None); fail; (lambda a: a)"),
+                "untrained": pool("?5; ?'x'; ?nn.Linear(9, 9); ?(lambda: None); ?fail; ?(lambda a: a)"),
                 "validation": EXAMPLES[1:],
             },
         ),
@@ -144,7 +145,7 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Entry]:
                 "known": EXAMPLES,
                 "test": EXAMPLES[1:],
                 "preprocess": pool("5; (lambda a: None); (lambda a: a[:3]); (lambda a: a * NAN); fail; (lambda: 1); 'x'"),
-                "readings": pool("5; 'x'; [1]; {'a': 5}; ?{'a': lambda a: a[:, :1]}; {1: fail}"),
+                "readings": pool("5; 'x'; [1]; {'a': 5}; ?{'a': lambda a: a[:, :1]}; ?{1: fail}"),
                 "accuracy": pool("2; -1; NAN; 'x'; [1]; True; 0.5"),
                 "defense": DEFENSES,
             },
@@ -160,7 +161,11 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Entry]:
                 "nonsense": ODD,
             },
         ),
-        "as_examples": Entry(as_examples, lambda: {"what": "data", "source": sets["retain"]()}, {"source": EXAMPLES}),
+        "as_examples": Entry(
+            lambda source: check_examples(bad.network(), {"data": as_examples(source, what="data")}),
+            lambda: {"source": sets["retain"]()},
+            {"source": EXAMPLES},
+        ),
         "read_weights": Entry(read_weights, lambda: {"path": folder / "a.safetensors"}, {"path": path}),
         "load_weights": Entry(
             load_weights,
