@@ -4,12 +4,12 @@ any other must be refused.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
@@ -18,10 +18,6 @@ import warp_unlearning
 
 ROWS, FEATURES, CLASSES, NAN = 24, 4, 3, float("nan")
 KINDS = (DataLoader, Subset, TensorDataset, WeightedRandomSampler, SimpleNamespace, warp_unlearning)  # said in texts
-
-
-def pool(text: str) -> list[str]:
-    return [" ".join(one.split()) for one in text.split(";") if one.strip()]
 
 
 def made(expression: str) -> Any:
@@ -106,7 +102,8 @@ def full(*_: Any) -> Any:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has a total capacity of")
 
 
-EXAMPLES = pool("""
+TEXT = r"""
+examples:
     None; 5; "text"; x(); (); (x(), y(), y()); (None, None); (x(), None); (y(), x()); {"a": x(), "b": y()}; {"x": x()};
     (put(x(), NAN), y()); (put(x(), NAN).numpy(), y().numpy()); (put(x(), float("inf")), y().numpy());
     Own(lambda i: (put(x(), NAN)[i], i % 3)); (x().to(torch.complex64), y()); (x().numpy().astype(complex), y());
@@ -133,8 +130,7 @@ EXAMPLES = pool("""
     ?DataLoader(Stream(), batch_size=5); ?(x().tolist(), y().tolist()); ?Subset(TensorDataset(x(), y()), [0, 0, 1, 2]);
     ?Own(lambda i: {"pixel_values": x()[i], "labels": i % 3}); ?(x().double(), y()); ?(x() * 1e38, y());
     ?(x().half(), y()); ?(x().bfloat16(), y()); ?(x().requires_grad_(), y())
-""")
-NETWORKS = pool("""
+networks:
     None; "model"; nn.Linear; torch.relu; network().state_dict(); torch.jit.script(network()); torch.compile(network());
     nn.ReLU(); nn.Sequential(); network().to("meta"); nn.Sequential(nn.LazyLinear(CLASSES)); quantised();
     typed(torch.int8); typed(torch.bool); typed(torch.complex64); typed(torch.float64); network().double();
@@ -151,23 +147,23 @@ NETWORKS = pool("""
     ?Net(lambda z: z.half()); ?Net(lambda z: z.detach()); ?network().requires_grad_(False); ?Net(lambda z: z * 1e30);
     ?Net(lambda z: z if z.requires_grad else z * 2); ?Net(lambda z: full() if z.requires_grad else z);
     ?Net(lambda z: fail() if z.requires_grad else z)
-""")
-REFERENCES = NETWORKS[1:] + pool("[None]; [network(), 5]; {'a': network()}; [nn.Linear(FEATURES, 5)]; 3; (); []")
-SEEDS = pool("""
+more_references:
+    [None]; [network(), 5]; {'a': network()}; [nn.Linear(FEATURES, 5)]; 3; (); []
+seeds:
     None; 1.5; 2.0; NAN; "0"; True; [0]; torch.tensor([1, 2]); 1j; np.float32(1); ?np.int64(3); ?-1; ?2**70
-""")
-ODD = pool("5; 0.5; [1, 'a']; {1: 2}; dict; network(); x(); np.arange(3); b'a'; NAN; 'a\\nb' * 300; object(); fail")
-METHODS = pool("""
-    None; ""; "npg"; "NGP"; "missing.py:Own"; 5; warp_unlearning.methods.neg_grad_plus.NegGradPlus; ["ngp"]; "a\\nb" * 300
-""")
-SETTINGS = pool("""
+odd:
+    5; 0.5; [1, 'a']; {1: 2}; dict; network(); x(); np.arange(3); b'a'; NAN; 'a\nb' * 300; object(); fail
+methods:
+    None; ""; "npg"; "NGP"; "missing.py:Own"; 5; warp_unlearning.methods.neg_grad_plus.NegGradPlus; ["ngp"]; "a\nb" * 300
+settings:
     ["epochs"]; "epochs=1"; {"epoch": 1}; {1: 2}; {"lr": NAN}; {"lr": "fast"}; {"lr": -1.0}; {"lr": None}; {"epochs": 0};
     {"epochs": 1.5}; {"epochs": True}; {"batch_size": 0}; {"lr": torch.ones(2)}; {"lr": [0.1]}; {"lr": float("inf")}; 5;
     ?{"batch_size": 10**9, "epochs": 1}; ?{"lr": 1e30, "epochs": 1}; ?{"lr": 0, "epochs": 1}
-""")
-DEFENSES = pool("'wrap'; 5; ''; warp_unlearning.Warp; ['warp']; False; ?'warp'; ?'conjugate'; ?None; object()")
-DEVICES = pool("'cuda:9'; 'tpu'; ''; 5; torch.device('meta'); 'cpu:x'; 'mps'; [1]; ?'cpu'; ?'auto'")
-STATES = pool("""
+defenses:
+    'wrap'; 5; ''; warp_unlearning.Warp; ['warp']; False; ?'warp'; ?'conjugate'; ?None; object()
+devices:
+    'cuda:9'; 'tpu'; ''; 5; torch.device('meta'); 'cpu:x'; 'mps'; [1]; ?'cpu'; ?'auto'
+states:
     None; [1]; {}; network(); state(network()[0].weight.data.long()); state(network()[0].weight.data > 0);
     state(network()[0].weight.data.to(torch.complex64)); {k: v.half() for k, v in network().state_dict().items()};
     network().to("meta").state_dict(); nn.LazyLinear(3).state_dict(); state(network()[0].weight.data.to_sparse());
@@ -175,4 +171,32 @@ STATES = pool("""
     state(torch.ones(5, 3)); state(torch.ones(5), "3.weight"); {"0.weight": torch.ones(5, 4)}; {1: torch.ones(2)};
     {k: v.numpy() for k, v in network().state_dict().items()}; ?state(torch.full((5,), NAN), "0.bias");
     ?{f"module.{k}": v for k, v in network().state_dict().items()}
-""")
+paths: 5; 0.5; [1, 'a']; {1: 2}; dict; x(); b'a'; NAN; 'a\nb' * 300; object(); 'missing'; '.'; '/dev/null'; ''; 'a\0b'
+rows: []; [90]; [-1]; [0.5]; [NAN]; ['zz']; [None]; [[1]]; None; 5; [2**70]; {1: 2}; object(); x(); [1, [2]]
+numbers: [90]; [-1]; [0.5]; [NAN]; ['zz']; [None]; [[1]]; 5; [2**70]; {1: 2}; object(); x()
+no_tables: 'data'; 5; {}; [1]; [None]; network()
+no_networks: None; 5; 'x'; nn.Linear; {}; nn.Linear(2, 2); network().to('meta')
+watchers: 5; 'x'; [1]
+words: 5; NAN; object(); []; ?'a\nb'; ?True; None
+untrained: ?5; ?'x'; ?nn.Linear(9, 9); ?(lambda: None); ?fail; ?(lambda a: a); ?network
+functions: 5; (lambda a: None); (lambda a: a[:3]); (lambda a: a * NAN); fail; (lambda: 1); 'x'
+readings: 5; 'x'; [1]; {'a': 5}; ?{'a': lambda a: a[:, :1]}; ?{1: fail}
+shares: 2; -1; NAN; 'x'; [1]; True; 0.5
+overrides: 5; 'a'; ['a']; ['a.b=1']; [1]; ['seed=x']; {1: 2}
+kinds: 5; 0.5; [1]; 'npx'; 'csv'; 'folder'; 'npy'; 'cifar10'; 'digits'; 'fashion_mnist'; x(); 'a\nb' * 300
+holdouts: 0; 1; -1; NAN; 'x'; [1]; True; 1e-9; ?0.5
+sizes: 5; (0, 4); (2.5, 2); 'ab'; (-1, -1)
+classes: 0; -1; 2; 2.5; 'abc'; [1, 2]; []; ['a']; {1: 2}; ['a', 'a', 'a']; NAN; ?5
+names: ?'salun'; ?'pgu'; ?'bad_teacher'; ?'srf_on'; ?'retrain'; ?'finetune'
+"""
+
+
+def _pools() -> dict[str, list[str]]:
+    texts = re.findall(r"^(\w+):(.*(?:\n .*)*)", TEXT, re.MULTILINE)
+    found = {name: [" ".join(one.split()) for one in text.split(";") if one.strip()] for name, text in texts}
+    found["sets"], found["seeds_or_none"] = found["examples"][1:], found["seeds"][1:]
+    found["references"] = [*found["networks"][1:], *found["more_references"]]
+    return found
+
+
+POOLS = _pools()

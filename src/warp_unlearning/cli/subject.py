@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ValidationError
 from torch import nn
 
 from ..config import Config, PriorConfig, as_plain, resolve
@@ -40,6 +41,15 @@ RUN_SCHEMA = 2
 # What may differ between two runs of one configuration: where things lie, not what they are.
 PLACES = ("data.name", "data.path", "data.test", "data.fetch", "forget.rows")
 Builder = Callable[..., nn.Module]
+
+
+class _Remembered(BaseModel):
+    """What `run.json` must hold for the run to be opened."""
+
+    network: dict[Literal["name", "file", "sha256"], str | None]
+    places: dict[Literal["path", "test"], str]
+    preprocess: dict[Literal["function", "layout", "scale", "mean", "std"], Any]
+    suffix: Literal[".safetensors", ".pt", ".pth", ".bin"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,6 +363,10 @@ def _from_run(path: Path, options: Options, flags: Mapping[str, object]) -> Subj
         raise DataError(
             f"{path / ABOUT} has schema version {about.get('schema_version')}; this program reads {RUN_SCHEMA}"
         )
+    try:
+        _Remembered.model_validate(about)
+    except ValidationError as error:
+        raise DataError(f"{path / ABOUT} is damaged ({error.errors()[0]['msg']}); make the run again") from error
     base = _found_again({k: v for k, v in run.config().items() if k in Config.model_fields}, about, path)
     config = resolve(base=_kept(base), file=options.config, overrides=options.settings(**flags))
     _check_fixed(config, resolve(base=_kept(base)), path)
@@ -390,9 +404,12 @@ def _kept(base: Mapping[str, Any]) -> dict[str, Any]:
 
 def _found_again(base: dict[str, Any], about: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The configuration with the data where they are now: where they were, or beside the run as they were beside it."""
-    data = dict(base.get("data") or {})
+    data = base.get("data")
+    if not isinstance(data, Mapping):
+        return base
+    data = dict(data)
     for key, relative in about["places"].items():
-        if data.get(key) is not None and not Path(data[key]).exists() and (path / relative).exists():
+        if isinstance(data.get(key), str) and not Path(data[key]).exists() and (path / relative).exists():
             data[key] = os.path.normpath(path / relative)
     return {**base, "data": data}
 

@@ -115,7 +115,7 @@ def teleport_run(
     if out.exists():
         run = start_run(out, kind="teleport", config=config, places=PLACES)
         if run.complete:
-            return Results.model_validate(run.read_json("results.json"))
+            return run.results(Results)
     moved, certificate = move_model(
         subject.model.to(subject.device),
         symmetry,

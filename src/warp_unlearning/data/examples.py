@@ -208,7 +208,9 @@ def _classes(y: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
 def _from_pair(x: Tensor, y: Tensor, what: str) -> TensorExamples:
     x, y = _inputs(x, what), _labels(y, what)
     if x.dim() < 2 and x.numel():
-        raise DataError(f"x of the {what} set has shape {tuple(x.shape)}; give a row of numbers an example, shape (n, ...)")
+        raise DataError(
+            f"x of the {what} set has shape {tuple(x.shape)}; give a row of numbers an example, shape (n, ...)"
+        )
     if y.dim() == 0 or len(x) != len(y):
         raise DataError(f"the {what} set has {len(x)} inputs and {y.numel()} labels; they must be as many")
     if len(x) and not x.numel():
@@ -278,7 +280,9 @@ def _from_dataset(dataset: Any, what: str) -> DatasetExamples:
         kinds.add((tuple(x.shape), x.dtype, tuple(label.shape)))
         if len(kinds) > 1 or x.numel() == 0 or x.dim() == 0:
             other = " and others of other shapes or types" if len(kinds) > 1 else ""
-            raise DataError(f"item {i} of the {what} set is {tuple(x.shape)}, {x.dtype}{other}; give items of one shape")
+            raise DataError(
+                f"item {i} of the {what} set is {tuple(x.shape)}, {x.dtype}{other}; give items of one shape"
+            )
         _check_finite(x.unsqueeze(0), what, i)
         labels.append(label)
         sums.append(checksums(x.unsqueeze(0)))

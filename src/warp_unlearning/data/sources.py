@@ -89,6 +89,7 @@ def recognise(path: Path | None) -> str:
     """The kind of data at a path; `digits` where there is none."""
     if path is None:
         return "digits"
+    path = as_path(path, "the path of data")
     endings = {".npz": "npz", ".npy": "npy", ".csv": "csv", ".tsv": "csv", ".tgz": "cifar10", ".gz": "cifar10"}
     if path.suffix.lower() in endings:
         return endings[path.suffix.lower()]
@@ -241,7 +242,7 @@ def _array_part(arrays: dict[str, Any], end: str, ids: str | None, path: Path) -
                 f"{path} has no array {key!r} but {sorted(arrays)}; write it with numpy.savez(x=..., y=...)"
             )
     x, y = arrays["x" + end], arrays["y" + end]
-    if len(x.shape) == 0 or len(x) != np.shape(y)[0:1][0]:
+    if len(x.shape) == 0 or np.shape(y)[:1] != (len(x),):
         raise DataError(f"{path} has x{end} of shape {x.shape} and y{end} of shape {np.shape(y)}; one label a row")
     labels = check_labels(y, f"{path}, y{end}")
     check_kind(x.dtype, f"{path}: x{end}")

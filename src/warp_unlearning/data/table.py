@@ -196,8 +196,10 @@ def as_rows(rows: object, table: Table) -> Index:
     check_table(table)
     values = _array(rows, "the row numbers")
     if values.ndim != 1 or (values.dtype.kind not in "iu" and len(values)):
-        raise InputError(f"the row numbers have shape {values.shape}, type {values.dtype}; give whole numbers, shape (n,)")
-    outside = np.flatnonzero((values < 0) | (values >= table.train)) if len(values) else ()
+        raise InputError(
+            f"the row numbers have shape {values.shape}, type {values.dtype}; give whole numbers, shape (n,)"
+        )
+    outside = np.flatnonzero((values < 0) | (values >= table.train)) if len(values) else values
     if len(outside):
         raise InputError(f"row {values[outside[0]]} is outside; training rows are numbered 0 to {table.train - 1}")
     return values.astype(np.int64)

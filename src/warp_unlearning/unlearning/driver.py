@@ -113,7 +113,8 @@ def unlearn(
     """
     check_network(model)
     chosen, guarding = as_method(method, options), as_defense(defense)
-    seeds = [whole(seed), None if defense_seed is None else whole(defense_seed, "defense_seed")]
+    seed = whole(seed)
+    defense_seed = None if defense_seed is None else whole(defense_seed, "defense_seed")
     check_drawn(drawn)
     if on_update is not None and not callable(on_update):
         raise InputError(f"on_update is a {type(on_update).__name__}; give a function that takes an update")
@@ -121,7 +122,7 @@ def unlearn(
     place = choose_device(str(device)) if device is not None else _device_of(model)
     forget = as_examples(forget, what="forget").to(place)
     working = network_for(working_copy(model, place), forget)
-    task = make_task(working, forget=forget, retain=retain, validation=validation, untrained=untrained, seed=seeds[0])
+    task = make_task(working, forget=forget, retain=retain, validation=validation, untrained=untrained, seed=seed)
     unseen = None if test is None else as_examples(test, what="test").to(place)
     if unseen is not None:
         check_examples(working, {"test": unseen})
@@ -152,7 +153,7 @@ def unlearn(
             drawn=bool(drawn),
             ours=ours,
             word=_word(chosen, drawn, untrained),
-            seed=seeds[0],
+            seed=seed,
         )
     except WarpError as error:
         state = {n: t.detach().clone() for n, t in working.state_dict().items()}
@@ -169,7 +170,7 @@ def unlearn(
         method=describe(chosen),
         defense=describe_defense(guarding),
         experiment_only=guarding is not None and defense_seed is not None,
-        seed=seeds[0],
+        seed=seed,
         seconds=seconds,
         date=now(),
         versions=versions(),

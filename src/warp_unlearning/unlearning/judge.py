@@ -112,7 +112,9 @@ def compare(
     sets = {what: as_examples(source, what=what) for what, source in given.items()}
     models = _named(original, unlearned, retrained, sets["forget"])
     classes = _check_classes(models, sets)
-    outputs = {name: {what: _logits(m, part, what, classes) for what, part in sets.items()} for name, m in models.items()}
+    outputs = {
+        name: {what: _logits(m, part, what, classes) for what, part in sets.items()} for name, m in models.items()
+    }
     labels = {what: examples.y.cpu() for what, examples in sets.items()}
     scores = {name: _scores(outputs[name], labels) for name in models}
     references = [name for name in models if name.startswith("retrained")]
