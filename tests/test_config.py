@@ -159,9 +159,10 @@ def test_the_kind_of_data_comes_from_the_path_unless_it_is_named(tmp_path: Path)
         (tmp_path / folder).mkdir()
         (tmp_path / folder / file).touch()
     paths = {"x.npz": "npz", "x.npy": "npy", "x.csv": "csv", "cifar-10-batches-py": "cifar10", "idx": "fashion_mnist"}
-    for path, kind in {**paths, ".": "cifar10", "a": "folder", "absent": "folder"}.items():
-        assert resolve(base={"data": {"path": str(tmp_path / path), "name": None}}).data.name == kind
-    assert DataConfig().name == "digits"
+    for path, kind in {**paths, "a": "folder"}.items():
+        data = resolve(base={"data": {"path": str(tmp_path / path), "name": None}}).data
+        assert (data.name, data.load_options()["name"]) == (None, kind)
+    assert DataConfig().load_options()["name"] == "digits"
     assert resolve(overrides=["data.path=x.npz", "data.name=folder"]).data.name == "folder"
 
 

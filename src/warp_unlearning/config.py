@@ -88,7 +88,6 @@ class TrainingConfig(Section):
     crop_padding: int = _key("pixels by which random crops may be shifted", 0, ge=0)
     flip: bool = _key("mirror images at random", False)
     precision: Precision = _key(_PRECISION, "auto")
-    checkpoint_seconds: float = _key("write a checkpoint at most this often", 30, ge=0)
 
 
 class ForgetConfig(Section):
@@ -141,6 +140,7 @@ class Config(_Networks):
     defense: DefenseConfig = DefenseConfig()
     dtype: Literal["float32", "float64"] | None = _key("type that weights are cast to")
     threads: int | None = _key("threads of torch on the CPU; all cores if null", ge=1)
+    checkpoint_seconds: float = _key("write a checkpoint of a training at most this often", 30, ge=0)
     accuracy: float | None = _key("stated test accuracy, which is checked", gt=0, le=1)
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from warp_unlearning.errors import InputError, WeightsError
+from warp_unlearning.errors import InputError, WarpError, WeightsError
 from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.models.weights import (
     Weights,
@@ -109,9 +109,10 @@ def test_the_file_is_private_alone_and_outlived_by_its_weights(tmp_path: Path) -
 
 def test_a_failed_write_leaves_the_old_file_whole(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").mkdir()
-    for path in (tmp_path / "w.safetensors", tmp_path / "absent" / "w.safetensors"):
-        with pytest.raises(WeightsError, match=r"cannot write .*w\.safetensors: .*; free it or give another path"):
-            save_weights(path, {"a": torch.ones(2)})
+    with pytest.raises(WarpError, match=r"w\.safetensors is a folder, which is not replaced"):
+        save_weights(tmp_path / "w.safetensors", {"a": torch.ones(2)})
+    with pytest.raises(WeightsError, match=r"cannot write .*w\.safetensors: .*; free it or give another path"):
+        save_weights(tmp_path / "absent" / "w.safetensors", {"a": torch.ones(2)})
     save_weights(tmp_path / "v.safetensors", {"a": torch.ones(2)})
     with pytest.raises(WeightsError, match="not finite"):
         save_weights(tmp_path / "v.safetensors", {"a": torch.tensor([torch.nan])})

@@ -120,13 +120,13 @@ def compare_runs(
 def show(found: ModelComparison) -> None:
     """One table of accuracies, and how far each model is from the first retrained one."""
     sets = list(found.counts)
-    columns = ["model", *(f"{what} ({found.counts[what]:,})" for what in sets), "forget loss"]
+    columns = ["model", *(f"{what} ({found.counts[what]:,})" for what in sets), "loss"]
     rows = []
     for name, scores in found.models.items():
         gap = found.gaps.get(name)
         cells = [short(scores.accuracy[what]) for what in sets]
         far = ["-" if gap is None else f"{gap.forget_output.value:.3f}"] if found.gaps else []
         rows.append([name, *cells, f"{scores.forget_loss_mean.value:.3f}", *far])
-    print_table("Accuracy, with 95 % intervals", [*columns, *(["from retrained"] if found.gaps else [])], rows)
+    print_table("Accuracy, with 95 % intervals", [*columns, *(["distance"] if found.gaps else [])], rows)
     if found.gaps:
-        typer.echo("from retrained: mean total variation distance of the outputs on forgotten rows, 0 to 1")
+        typer.echo("loss: mean on forgotten rows; distance: mean total variation from the first retrained model there")

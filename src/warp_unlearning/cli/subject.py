@@ -455,8 +455,8 @@ def _check_trust(spec: str, path: Path, named: bool) -> None:
         trust(spec)
     elif not is_trusted(spec):
         raise InputError(
-            f"the run {path} needs {spec}, which you have not named since it last changed, and code is executed only "
-            f"where its user names it: add --model {spec} (or --preprocess) if it is yours"
+            f"this run needs {spec}, and code is executed only where its user has named it as it is now: if it is yours, "
+            "name it again (--model or --preprocess)"
         )
 
 

@@ -80,12 +80,12 @@ def train_run(
     training = Training(
         model,
         examples["train"],
-        recipe=Recipe(**config.training.model_dump(exclude={"recipe", "checkpoint_seconds"})),
+        recipe=Recipe(**config.training.model_dump(exclude={"recipe"})),
         streams=Streams(config.seed, "training"),
         fill=subject.fill,
     )
     try:
-        _train(training, run, config.training.checkpoint_seconds, watch)
+        _train(training, run, config.checkpoint_seconds, watch)
     except DivergedError as error:
         keep_diverged(run, error, header={"model": config.model.name})
         raise

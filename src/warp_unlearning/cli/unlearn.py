@@ -370,7 +370,7 @@ def _choose_method(subject: Subject, *, train: str | None, our_recipe: bool) -> 
     small = about.recipe == "small" or (about.recipe == "auto" and ours and subject.table.train < SMALL)
     settings: dict[str, Any] = dict(SMALL_DATA.get(about.name, {})) if small else {}
     if about.name == "retrain":
-        settings = subject.config.training.model_dump(exclude={"recipe", "checkpoint_seconds"})
+        settings = subject.config.training.model_dump(exclude={"recipe"})
         settings |= {"fill": subject.fill}
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in about.options.items()}
     method = make_method(about.name, **(settings | given))
