@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from ..errors import InputError
 from .run_progress import Style
 
 _SUBJECT = "The model and its data"
@@ -189,6 +190,4 @@ def _numbers(text: str | None) -> list[float] | None:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:
-        raise typer.BadParameter(
-            f"{text!r} is no list of numbers; write them with commas, as 0.485,0.456,0.406"
-        ) from error
+        raise InputError(f"{text!r} is no list of numbers; write them with commas, as 0.485,0.456,0.406") from error

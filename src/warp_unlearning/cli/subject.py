@@ -12,20 +12,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_type_hints
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ValidationError
 from torch import nn
 
 from ..config import Config, PriorConfig, as_plain, resolve
 from ..data.examples import Examples
-from ..data.files import array_digest
+from ..data.files import array_digest, as_path
 from ..data.preprocess import ImageData, Preprocess, image_data, table_examples
 from ..data.sampling import draw_per_class
 from ..data.sources import load_table
 from ..data.table import FORGET, FORGOTTEN, RETAIN, TEST, VALIDATION, Index, Parts, Table, find, read_request
-from ..errors import DataError, InputError
+from ..errors import DataError, InputError, nearest
 from ..models.modes import choose_device
 from ..models.networks import MODELS, build_model, suggest_options
 from ..models.own import as_network, file_digest, is_trusted, load_builder, load_function, trust
@@ -40,6 +41,15 @@ RUN_SCHEMA = 2
 # What may differ between two runs of one configuration: where things lie, not what they are.
 PLACES = ("data.name", "data.path", "data.test", "data.fetch", "forget.rows")
 Builder = Callable[..., nn.Module]
+
+
+class _Remembered(BaseModel):
+    """What `run.json` must hold for the run to be opened."""
+
+    network: dict[Literal["name", "file", "sha256"], str | None]
+    places: dict[Literal["path", "test"], str]
+    preprocess: dict[Literal["function", "layout", "scale", "mean", "std"], Any]
+    suffix: Literal[".safetensors", ".pt", ".pth", ".bin"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +205,28 @@ def load_run(path: str | Path, **options: Any) -> Subject:
 
     `options` are those of the command line, such as data="moved/data.npz" or device="cpu".
     """
-    return open_subject(Path(path), Options(**options))
+    return open_subject(as_path(path, "the run"), _told(options))
+
+
+def _told(given: Mapping[str, Any]) -> Options:
+    """The options of a call from Python, of the types that the command line gives."""
+    known = {name: get_args(hint)[0] for name, hint in get_type_hints(Options).items()}
+    told: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            raise InputError(f"there is no option {name!r}; {nearest(name, known)}")
+        if known[name] is Path and value is not None:
+            value = as_path(value, name)
+        elif name in ("mean", "std", "classes") and isinstance(value, list | tuple | int | float):
+            value = ",".join(map(str, value if isinstance(value, list | tuple) else (value,)))
+        elif name == "data" and isinstance(value, Path):
+            value = str(value)
+        kind = {float: int | float, list[str]: list}.get(known[name], known[name])
+        plain = isinstance(value, kind) and not isinstance(value, bool)
+        if value is not None and not (plain and (kind is not list or all(isinstance(one, str) for one in value))):
+            raise InputError(f"{name} is a {type(value).__name__}; give what --{name} takes on the command line")
+        told[name] = value
+    return Options(**told)
 
 
 def open_table(config: Config | PriorConfig) -> Table:
@@ -334,6 +365,10 @@ def _from_run(path: Path, options: Options, flags: Mapping[str, object]) -> Subj
         raise DataError(
             f"{path / ABOUT} has schema version {about.get('schema_version')}; this program reads {RUN_SCHEMA}"
         )
+    try:
+        _Remembered.model_validate(about)
+    except ValidationError as error:
+        raise DataError(f"{path / ABOUT} is damaged ({error.errors()[0]['msg']}); make the run again") from error
     base = _found_again({k: v for k, v in run.config().items() if k in Config.model_fields}, about, path)
     config = resolve(base=_kept(base), file=options.config, overrides=options.settings(**flags))
     _check_fixed(config, resolve(base=_kept(base)), path)
@@ -378,9 +413,12 @@ def _kept(base: Mapping[str, Any]) -> dict[str, Any]:
 
 def _found_again(base: dict[str, Any], about: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The configuration with the data where they are now: where they were, or beside the run as they were beside it."""
-    data = dict(base.get("data") or {})
+    data = base.get("data")
+    if not isinstance(data, Mapping):
+        return base
+    data = dict(data)
     for key, relative in about["places"].items():
-        if data.get(key) is not None and not Path(data[key]).exists() and (path / relative).exists():
+        if isinstance(data.get(key), str) and not Path(data[key]).exists() and (path / relative).exists():
             data[key] = os.path.normpath(path / relative)
     return {**base, "data": data}
 

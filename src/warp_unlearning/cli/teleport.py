@@ -116,7 +116,7 @@ def teleport_run(
     if out.exists():
         run = start_run(out, kind="teleport", config=config, places=PLACES)
         if run.complete:
-            return Results.model_validate(run.read_json("results.json"))
+            return run.results(Results)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         moved, certificate = move_model(

@@ -62,6 +62,7 @@ def train_run(
     from ..errors import DivergedError
     from ..models.own import check_examples
     from ..randomness import Streams
+    from ..report.schema import Trained
     from ..runs.directory import start_run
     from ..training.recipe import Recipe
     from ..training.scoring import accuracy
@@ -75,7 +76,7 @@ def train_run(
     check_examples(model, examples)
     run = start_run(out, kind="train", config=as_plain(config) | {RESOLVED: subject.identity()}, places=PLACES)
     if run.complete:
-        return run.read_json("results.json")
+        return run.results(Trained).model_dump()
     training = Training(
         model,
         examples["train"],

@@ -187,7 +187,7 @@ def unlearn_run(
             results = _carry_out(subject, parts, asked, request, method, settings, defense, run, watch or shown)
         run.write_json("results.json", results.model_dump(mode="json"))
         run.finish()
-    return Unlearning.model_validate(run.read_json("results.json"))
+    return run.results(Unlearning)
 
 
 def _carry_out(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from ..errors import DataError, InputError
+from ..errors import DataError, InputError, WarpError, reason
 from .table import check_labels
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -170,10 +170,11 @@ def _pair(item: Any, what: str) -> tuple[Tensor, Tensor]:
 
 def _inputs(x: Any, what: str) -> Tensor:
     if not isinstance(x, Tensor):
-        array = np.asarray(x.to_numpy() if hasattr(x, "to_numpy") else x)
+        array = _array(x, what)
         if array.dtype.kind not in "iuf":
             raise DataError(f"x of the {what} set has type {array.dtype}; give numbers, such as x.astype('float32')")
         x = torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("=")))
+    _check_dense(x, what)
     if x.is_complex() or x.dtype == torch.bool:
         raise DataError(f"x of the {what} set has type {x.dtype}; give numbers, such as x.float()")
     return cast(Tensor, x)
@@ -181,9 +182,23 @@ def _inputs(x: Any, what: str) -> Tensor:
 
 def _labels(y: Any, what: str) -> Tensor:
     if isinstance(y, Tensor):
+        _check_dense(y, what)
         return y
-    array = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+    array = _array(y, what)
     return torch.from_numpy(array.copy()) if array.dtype.kind in "iufb" else torch.as_tensor(_classes(array, what))
+
+
+def _array(values: Any, what: str) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    except Exception as error:
+        raise DataError(f"the {what} set makes no array ({reason(error)}); give tensors or plain arrays") from error
+
+
+def _check_dense(values: Tensor, what: str) -> None:
+    if values.is_meta or values.layout != torch.strided or values.is_quantized:
+        kind = "on the device meta" if values.is_meta else "quantised" if values.is_quantized else "sparse"
+        raise DataError(f"the {what} set has a tensor that is {kind}; give a dense one that holds its values")
 
 
 def _classes(y: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
@@ -191,12 +206,15 @@ def _classes(y: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
 
 
 def _from_pair(x: Tensor, y: Tensor, what: str) -> TensorExamples:
-    if x.is_meta or y.is_meta:
-        raise DataError(f"the {what} set is on the device meta and holds no numbers; give its values")
-    if x.dim() == 0 or y.dim() == 0:
-        raise DataError(f"the {what} set has a single number for x or y; give one row an example, and one label a row")
-    if len(x) != len(y):
-        raise DataError(f"the {what} set has {len(x)} inputs and {len(y)} labels; they must be as many")
+    x, y = _inputs(x, what), _labels(y, what)
+    if x.dim() < 2 and x.numel():
+        raise DataError(
+            f"x of the {what} set has shape {tuple(x.shape)}; give a row of numbers an example, shape (n, ...)"
+        )
+    if y.dim() == 0 or len(x) != len(y):
+        raise DataError(f"the {what} set has {len(x)} inputs and {y.numel()} labels; they must be as many")
+    if len(x) and not x.numel():
+        raise DataError(f"x of the {what} set has shape {tuple(x.shape)} and holds no numbers; give some an example")
     _check_finite(x, what)
     if len(y):
         _classes(y.cpu().numpy(), what)
@@ -206,7 +224,7 @@ def _from_pair(x: Tensor, y: Tensor, what: str) -> TensorExamples:
 def _check_finite(x: Tensor, what: str, start: int = 0) -> None:
     if not x.is_floating_point() or x.numel() == 0:
         return
-    for number, rows in enumerate(torch.split(x, 1024)):
+    for number, rows in enumerate(torch.split(x, 1024) if len(x) else ()):
         bad = (~rows.isfinite()).reshape(len(rows), -1).any(1).nonzero()
         if len(bad):
             row = start + 1024 * number + int(bad[0])
@@ -228,10 +246,9 @@ def _from_loader(loader: DataLoader[Any], what: str) -> TensorExamples:
         count = len(cast(Sized, loader.dataset))
         whole = loader.batch_sampler is None
         drawn = list(loader.sampler) if whole else [i for batch in cast(Any, loader.batch_sampler) for i in batch]
-        if sorted(int(i) for i in drawn) != list(range(count)):
+        if {*drawn} != {*range(count)} or len(drawn) != count:
             raise InputError(
-                f"the {what} DataLoader reads {len(drawn)} rows, {len(set(map(int, drawn)))} different ones, of the "
-                f"{count} of its data set, as its sampler leaves some out or repeats them; {way}"
+                f"the {what} DataLoader reads {len(drawn)} rows, {len({*drawn})} different ones, of the {count} of its data set, as its sampler leaves some out or repeats them; {way}"
             )
         batches = DataLoader(
             loader.dataset,
@@ -240,10 +257,16 @@ def _from_loader(loader: DataLoader[Any], what: str) -> TensorExamples:
             num_workers=loader.num_workers,
         )
         count = None if whole else count
-    pairs = [_pair(item, what) for item in batches]
-    if not pairs:
-        return TensorExamples(torch.empty(0), torch.empty(0, dtype=torch.int64))
-    found = _from_pair(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), what)
+    try:
+        pairs = [_pair(item, what) for item in batches]
+        if not pairs:
+            return TensorExamples(torch.empty(0), torch.empty(0, dtype=torch.int64))
+        x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+    except WarpError:
+        raise
+    except Exception as error:
+        raise DataError(f"the {what} DataLoader cannot be read ({reason(error)}); {way}") from error
+    found = _from_pair(x, y, what)
     if count is not None and len(found) != count:
         raise InputError(f"the {what} DataLoader gives {len(found)} of the {count} rows of its data set; {way}")
     return found
@@ -251,14 +274,36 @@ def _from_loader(loader: DataLoader[Any], what: str) -> TensorExamples:
 
 def _from_dataset(dataset: Any, what: str) -> DatasetExamples:
     labels, sums = [], []
-    for i in range(len(dataset)):
-        x, label = _pair(dataset[i], what)
+    kinds: set[tuple[Any, ...]] = set()
+    for i in range(_length(dataset, what)):
+        x, label = _item(dataset, i, what)
+        kinds.add((tuple(x.shape), x.dtype, tuple(label.shape)))
+        if len(kinds) > 1 or x.numel() == 0 or x.dim() == 0:
+            other = " and others of other shapes or types" if len(kinds) > 1 else ""
+            raise DataError(
+                f"item {i} of the {what} set is {tuple(x.shape)}, {x.dtype}{other}; give items of one shape"
+            )
         _check_finite(x.unsqueeze(0), what, i)
         labels.append(label)
         sums.append(checksums(x.unsqueeze(0)))
     none = torch.empty(0, dtype=torch.int64)
     y = torch.from_numpy(_classes(torch.stack(labels).numpy(), what)) if labels else none
     return DatasetExamples(dataset, y, torch.device("cpu"), torch.cat(sums) if sums else none)
+
+
+def _length(dataset: Any, what: str) -> int:
+    try:
+        return len(dataset)
+    except Exception as error:
+        raise DataError(f"the {what} set has no length ({reason(error)}); mend its __len__") from error
+
+
+def _item(dataset: Any, i: int, what: str) -> tuple[Tensor, Tensor]:
+    try:
+        found = dataset[i]
+    except Exception as error:
+        raise DataError(f"item {i} of the {what} set cannot be read ({reason(error)}); mend the data set") from error
+    return _pair(found, what)
 
 
 def checksums(x: Tensor) -> Tensor:

@@ -25,6 +25,21 @@ UNREADABLE = (
 )
 
 
+def as_path(given: object, what: str) -> Path:
+    """`given` as a path that a system can have; `what` names it in the error where it is none."""
+    if not isinstance(given, str | os.PathLike):
+        raise InputError(f"{what} is a {type(given).__name__}; give a path")
+    path = Path(os.fsdecode(given))
+    try:
+        path.exists()
+        valid = "\0" not in str(path)
+    except OSError as error:
+        raise InputError(f"{what} {path} cannot be looked at: {error.strerror}; give another path") from error
+    if not valid:
+        raise InputError(f"{what} {str(path)!r} has a zero character; give another path")
+    return path
+
+
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """Put `data` at `path` in one step, with file mode `mode`; an earlier file stays whole until then."""
     _check_replaceable(path)

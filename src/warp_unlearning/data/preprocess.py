@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import DataError, InputError
+from ..errors import DataError, InputError, nearest, reason
 from .examples import Batch, Examples, TensorExamples
 from .files import array_digest
 from .sampling import fixed_test_part
@@ -46,6 +46,8 @@ class Preprocess:
     spec: str | None = None
 
     def __post_init__(self) -> None:
+        if self.layout not in get_args(Layout):
+            raise InputError(f"the layout is {self.layout!r}; {nearest(str(self.layout), get_args(Layout))}")
         numbers = (self.scale, *self.mean, *self.std)
         if not all(map(isfinite, numbers)) or self.scale == 0 or not all(s > 0 for s in self.std):
             raise InputError(
@@ -115,7 +117,11 @@ class Preprocess:
             if function is None:
                 raise InputError(f"these data were read by {data['function']}; give that function")
             return cls(layout=data["layout"], function=function, spec=data["function"])
-        return cls(float(data["scale"]), tuple(data["mean"]), tuple(data["std"]), data["layout"])
+        try:
+            mean, std = (tuple(map(float, data[key])) for key in ("mean", "std"))
+            return cls(float(data["scale"]), mean, std, data["layout"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"the preprocessing is damaged ({reason(error)}); make the run again") from error
 
 
 def readings(table: Table, preprocess: Preprocess) -> dict[str, Preprocess]:

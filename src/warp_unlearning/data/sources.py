@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import DataError, InputError, nearest
-from ..randomness import Streams
-from .files import UNREADABLE, read_arrays
+from ..randomness import Streams, whole
+from .files import UNREADABLE, as_path, read_arrays
 from .sampling import draw_per_class, fixed_test_part
 from .standard import PACKAGE, fetch_cifar10, load_cifar10, load_fashion_mnist, locate_cifar10
 from .table import Digests, Index, Layout, Rows, Table, check_kind, check_labels, chunks, content_digest, read_csv
@@ -64,6 +64,9 @@ def load_table(
     >>> len(load_table("digits"))
     1797
     """
+    path, test = (None if one is None else as_path(one, "the path of data") for one in (path, test))
+    _check_types(kind, holdout, ids, size, classes)
+    seed = whole(seed)
     kind = recognise(path) if kind is None else kind
     if kind not in KINDS:
         raise InputError(f"there is no data set {kind!r}; {nearest(kind, KINDS)}")
@@ -86,6 +89,7 @@ def recognise(path: Path | None) -> str:
     """The kind of data at a path; `digits` where there is none."""
     if path is None:
         return "digits"
+    path = as_path(path, "the path of data")
     endings = {".npz": "npz", ".npy": "npy", ".csv": "csv", ".tsv": "csv", ".tgz": "cifar10", ".gz": "cifar10"}
     if path.suffix.lower() in endings:
         return endings[path.suffix.lower()]
@@ -111,6 +115,23 @@ def hold_out(table: Table, share: float, *, seed: int) -> Table:
         raise DataError(f"a share of {share} of {len(table)} rows is {count}; hold out some, and not all")
     held = draw_per_class(table.y, count=count, generator=Streams(seed).generator("holdout"))
     return replace(table, held=held)
+
+
+def _check_types(kind: object, holdout: object, ids: object, size: object, classes: object) -> None:
+    for name, value in (("kind", kind), ("ids", ids)):
+        if value is not None and not isinstance(value, str):
+            raise InputError(f"{name} is a {type(value).__name__}; give a name, as text")
+    if holdout is not None and (isinstance(holdout, bool) or not isinstance(holdout, int | float)):
+        raise InputError(f"holdout is a {type(holdout).__name__}; give a share, such as 0.2")
+    pair = isinstance(size, tuple | list) and len(size) == 2
+    if size is not None and not (pair and all(type(n) is int and 0 < n < 2**16 for n in cast("list[int]", size))):
+        raise InputError(f"size is {size!r}; give height and width in pixels")
+    if isinstance(classes, list | tuple):
+        valid = all(isinstance(name, str) for name in classes) and 0 < len(set(classes)) == len(classes)
+    else:
+        valid = classes is None or (type(classes) is int and classes > 0)
+    if not valid:
+        raise InputError(f"classes are {classes!r}; give how many there are, or a list of their names, each once")
 
 
 def _check_options(kind: str, path: Path | None, *, fetch: bool, **given: Any) -> None:
@@ -222,8 +243,8 @@ def _array_part(arrays: dict[str, Any], end: str, ids: str | None, path: Path) -
                 f"{path} has no array {key!r} but {sorted(arrays)}; write it with numpy.savez(x=..., y=...)"
             )
     x, y = arrays["x" + end], arrays["y" + end]
-    if not x.shape or not y.shape or len(x) != len(y):
-        raise DataError(f"{path} has {x.shape[:1]} rows in x{end} and {y.shape[:1]} in y{end}; they must be as many")
+    if len(x.shape) == 0 or np.shape(y)[:1] != (len(x),):
+        raise DataError(f"{path} has x{end} of shape {x.shape} and y{end} of shape {np.shape(y)}; one label a row")
     labels = check_labels(y, f"{path}, y{end}")
     check_kind(x.dtype, f"{path}: x{end}")
     if x.dtype.kind == "f":

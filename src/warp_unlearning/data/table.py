@@ -21,8 +21,8 @@ from typing import Any, Literal, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, InputError
-from .files import UNREADABLE, read_arrays, write_atomically
+from ..errors import DataError, InputError, reason
+from .files import UNREADABLE, as_path, read_arrays, write_atomically
 
 Index = NDArray[np.int64]
 Digests = NDArray[np.str_]
@@ -165,7 +165,8 @@ def find(asked: object, table: Table, by: Literal["row", "id"] | None = None) ->
 
     Where numbers may be rows as well as ids, `by` must say which. A name may belong to several rows.
     """
-    if by not in (None, "row", "id"):
+    check_table(table)
+    if by is not None and (not isinstance(by, str) or by not in ("row", "id")):
         raise InputError(f"rows are asked for by row or by id, not by {by!r}")
     values, by = _asked(asked, table, by)
     if values.dtype == bool:
@@ -184,8 +185,35 @@ def find(asked: object, table: Table, by: Literal["row", "id"] | None = None) ->
     return rows
 
 
+def check_table(table: object) -> None:
+    """An error unless it is a `Table`."""
+    if not isinstance(table, Table):
+        raise InputError(f"the table is a {type(table).__name__}; give one of load_table")
+
+
+def as_rows(rows: object, table: Table) -> Index:
+    """`rows` as numbers of training rows of the table, as they stand."""
+    check_table(table)
+    values = _array(rows, "the row numbers")
+    if values.ndim != 1 or (values.dtype.kind not in "iu" and len(values)):
+        raise InputError(
+            f"the row numbers have shape {values.shape}, type {values.dtype}; give whole numbers, shape (n,)"
+        )
+    outside = np.flatnonzero((values < 0) | (values >= table.train)) if len(values) else values
+    if len(outside):
+        raise InputError(f"row {values[outside[0]]} is outside; training rows are numbered 0 to {table.train - 1}")
+    return values.astype(np.int64)
+
+
+def _array(values: object, what: str) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise DataError(f"{what} make no array ({reason(error)}); give a plain list or array") from error
+
+
 def _asked(asked: object, table: Table, by: Any) -> tuple[NDArray[Any], Any]:
-    values = np.asarray(asked)
+    values = _array(asked, "the rows asked for")
     if values.dtype.names:
         column = values.dtype.names[0]
         if column.isdecimal() or (table.names is not None and column in table.names):
@@ -245,6 +273,7 @@ def read_request(path: Path, column: str | None = None) -> NDArray[Any]:
 
     A csv comes back as a structured array whose field is the column, by which `find` knows `row` from `id`.
     """
+    path = as_path(path, "the request")
     if not path.is_file():
         raise DataError(f"there is no file {path}; give row numbers, ids or a mask as .npy, .txt or .csv")
     kind = path.suffix.lower()
@@ -315,9 +344,10 @@ class Parts:
     @classmethod
     def start(cls, table: Table, *, validation: Index | None = None) -> Parts:
         """Parts before any request: unseen rows to test on, `validation` held out, and all others known."""
+        check_table(table)
         part = np.full(len(table), RETAIN, dtype=np.uint8)
         if validation is not None:
-            part[validation] = VALIDATION
+            part[as_rows(validation, table)] = VALIDATION
         part[table.unseen] = TEST
         return cls(table.digests(), table.y, part, table.train).check()
 
@@ -331,6 +361,9 @@ class Parts:
         Rows that the model learned become FORGET. Copies among unseen and validation rows, which it did not learn, are
         left out of every set (FORGOTTEN). With `again`, rows forgotten before may be asked for once more.
         """
+        rows = as_rows(rows, table)
+        if len(rows) == 0:
+            raise InputError("the request names no rows; give at least one")
         if not np.array_equal(self.digests, table.digests()):
             raise InputError("these parts are of other data than the table; align them with it first")
         gone = np.isin(self.part, (FORGET, FORGOTTEN))
@@ -368,11 +401,12 @@ class Parts:
         digest = np.frombuffer(bytes.fromhex("".join(self.digests.tolist())), np.uint8).reshape(-1, 16)
         buffer = io.BytesIO()
         np.savez(buffer, digest=digest, label=self.labels, part=self.part, train=np.array(self.train))
-        write_atomically(path, buffer.getvalue())
+        write_atomically(as_path(path, "the file of parts"), buffer.getvalue())
 
     @classmethod
     def load(cls, path: Path) -> Parts:
         """Read and check a `rows.npz`."""
+        path = as_path(path, "the file of parts")
         arrays = read_arrays(path)
         found = {key: (value.dtype.str[1:], value.shape) for key, value in arrays.items()}
         count = len(arrays["part"]) if "part" in arrays and arrays["part"].ndim == 1 else -1
@@ -393,6 +427,7 @@ class Parts:
         Copies are counted, labels compared, and test rows match only test rows. Forgotten rows may be gone; a row that
         is known or tested must be there, and none may be new.
         """
+        check_table(table)
         gone = np.isin(self.part, (FORGET, FORGOTTEN))
         waiting = defaultdict(list)
         # The last of equal rows is taken first: where some are gone, those of this request are there the longest.

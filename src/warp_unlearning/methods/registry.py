@@ -69,6 +69,8 @@ def make_method(name: str, /, **settings: Any) -> Method:
 
 def as_method(method: str | Method, options: Mapping[str, Any] | None = None) -> Method:
     """A method from its name or FILE.py:Class with `options`, or an object that has its settings already."""
+    if options is not None and not (isinstance(options, Mapping) and all(isinstance(key, str) for key in options)):
+        raise InputError(f"the options are {options!r}; give a mapping of names to values, such as {{'epochs': 3}}")
     if isinstance(method, str):
         return _from_file(method, options or {}) if ".py:" in method else make_method(method, **(options or {}))
     if isinstance(method, Method) and not isinstance(method, type):

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from ..data.examples import Examples, TensorExamples
 from ..data.files import write_atomically
-from ..errors import DataError, InputError, WarpError, nearest
+from ..errors import DataError, InputError, WarpError, nearest, reason
 from .modes import norm_mode
 
 HUGGING_FACE = "hf:"
@@ -244,6 +244,14 @@ def check_network(model: object, *, what: str = "the model") -> None:
         raise InputError(f"{what} is a {type(model).__name__} with no parameters; there is nothing in it to change")
 
 
+def failed(error: Exception, doing: str) -> InputError:
+    """What to raise where the user's network failed while `doing`; of memory that is full, with the way out."""
+    full = isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
+    if full:
+        return InputError(f"memory is full: the model was {doing}; lower the batch size (batch_size of the method)")
+    return InputError(f"the model failed while {doing} ({reason(error)}); mend its code")
+
+
 def half_weights(model: nn.Module) -> torch.dtype | None:
     """A type of fewer than 32 bits that some weights have, in which small updates are lost; None where none has."""
     return next((p.dtype for p in model.parameters() if p.is_floating_point() and p.itemsize < 4), None)
@@ -277,7 +285,7 @@ def check_examples(model: nn.Module, sets: Mapping[str, Examples]) -> int:
 
 def _check_finite(examples: TensorExamples, what: str) -> None:
     for first, part in enumerate(torch.split(examples.x, 4096)):
-        finite = part.flatten(1).isfinite().all(1)
+        finite = part.isfinite().reshape(len(part), -1).all(1)
         if not bool(finite.all()):
             row = first * 4096 + int((~finite).nonzero()[0])
             raise DataError(
@@ -291,10 +299,9 @@ def _output(model: nn.Module, x: Tensor, what: str) -> object:
         with norm_mode(model, "eval"):
             return model(x)
     except Exception as error:
-        reason = str(error).split("\n", 1)[0]
         raise DataError(
             f"the model cannot take an example of the {what} set, "
-            f"of shape {tuple(x.shape[1:])} and type {x.dtype}: {reason}"
+            f"of shape {tuple(x.shape[1:])} and type {x.dtype}: {reason(error)}"
         ) from error
 
 
@@ -308,6 +315,9 @@ def _classes(model: nn.Module, x: Tensor, what: str) -> int:
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         way = "" if _logits_of(output) is None else "; wrap the model: warp_unlearning.models.own.Logits(model)"
         raise InputError(f"the model's output is {shape}; it must be a tensor of logits, shape (batch, classes){way}")
+    if output.layout != torch.strided or output.is_meta or not output.is_floating_point() or not output.shape[1]:
+        kind = f"{str(output.dtype)[6:]}, {output.layout}, {tuple(output.shape)} on {output.device}"
+        raise InputError(f"the model's output is {kind}; it must be dense floating-point logits with values")
     if not bool(output.isfinite().all()):
         raise InputError(
             f"the model's output on the {what} set is not finite; its weights are damaged or it diverged in training"

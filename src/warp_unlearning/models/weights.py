@@ -19,8 +19,9 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from ..data.files import write_atomically
+from ..data.files import as_path, write_atomically
 from ..errors import InputError, WeightsError
 
 SCHEMA_VERSION = 1
@@ -55,7 +56,7 @@ def read_weights(path: Path) -> Weights:
     """The weights in a .safetensors file, or in a .pt, .pth or .bin file that holds nothing but tensors: a state dict,
     or one under the key "state_dict", "model_state_dict" or "model".
     """
-    path = Path(path)
+    path = as_path(path, "the weight file")
     if not path.is_file():
         kind = "is not a file" if path.exists() else "does not exist"
         raise WeightsError(f"the weight file {path} {kind}; give the path of a .safetensors or .pt file")
@@ -75,6 +76,8 @@ def load_weights(
     """Put `weights` in `model`, which must have the same names, shapes and types; else leave `model` as it is. With
     `cast`, floating-point weights take the model's type.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model is a {type(model).__name__}; give an nn.Module")
     state = plain_tensors(weights.state if isinstance(weights, Weights) else weights, source=source)
     expected, prefix = tensors_of(model), _prefix(state)
     if prefix and not state.keys() & expected.keys():
@@ -103,7 +106,7 @@ def save_weights(
 
     An older file at `path` stays whole until the new one is. Tied tensors are each written.
     """
-    path = Path(path)
+    path = as_path(path, "the weight file")
     if path.suffix != ".safetensors":
         raise InputError(f"weights are saved as .safetensors and the path is {path}; change its ending")
     text = _header_text(header)
@@ -160,12 +163,14 @@ def tensors_of(model_or_state: nn.Module | Mapping[str, Tensor]) -> dict[str, Te
 def plain_tensors(state: Mapping[str, object], *, source: str) -> dict[str, Tensor]:
     """The entries of `state`, detached; `source` names it in the error about one that is no dense tensor."""
     plain: dict[str, Tensor] = {}
+    if not isinstance(state, Mapping):
+        raise WeightsError(f"{source} is a {type(state).__name__}; give the state dict of a model")
     for name, tensor in state.items():
         if not (isinstance(name, str) and isinstance(tensor, Tensor)):
             raise WeightsError(
                 f"{name!r} in {source} is a {type(tensor).__name__}, no named tensor; keep only the weights"
             )
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        if is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
             raise WeightsError(
                 f"{name!r} in {source} is no dense tensor with data; densify, dequantise or load it first"
             )

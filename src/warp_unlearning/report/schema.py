@@ -244,6 +244,16 @@ class Check(Results):
     notes: tuple[str, ...] = ()
 
 
+class Trained(Record):
+    """What `warp train` left: the share of right answers on each part, and the sizes of the parts and of the network."""
+
+    schema_version: Literal[1] = 1
+    kind: Literal["train"] = "train"
+    accuracy: dict[str, Share]
+    counts: dict[str, Count]
+    parameters: Count
+
+
 class Teleport(Results):
     """What `warp teleport` did: the change of the function beside its bound, and the certificate."""
 

@@ -11,14 +11,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from ..data.files import write_atomically
 from ..errors import DataError, InputError
 from ..version import __version__
 from .yaml_text import dump_yaml, load_yaml
+
+Schema = TypeVar("Schema", bound=BaseModel)
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -62,11 +65,22 @@ class RunDirectory:
         """One JSON file, or an error that says which is missing or damaged."""
         try:
             data = json.loads((self.path / name).read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{self.path / name} is missing or damaged ({error}); run the command again") from error
         if not isinstance(data, dict):
             raise DataError(f"{self.path / name} holds a {type(data).__name__} where an object was written")
         return data
+
+    def results(self, schema: type[Schema]) -> Schema:
+        """The results of a complete run, its files verified, as their schema has them."""
+        data = open_run(self.path).read_json("results.json")
+        try:
+            return schema.model_validate(data)
+        except ValidationError as error:
+            raise DataError(
+                f"{self.path / 'results.json'} holds no results of {schema.__name__.lower()} "
+                f"({error.errors()[0]['msg']}); {_WAY_OUT}"
+            ) from error
 
     def finish(self) -> None:
         """Write the manifest: every file with its size and digest."""

@@ -16,9 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from ..data.examples import Examples, TensorExamples, in_order
-from ..errors import DataError, InputError
+from ..errors import DataError, InputError, WarpError
 from ..gradients.energy import gradient_energy
 from ..models.modes import norm_mode
+from ..models.own import failed
 
 _AT_ONCE = 512
 # Small inputs are better asked many at a time on a GPU, where asking takes longer than answering; numbers of a batch.
@@ -31,6 +32,24 @@ def logits(model: nn.Module, examples: Examples, *, batch_size: int | None = Non
     size = batch_size or _at_once(examples)
     with norm_mode(model, "eval"):
         return torch.cat([model(x) for x in _inputs(examples, size)])
+
+
+def checked_logits(model: nn.Module, examples: Examples, what: str, *, classes: int | None = None) -> Tensor:
+    """The logits of a user's network on the set `what`, in float64 on the CPU; an error in one line where it fails or
+    does not give as many rows, or `classes`, as it should.
+    """
+    try:
+        found = logits(model, examples).double().cpu()
+    except WarpError:
+        raise
+    except Exception as error:
+        raise failed(error, f"asked for its outputs on the {what} set") from error
+    if found.dim() != 2 or len(found) != len(examples) or found.shape[1] != (classes or found.shape[1]):
+        raise InputError(
+            f"the model's output on the {what} set is {tuple(found.shape)} for {len(examples)} examples; it must be as "
+            "many rows of as many logits, whatever the batch"
+        )
+    return found
 
 
 def _at_once(examples: Examples) -> int:

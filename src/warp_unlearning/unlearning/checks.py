@@ -24,13 +24,13 @@ from ..data.sampling import draw_per_class
 from ..defense.base import Defense
 from ..defense.registry import as_defense
 from ..defense.teleporter import teleport
-from ..errors import DataError, InputError, WarpError
+from ..errors import DataError, InputError, WarpError, reason
 from ..models.own import as_network, check_network
 from ..models.own import check_examples as check_examples
 from ..randomness import Streams
 from ..stats.exchange import sign_p
 from ..stats.intervals import Estimate, proportion
-from ..training.scoring import logits
+from ..training.scoring import checked_logits
 
 Read = Callable[[Tensor], Tensor]
 ROWS, FEW = 2000, 50
@@ -164,20 +164,24 @@ def check_model(
     parts = {
         what: _drawn(as_examples(source, what=what), what)
         for what, source in {"known": known, "test": test}.items()
-        if source is not None
+        if source is not None or what == "known"
     }
-    if accuracy is not None and (test is None or not 0 <= accuracy <= 1):
+    share = isinstance(accuracy, int | float) and not isinstance(accuracy, bool) and 0 <= accuracy <= 1
+    if accuracy is not None and (test is None or not share):
         raise InputError(f"accuracy is {accuracy}; give a share of test rows between 0 and 1, and the test rows")
-    read = preprocess or _as_given
+    read = _as_given if preprocess is None else preprocess
+    for what, function in {"preprocess": read, **_named_readings(readings)}.items():
+        if not callable(function):
+            raise InputError(f"{what} is a {type(function).__name__}; give a function of raw rows that returns inputs")
     place = next(model.parameters()).device
-    inputs = {what: TensorExamples(read(part.x), part.y).to(place) for what, part in parts.items()}
+    inputs = {what: _inputs(read, part, what).to(place) for what, part in parts.items()}
     network = network_for(model, inputs["known"])
     classes = check_examples(network, cast("dict[str, Examples]", inputs))
-    answers = {what: _logits(network, part, what) for what, part in inputs.items()}
+    answers = {what: _logits(network, part, what, classes) for what, part in inputs.items()}
     right = {what: _right(answers[what], part.y) for what, part in inputs.items()}
     name, notes = _name_of(preprocess), list[str]()
     n, known_right = len(right["known"]), int(right["known"].sum())
-    others, better = _other_readings(network, parts["known"], right["known"], readings or {}, name)
+    others, better = _other_readings(network, parts["known"], right["known"], readings or {}, name, classes)
     better += _other_order(answers["known"], parts["known"].y, classes)
     if better:
         # A wrong order can look like a wrong reading, and the other way round: the better explanation counts.
@@ -203,6 +207,26 @@ def _as_given(x: Tensor) -> Tensor:
     return x
 
 
+def _named_readings(readings: object) -> dict[str, object]:
+    if readings is not None and not isinstance(readings, Mapping):
+        raise InputError(f"readings are a {type(readings).__name__}; give a mapping of names to functions")
+    return {f"the reading {name!r}": read for name, read in (readings or {}).items()}
+
+
+def _inputs(read: Read, part: TensorExamples, what: str) -> TensorExamples:
+    """The inputs that the user's function makes of raw rows."""
+    try:
+        found: object = read(part.x)
+    except WarpError:
+        raise
+    except Exception as error:
+        raise InputError(f"the preprocessing failed on the {what} set ({reason(error)}); mend it") from error
+    if not isinstance(found, Tensor) or found.dim() == 0 or len(found) != len(part):
+        kind = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise InputError(f"the preprocessing gave {kind} for {len(part)} rows; return a tensor with one a row")
+    return TensorExamples(found, part.y)
+
+
 def _drawn(examples: Examples, what: str) -> TensorExamples:
     """At most 2,000 of the rows, each class in proportion, from a fixed stream."""
     if len(examples) == 0:
@@ -212,8 +236,8 @@ def _drawn(examples: Examples, what: str) -> TensorExamples:
     return TensorExamples(*examples.take(torch.from_numpy(chosen)))
 
 
-def _logits(network: nn.Module, part: TensorExamples, what: str) -> Tensor:
-    found = logits(network, part).double().cpu()
+def _logits(network: nn.Module, part: TensorExamples, what: str, classes: int) -> Tensor:
+    found = checked_logits(network, part, what, classes=classes)
     broken = (~found.isfinite().all(1)).nonzero()
     if len(broken):
         raise InputError(
@@ -254,7 +278,12 @@ def _check_stated(right: NDArray[np.bool_], accuracy: float) -> None:
 
 
 def _other_readings(
-    network: nn.Module, known: TensorExamples, right: NDArray[np.bool_], readings: Mapping[str, Read], name: str
+    network: nn.Module,
+    known: TensorExamples,
+    right: NDArray[np.bool_],
+    readings: Mapping[str, Read],
+    name: str,
+    classes: int,
 ) -> tuple[dict[str, float], list[tuple[float, str]]]:
     """The accuracy for each other reading; for those that are better beyond chance, by exact McNemar, the accuracy and
     the sentence of a refusal.
@@ -263,9 +292,9 @@ def _other_readings(
     better: list[tuple[float, str]] = []
     for other, read in readings.items():
         try:
-            inputs = TensorExamples(read(known.x), known.y).to(next(network.parameters()).device)
+            inputs = _inputs(read, known, other).to(next(network.parameters()).device)
             check_examples(network, {other: inputs})
-            now = _right(_logits(network, inputs, other), known.y)
+            now = _right(_logits(network, inputs, other, classes), known.y)
         except WarpError:
             continue  # The network does not take rows of that shape.
         found[other] = float(now.mean())

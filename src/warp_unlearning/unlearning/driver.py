@@ -8,12 +8,12 @@ from collections.abc import Callable, Generator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
-from numbers import Integral
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ..data.examples import Examples, TensorExamples, as_examples
@@ -25,17 +25,17 @@ from ..errors import DivergedError, InputError, WarpError, WarpWarning
 from ..methods.protocol import Method, Task
 from ..methods.registry import as_method
 from ..methods.retrain import Retrain, RetrainBy, frozen_state
-from ..models.modes import choose_device, draws_nothing, enter_mode
-from ..models.own import Logits, check_network, unwrap
+from ..models.modes import choose_device, draws_nothing, enter_mode, norm_mode
+from ..models.own import Logits, check_network, failed, unwrap
 from ..models.weights import model_digest, save_weights
 from ..module_tree import modes_of, restore_modes
-from ..randomness import LayerDraws, Streams
+from ..randomness import LayerDraws, Streams, whole
 from ..stats.verdict import Verdict
 from ..symmetry.move import Move
 from ..training.update import Update
 from .checks import check_disjoint, check_examples, check_precision, network_for
-from .guard import Collapse, Guard, rows_to_watch
-from .judge import html_table, judge_models
+from .guard import Collapse, Guard, generators_kept, rows_to_watch
+from .judge import check_drawn, html_table, judge_models
 from .record import Deletion, DeletionRecord, describe, describe_defense, examples_digest, now, versions
 
 Untrained = nn.Module | Callable[[], nn.Module] | None
@@ -114,17 +114,20 @@ def unlearn(
     """
     check_network(model)
     chosen, guarding = as_method(method, options), as_defense(defense)
-    seeds = [_whole(name, s) for name, s in (("seed", seed), ("defense_seed", defense_seed)) if s is not None]
-    if seed is None:
-        raise InputError("seed is None; give a whole number")
+    seed = whole(seed)
+    defense_seed = None if defense_seed is None else whole(defense_seed, "defense_seed")
+    check_drawn(drawn)
+    if on_update is not None and not callable(on_update):
+        raise InputError(f"on_update is a {type(on_update).__name__}; give a function that takes an update")
     check_precision(model)
     place = choose_device(str(device)) if device is not None else _device_of(model)
     forget = as_examples(forget, what="forget").to(place)
     working = network_for(working_copy(model, place), forget)
-    task = make_task(working, forget=forget, retain=retain, validation=validation, untrained=untrained, seed=seeds[0])
+    task = make_task(working, forget=forget, retain=retain, validation=validation, untrained=untrained, seed=seed)
     unseen = None if test is None else as_examples(test, what="test").to(place)
     if unseen is not None:
         check_examples(working, {"test": unseen})
+    _check_training(working, task.retain, chosen)
     ours = isinstance(chosen, Retrain | RetrainBy) and not frozen_state(working)
     modes = modes_of(working)
     began = perf_counter()
@@ -151,7 +154,7 @@ def unlearn(
             drawn=bool(drawn),
             ours=ours,
             word=_word(chosen, drawn, untrained),
-            seed=seeds[0],
+            seed=seed,
         )
     except WarpError as error:
         state = {n: t.detach().clone() for n, t in working.state_dict().items()}
@@ -167,7 +170,7 @@ def unlearn(
         method=describe(chosen),
         defense=describe_defense(guarding),
         experiment_only=guarding is not None and defense_seed is not None,
-        seed=seeds[0],
+        seed=seed,
         seconds=seconds,
         date=now(),
         versions=versions(),
@@ -197,12 +200,6 @@ def _word(method: Method, drawn: bool | str, untrained: Untrained) -> str | None
     if isinstance(drawn, str):
         return drawn
     return None if untrained is None or not isinstance(method, Retrain) else "the untrained network that was given"
-
-
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"{name} is {value!r}; give a whole number")
-    return int(value)
 
 
 def _warn(method: Method, deletion: Deletion, verdict: Verdict) -> None:
@@ -377,6 +374,28 @@ def _to_the_end(steps: Generator[Update, None, Driven]) -> Driven:
         except StopIteration as end:
             found: Driven = end.value
             return found
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise failed(error, "updated") from error
+
+
+def _check_training(model: nn.Module, examples: Examples, method: Method) -> None:
+    """One batch forward and backward, in eval mode, so that a network that cannot be trained is refused at the door."""
+    sizes = [n for name, n in vars(method).items() if "batch" in name and isinstance(n, int)]
+    batch = examples.take(torch.arange(min(max(sizes, default=256), len(examples))))
+    weights = [p for p in model.parameters() if p.requires_grad]
+    if not weights:
+        return
+    try:
+        with generators_kept(batch.y.device), norm_mode(model, "eval"):
+            loss = F.cross_entropy(model(batch.x.clone()), batch.y)
+            torch.autograd.grad(loss, weights, allow_unused=True)
+    except Exception as error:
+        raise failed(error, f"given a batch of {len(batch.y)} to learn from") from error
+    if not bool(loss.isfinite()):
+        raise InputError(
+            f"the model's loss on the first {len(batch.y)} retained examples is {float(loss)}; its weights are damaged or "
+            "its outputs are not finite for a whole batch"
+        )
 
 
 def _device_of(model: nn.Module) -> torch.device:

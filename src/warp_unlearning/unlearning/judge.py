@@ -23,11 +23,11 @@ from ..data.examples import Examples, as_examples
 from ..data.files import to_json
 from ..errors import InputError
 from ..models.own import check_network
-from ..randomness import Streams
+from ..randomness import Streams, whole
 from ..stats.evidence import Outputs, judge_outputs
 from ..stats.intervals import Estimate, mean, proportion
 from ..stats.verdict import LEVEL, MARGIN, MAX_DROP, Verdict
-from ..training.scoring import logit_confidence, logits
+from ..training.scoring import checked_logits, logit_confidence
 from .checks import check_examples, copies_of, network_for
 from .guard import generators_kept
 
@@ -110,10 +110,14 @@ def compare(
     without it.
     """
     given = {"forget": forget, "retain": retain} | ({} if test is None else {"test": test})
+    seed = whole(seed)
+    check_drawn(drawn)
     sets = {what: as_examples(source, what=what) for what, source in given.items()}
     models = _named(original, unlearned, retrained, sets["forget"])
-    _check_classes(models, sets)
-    outputs = {name: {what: _logits(m, part) for what, part in sets.items()} for name, m in models.items()}
+    classes = _check_classes(models, sets)
+    outputs = {
+        name: {what: _logits(m, part, what, classes) for what, part in sets.items()} for name, m in models.items()
+    }
     labels = {what: examples.y.cpu() for what, examples in sets.items()}
     scores = {name: _scores(outputs[name], labels) for name in models}
     references = [name for name in models if name.startswith("retrained")]
@@ -128,6 +132,12 @@ def compare(
     word = drawn if isinstance(drawn, str) else None
     verdict = _judged(outputs, sets, drawn=bool(drawn), ours=ours, word=word, seed=seed)
     return ModelComparison(scores, gaps, {what: len(examples) for what, examples in sets.items()}, verdict)
+
+
+def check_drawn(drawn: object) -> None:
+    """Raise unless `drawn` is true, false, or who says so."""
+    if not isinstance(drawn, bool | str):
+        raise InputError(f"drawn is {drawn!r}; give True or False, or who says that the rows were drawn at random")
 
 
 def judge_models(
@@ -156,7 +166,7 @@ def judge_models(
     models = _named(original, unlearned, retrained, forget)
     sets = {w: e for w, e in (("forget", forget), ("retain", retain), ("test", test)) if e is not None}
     asked = {w: e for w, e in sets.items() if w != "retain"}
-    outputs = {name: {what: _logits(m, part) for what, part in asked.items()} for name, m in models.items()}
+    outputs = {name: {what: _logits(m, part, what) for what, part in asked.items()} for name, m in models.items()}
     limits = {"margin": margin, "level": level, "max_drop": max_drop}
     return _judged(outputs, sets, drawn=drawn, ours=ours, seed=seed, word=word, copies=copies, **limits)
 
@@ -220,6 +230,8 @@ def html_table(head: Sequence[str], body: Sequence[Sequence[str]], verdict: Verd
 
 
 def _named(original: nn.Module, unlearned: nn.Module, retrained: Retrained, forget: Examples) -> dict[str, nn.Module]:
+    if not (retrained is None or isinstance(retrained, nn.Module | list | tuple)):
+        raise InputError(f"retrained is a {type(retrained).__name__}; give a model, or a list of models")
     others = [retrained] if isinstance(retrained, nn.Module) else list(retrained or ())
     names = ["retrained"] if len(others) == 1 else [f"retrained {i}" for i in range(1, len(others) + 1)]
     given = {"original": original, "unlearned": unlearned} | dict(zip(names, others, strict=True))
@@ -233,19 +245,20 @@ def _beside(model: nn.Module, examples: Examples) -> Examples:
     return examples.to(next(model.parameters()).device)
 
 
-def _logits(model: nn.Module, examples: Examples) -> Tensor:
+def _logits(model: nn.Module, examples: Examples, what: str, classes: int | None = None) -> Tensor:
     part = _beside(model, examples)
     # A data set that augments gives every model the same inputs.
     with generators_kept(part.y.device, start=0):
-        return logits(model, part).double().cpu()
+        return checked_logits(model, part, what, classes=classes)
 
 
-def _check_classes(models: Mapping[str, nn.Module], sets: Mapping[str, Examples]) -> None:
-    """Raise unless each model takes every set and all have the same classes."""
+def _check_classes(models: Mapping[str, nn.Module], sets: Mapping[str, Examples]) -> int:
+    """How many classes all models have; an error unless each takes every set."""
     classes = {name: check_examples(m, {w: _beside(m, e) for w, e in sets.items()}) for name, m in models.items()}
     if len(set(classes.values())) > 1:
         found = ", ".join(f"{name} {count}" for name, count in classes.items())
         raise InputError(f"the models have different numbers of classes ({found}); give models of one task")
+    return classes["original"]
 
 
 def _scores(outputs: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> ModelScores:
