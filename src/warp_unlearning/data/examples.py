@@ -248,7 +248,8 @@ def _from_loader(loader: DataLoader[Any], what: str) -> TensorExamples:
         drawn = list(loader.sampler) if whole else [i for batch in cast(Any, loader.batch_sampler) for i in batch]
         if {*drawn} != {*range(count)} or len(drawn) != count:
             raise InputError(
-                f"the {what} DataLoader reads {len(drawn)} rows, {len({*drawn})} different ones, of the {count} of its data set, as its sampler leaves some out or repeats them; {way}"
+                f"the {what} DataLoader reads {len(drawn)} rows, {len({*drawn})} different ones, of the {count} of its "
+                f"data set, as its sampler leaves some out or repeats them; {way}"
             )
         batches = DataLoader(
             loader.dataset,
