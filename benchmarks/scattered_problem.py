@@ -7,6 +7,7 @@ from torch import nn
 
 from warp_unlearning.conformance.problem import Problem
 from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
 from warp_unlearning.training.recipe import Recipe

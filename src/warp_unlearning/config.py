@@ -32,6 +32,10 @@ _PRECISION = "of the forward and backward passes: auto is bf16 on a GPU, else fl
 _SECRET = "fixes the defences' draws for experiments that others are to repeat; else they are secret"
 
 
+def _key(description: str, default: Any = None, **limits: Any) -> Any:
+    return Field(default=default, description=description, **limits)
+
+
 class Section(BaseModel):
     """A section that knows its keys and does not change."""
 
@@ -41,29 +45,20 @@ class Section(BaseModel):
 class DataConfig(Section):
     """Which examples, and how their inputs are read."""
 
-    name: str = Field(
-        default="digits",
-        description="digits, cifar10, fashion_mnist, npz, npy, folder or csv; what lies at `path` unless it is given",
+    name: str | None = _key(
+        "digits, cifar10, fashion_mnist, npz, npy, folder or csv; if null what lies at `path`, or digits"
     )
-    path: Path | None = Field(default=None, description="where the data are; digits need none")
-    fetch: bool = Field(default=False, description="bring CIFAR-10 to `path` if it is not there")
-    size: tuple[int, int] | None = Field(default=None, description="height and width to which image files are resized")
-    test: Path | None = Field(default=None, description="where a test part is that does not lie beside the data")
-    holdout: float | None = Field(default=None, gt=0, lt=1, description="share of rows drawn once as the test part")
-    ids: str | None = Field(default=None, description="array or csv column that names the rows")
-    classes: list[str] | None = Field(default=None, min_length=1, description="names of the classes, in label order")
-    scale: float | None = Field(default=None, gt=0, description="divides raw inputs, such as 255 for bytes")
-    mean: float | list[float] | None = Field(default=None, description="subtracted after `scale`, for each channel")
-    std: float | list[float] | None = Field(default=None, description="divides after `mean`, for each channel")
-    preprocess: str | None = Field(default=None, description="FILE.py:NAME, raw rows to inputs, in place of the three")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping) or data.get("name") is not None:
-            return data
-        path = data.get("path")
-        return {**data, "name": recognise(Path(path)) if isinstance(path, str | Path) else "digits"}
+    path: Path | None = _key("where the data are; digits need none")
+    fetch: bool = _key("bring CIFAR-10 to `path` if it is not there", False)
+    size: tuple[int, int] | None = _key("height and width to which image files are resized")
+    test: Path | None = _key("where a test part is that does not lie beside the data")
+    holdout: float | None = _key("share of rows drawn once as the test part", gt=0, lt=1)
+    ids: str | None = _key("array or csv column that names the rows")
+    classes: list[str] | None = _key("names of the classes, in label order", min_length=1)
+    scale: float | None = _key("divides raw inputs, such as 255 for bytes", gt=0)
+    mean: float | list[float] | None = _key("subtracted after `scale`, for each channel")
+    std: float | list[float] | None = _key("divides after `mean`, for each channel")
+    preprocess: str | None = _key("FILE.py:NAME, raw rows to inputs, in place of the three")
 
     def load_options(self) -> dict[str, Any]:
         """What `load_data` takes: for studies and attacks, which read the standard data sets as they are."""
@@ -71,66 +66,64 @@ class DataConfig(Section):
         for key, value in self:
             if key not in known and value is not None:
                 raise InputError(f"data.{key} is {value!r} and cannot be used here; leave it out")
-        return self.model_dump(include=set(known))
+        return {**self.model_dump(include=set(known)), "name": self.name or recognise(self.path)}
 
 
 class ModelConfig(Section):
     """Which network; one of your own is given by --model."""
 
-    name: str = Field(
-        default="small_resnet", description="small_resnet, resnet18, mlp, or custom with --model FILE.py:build"
-    )
-    options: Options = Field(default_factory=dict, description="its options; shapes are taken from the data")
+    name: str = _key("small_resnet, resnet18, mlp, or custom with --model FILE.py:build", "small_resnet")
+    options: Options = _key("its options; shapes are taken from the data", {})
 
 
 class TrainingConfig(Section):
     """How a network is trained: SGD with momentum under a cosine schedule."""
 
-    recipe: Literal["small", "paper"] = Field(default="small", description="settings to start from")
-    epochs: int = Field(default=20, ge=1, description="passes through the training examples")
-    batch_size: int = Field(default=64, ge=1, description="examples of an update")
-    lr: float = Field(default=0.05, gt=0, description="first learning rate, annealed to zero by a cosine")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of SGD")
-    weight_decay: float = Field(default=5e-4, ge=0, description="weight of the squared norm of all weights, halved")
-    crop_padding: int = Field(default=0, ge=0, description="pixels by which random crops may be shifted")
-    flip: bool = Field(default=False, description="mirror images at random")
-    precision: Precision = Field(default="auto", description=_PRECISION)
-    checkpoint_seconds: float = Field(default=30, ge=0, description="write a checkpoint at most this often")
+    recipe: Literal["small", "paper"] = _key("settings to start from", "small")
+    epochs: int = _key("passes through the training examples", 20, ge=1)
+    batch_size: int = _key("examples of an update", 64, ge=1)
+    lr: float = _key("first learning rate, annealed to zero by a cosine", 0.05, gt=0)
+    momentum: float = _key("momentum of SGD", 0.9, ge=0, lt=1)
+    weight_decay: float = _key("weight of the squared norm of all weights, halved", 0.0005, ge=0)
+    crop_padding: int = _key("pixels by which random crops may be shifted", 0, ge=0)
+    flip: bool = _key("mirror images at random", False)
+    precision: Precision = _key(_PRECISION, "auto")
+    checkpoint_seconds: float = _key("write a checkpoint at most this often", 30, ge=0)
 
 
 class ForgetConfig(Section):
     """What is to be forgotten: `rows`, `label` or `fraction`."""
 
-    rows: Path | None = Field(default=None, description="a .npy, .txt or .csv file of row numbers, a mask, or names")
-    column: str | None = Field(default=None, description="the column of `rows` that counts; a csv of one needs none")
-    by: Literal["row", "id"] | None = Field(default=None, description="what numbers in `rows` are, if in doubt")
-    label: int | str | None = Field(default=None, description="every training example of this class, by name or number")
-    fraction: float | None = Field(default=None, gt=0, lt=1, description="a random fraction of each class")
-    drawn: bool = Field(default=False, description="`rows` were drawn at random, so that unseen rows are like them")
-    again: bool = Field(default=False, description="forget what earlier requests asked for once more, too")
+    rows: Path | None = _key("a .npy, .txt or .csv file of row numbers, a mask, or names")
+    column: str | None = _key("the column of `rows` that counts; a csv of one needs none")
+    by: Literal["row", "id"] | None = _key("what numbers in `rows` are, if in doubt")
+    label: int | str | None = _key("every training example of this class, by name or number")
+    fraction: float | None = _key("a random fraction of each class", gt=0, lt=1)
+    drawn: bool = _key("`rows` were drawn at random, so that unseen rows are like them", False)
+    again: bool = _key("forget what earlier requests asked for once more, too", False)
 
 
 class MethodConfig(Section):
     """How it is forgotten."""
 
-    name: str | None = Field(default=None, description="a method of `warp methods`, or FILE.py:Class")
-    recipe: RecipeName = Field(default="auto", description=_RECIPE)
-    options: Options = Field(default_factory=dict, description="settings of the method, over the recipe's")
+    name: str | None = _key("a method of `warp methods`, or FILE.py:Class")
+    recipe: RecipeName = _key(_RECIPE, "auto")
+    options: Options = _key("settings of the method, over the recipe's", {})
 
 
 class DefenseConfig(Section):
     """What hides the trace, and where its randomness comes from."""
 
-    name: str | None = Field(default=None, description="warp, fastwarp, cob or conjugate; none without it")
-    options: Options = Field(default_factory=dict, description="settings of the defence and of its symmetry")
-    seed: int | None = Field(default=None, ge=0, lt=2**63, description=_SECRET)
+    name: str | None = _key("warp, fastwarp, cob or conjugate; none without it")
+    options: Options = _key("settings of the defence and of its symmetry", {})
+    seed: int | None = _key(_SECRET, ge=0, lt=2**63)
 
 
 class Seeded(Section):
     """What every configuration of its own has."""
 
-    seed: int = Field(default=0, description="what every draw comes from that need not stay secret")
-    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
+    seed: int = _key("what every draw comes from that need not stay secret", 0)
+    device: str = _key("auto, cpu, cuda, cuda:1, ...", "auto")
 
 
 class _Networks(Seeded):
@@ -142,42 +135,40 @@ class _Networks(Seeded):
 class Config(_Networks):
     """Everything that decides the result of one model."""
 
-    validation: float = Field(
-        default=0, ge=0, lt=1, description="share of the known rows set aside for methods that choose by it"
-    )
+    validation: float = _key("share of the known rows set aside for methods that choose by it", 0, ge=0, lt=1)
     forget: ForgetConfig = ForgetConfig()
     method: MethodConfig = MethodConfig()
     defense: DefenseConfig = DefenseConfig()
-    dtype: Literal["float32", "float64"] | None = Field(default=None, description="type that weights are cast to")
-    threads: int | None = Field(default=None, ge=1, description="threads of torch on the CPU; all cores if null")
-    accuracy: float | None = Field(default=None, gt=0, le=1, description="stated test accuracy, which is checked")
+    dtype: Literal["float32", "float64"] | None = _key("type that weights are cast to")
+    threads: int | None = _key("threads of torch on the CPU; all cores if null", ge=1)
+    accuracy: float | None = _key("stated test accuracy, which is checked", gt=0, le=1)
 
 
 class _Arms(_Networks):
-    method_options: dict[str, Options] = Field(default_factory=dict, description="settings by method, held as they are")
-    recipe: RecipeName = Field(default="auto", description=_RECIPE)
-    defense_options: dict[str, Options] = Field(default_factory=dict, description="settings by defence, held likewise")
+    method_options: dict[str, Options] = _key("settings by method, held as they are", {})
+    recipe: RecipeName = _key(_RECIPE, "auto")
+    defense_options: dict[str, Options] = _key("settings by defence, held likewise", {})
 
 
 class ShadowConfig(_Arms):
     """Everything that decides the results of a shadow audit."""
 
-    methods: list[str] = Field(default_factory=lambda: list(SIX), min_length=1, description="methods to audit")
-    defenses: list[str] = Field(default_factory=lambda: ["warp"], description="defences, each beside the method alone")
-    shadows: int = Field(default=16, ge=4, multiple_of=2, description="shadow models, in complementary pairs")
-    forget_sets: int = Field(default=4, ge=1, description="disjoint forget sets of each shadow")
-    share: float = Field(default=0.4, gt=0, le=1, description="share of a shadow's training half that they cover")
-    pairs: int = Field(default=1, ge=0, description="pairs of models of each arm whose weights are attacked")
-    defense_seed: int | None = Field(default=None, ge=0, lt=2**63, description=_SECRET)
+    methods: list[str] = _key("methods to audit", SIX, min_length=1)
+    defenses: list[str] = _key("defences, each beside the method alone", ["warp"])
+    shadows: int = _key("shadow models, in complementary pairs", 16, ge=4, multiple_of=2)
+    forget_sets: int = _key("disjoint forget sets of each shadow", 4, ge=1)
+    share: float = _key("share of a shadow's training half that they cover", 0.4, gt=0, le=1)
+    pairs: int = _key("pairs of models of each arm whose weights are attacked", 1, ge=0)
+    defense_seed: int | None = _key(_SECRET, ge=0, lt=2**63)
 
 
 class RangeConfig(Section):
     """The values that a search may give to one setting: `choices`, or numbers from `low` to `high`."""
 
-    low: int | float | None = Field(default=None, description="least number")
-    high: int | float | None = Field(default=None, description="largest number")
-    log: bool = Field(default=False, description="draw evenly in the logarithm")
-    choices: list[bool | int | float | str] | None = Field(default=None, min_length=1, description="all values, listed")
+    low: int | float | None = _key("least number")
+    high: int | float | None = _key("largest number")
+    log: bool = _key("draw evenly in the logarithm", False)
+    choices: list[bool | int | float | str] | None = _key("all values, listed", min_length=1)
 
     @model_validator(mode="after")
     def _one_of_two(self) -> RangeConfig:
@@ -191,83 +182,71 @@ class RangeConfig(Section):
 class TuneConfig(_Arms):
     """Everything that decides the results of a tuning, and `trials`, which may grow."""
 
-    methods: list[str] = Field(default_factory=lambda: ["ngp"], min_length=1, description="methods to tune")
-    defenses: list[str] = Field(
-        default_factory=lambda: ["warp", "conjugate"], description="defences, each beside the method alone"
-    )
-    ranges: dict[str, dict[str, RangeConfig]] = Field(
-        default_factory=dict, description="ranges by method or defence and setting, over ours"
-    )
-    trials: int = Field(default=8, ge=1, description="trials of each arm, base and defended alike")
-    sampler: Literal["nsga3", "tpe"] = Field(default="nsga3", description="how the next trials are drawn")
-    population: int = Field(default=4, ge=2, description="trials of a round, and of a generation of nsga3")
-    shadows: int = Field(default=2, ge=1, description="shadow models of the tuning, numbered from 1000 on")
-    forget_sets: int = Field(default=1, ge=1, description="disjoint forget sets of each shadow")
-    fraction: float = Field(default=0.1, gt=0, lt=1, description="share of a shadow's training half in a forget set")
-    audited: Path | None = Field(
-        default=None, description="an .npy file of training rows that a study audits: neither forgotten nor measured"
-    )
+    methods: list[str] = _key("methods to tune", ["ngp"], min_length=1)
+    defenses: list[str] = _key("defences, each beside the method alone", ["warp", "conjugate"])
+    ranges: dict[str, dict[str, RangeConfig]] = _key("ranges by method or defence and setting, over ours", {})
+    trials: int = _key("trials of each arm, base and defended alike", 8, ge=1)
+    sampler: Literal["nsga3", "tpe"] = _key("how the next trials are drawn", "nsga3")
+    population: int = _key("trials of a round, and of a generation of nsga3", 4, ge=2)
+    shadows: int = _key("shadow models of the tuning, numbered from 1000 on", 2, ge=1)
+    forget_sets: int = _key("disjoint forget sets of each shadow", 1, ge=1)
+    fraction: float = _key("share of a shadow's training half in a forget set", 0.1, gt=0, lt=1)
+    audited: Path | None = _key("an .npy file of training rows that a study audits: neither forgotten nor measured")
 
 
 class ReproduceConfig(Seeded):
     """Everything that decides the results of a study of the paper, and `shadows`, which may grow."""
 
-    study: str = Field(default="table1", description="which of its studies")
-    size: Literal["auto", "small", "small-images", "paper"] = Field(
-        default="auto",
-        description="digits in minutes, 5,000 images of Fashion-MNIST in hours, or CIFAR-10 with ResNet-18; auto is "
-        "paper where there is a GPU, else small",
+    study: str = _key("which of its studies", "table1")
+    size: Literal["auto", "small", "small-images", "paper"] = _key(
+        "digits in minutes, 5,000 images of Fashion-MNIST in hours, or CIFAR-10 with ResNet-18; auto is paper on a "
+        "GPU, else small",
+        "auto",
     )
-    data_path: Path | None = Field(default=None, description="folder of the images, for all sizes but small")
-    methods: list[str] = Field(default_factory=lambda: list(SIX), min_length=1, description="methods to study")
-    defenses: list[str] | None = Field(
-        default=None, min_length=1, description='defences to study, "none" among them; all of the study if null'
+    data_path: Path | None = _key("folder of the images, for all sizes but small")
+    methods: list[str] = _key("methods to study", SIX, min_length=1)
+    defenses: list[str] | None = _key('defences to study, "none" among them; all of the study if null', min_length=1)
+    shadows: int | None = _key("shadow models; of the size if null", ge=2, multiple_of=2)
+    forget_sets: int | None = _key("forget sets of each shadow, for every method", ge=1)
+    pairs: int | None = _key("shadows whose first models are attacked with weights", ge=0)
+    runs: int | None = _key("timed runs of each arm of `runtime`; five if null", ge=2)
+    epochs: int | None = _key("epochs of the originals; of the size if null", ge=1)
+    recipes: Path | None = _key("the recipes.yaml of a `warp tune`")
+    method_options: dict[str, Options] = _key('settings by method, or by "method + defence"', {})
+    defense_options: dict[str, Options] = _key(
+        'settings by defence ("kick" is the control), or by "method + defence"', {}
     )
-    shadows: int | None = Field(default=None, ge=2, multiple_of=2, description="shadow models; of the size if null")
-    forget_sets: int | None = Field(default=None, ge=1, description="forget sets of each shadow, for every method")
-    pairs: int | None = Field(default=None, ge=0, description="shadows whose first models are attacked with weights")
-    runs: int | None = Field(default=None, ge=2, description="timed runs of each arm of `runtime`; five if null")
-    epochs: int | None = Field(default=None, ge=1, description="epochs of the originals; of the size if null")
-    recipes: Path | None = Field(default=None, description="the recipes.yaml of a `warp tune`")
-    method_options: dict[str, Options] = Field(
-        default_factory=dict, description='settings by method, or by "method + defence"'
-    )
-    defense_options: dict[str, Options] = Field(
-        default_factory=dict, description='settings by defence ("kick" is the control), or by "method + defence"'
-    )
-    made_with: Literal["0.1"] | None = Field(
-        default=None, description="the version whose stored results are read, with its names of defences"
-    )
-    defense_seed: int = Field(default=0, ge=0, lt=2**63, description="what defences draw from: a study is repeatable")
+    made_with: Literal["0.1"] | None = _key("the version whose stored results are read, with its names of defences")
+    defense_seed: int = _key("what defences draw from: a study is repeatable", 0, ge=0, lt=2**63)
 
 
 class GeneratorConfig(Section):
     """How large the generator of a prior is."""
 
-    latent: int | None = Field(default=None, ge=1, description="numbers in a latent; 32 up to 16x16, else 128, if null")
-    width: int | None = Field(default=None, ge=1, description="channels at full size; 16 up to 16x16, else 64, if null")
-    conditional: bool = Field(default=False, description="whether it takes labels")
+    latent: int | None = _key("numbers in a latent; 32 up to 16x16, else 128, if null", ge=1)
+    width: int | None = _key("channels at full size; 16 up to 16x16, else 64, if null", ge=1)
+    conditional: bool = _key("whether it takes labels", False)
 
 
 class PriorTrainingConfig(Section):
     """How a prior is trained: Adam under a cosine schedule."""
 
-    epochs: int = Field(default=60, ge=1, description="passes through the images")
-    batch_size: int = Field(default=32, ge=1, description="images of an update")
-    lr: float = Field(default=3e-3, gt=0, description="largest learning rate")
-    noise: float = Field(default=0.05, gt=0, description="pixel noise; less of it lets latents tell more of an image")
-    edges: float = Field(default=0.5, ge=0, description="weight of the Laplacian pyramid")
-    flip: bool = Field(default=False, description="mirror images at random")
-    precision: Precision = Field(default="auto", description=_PRECISION)
+    epochs: int = _key("passes through the images", 60, ge=1)
+    batch_size: int = _key("images of an update", 32, ge=1)
+    lr: float = _key("largest learning rate", 0.003, gt=0)
+    noise: float = _key("pixel noise; less of it lets latents tell more of an image", 0.05, gt=0)
+    edges: float = _key("weight of the Laplacian pyramid", 0.5, ge=0)
+    flip: bool = _key("mirror images at random", False)
+    precision: Precision = _key(_PRECISION, "auto")
 
 
 class PriorConfig(Seeded):
     """Everything that decides a prior."""
 
     data: DataConfig = DataConfig()
-    exclude: list[Path] = Field(default_factory=list, description=".npy files of positions not to learn from")
-    for_run: Path | None = Field(default=None, description="a run of `warp unlearn`: its forgotten images are left out")
-    held_out: float = Field(default=0.1, ge=0, lt=1, description="fraction on which reconstruction is measured")
+    exclude: list[Path] = _key(".npy files of positions not to learn from", [])
+    for_run: Path | None = _key("a run of `warp unlearn`: its forgotten images are left out")
+    held_out: float = _key("fraction on which reconstruction is measured", 0.1, ge=0, lt=1)
     generator: GeneratorConfig = GeneratorConfig()
     training: PriorTrainingConfig = PriorTrainingConfig()
 

@@ -11,7 +11,6 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
-
 LONGEST = 400
 
 

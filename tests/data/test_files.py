@@ -49,6 +49,8 @@ def test_folders_are_made_for_their_owner_and_no_link_leads_out(tmp_path: Path) 
     write_atomically(safe_output(tmp_path / "a" / "b" / "x"), b"x")
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    with pytest.raises(InputError, match=r"folder .*x cannot be made"):
+        safe_output(tmp_path / "a" / "b" / "x" / "y")
     (tmp_path / "a" / "out").symlink_to(tmp_path)
     with pytest.raises(InputError, match="leads out of"):
         safe_output(tmp_path / "a" / "out" / "y", within=tmp_path / "a")

@@ -73,8 +73,8 @@ def test_test_rows_lie_behind(tmp_path: Path, load: Any) -> None:
 def test_a_test_part_may_be_another_file(tmp_path: Path) -> None:
     x = images(6, 5)
     np.savez(tmp_path / "test.npz", x=x[:3], y=Y[:3])
-    table = npz(tmp_path, {"test": tmp_path / "test.npz"}, x=x, y=Y)
-    assert (len(table), table.train) == (23, 20)
+    table = npz(tmp_path, {"test": tmp_path / "test.npz", "ids": "who"}, x=x, y=Y, who=Y.astype(str))
+    assert (len(table), table.train, table.describe(5), table.describe(21)) == (23, 20, '5 "1" class 1', "21 class 1")
     np.testing.assert_array_equal(whole(table)[20:], x[:3])
     np.save(tmp_path / "x_train.npy", x)
     np.save(tmp_path / "y_train.npy", Y)
@@ -84,6 +84,8 @@ def test_a_test_part_may_be_another_file(tmp_path: Path) -> None:
     assert (table.name, len(table), table.train) == ("npy", 24, 20)
     with pytest.raises(InputError, match="has a test part of its own; leave out"):
         npz(tmp_path, {"test": tmp_path / "test.npz"}, x=x, y=Y, x_test=x, y_test=Y)
+    with pytest.raises(DataError, match="no array 'ids_train'"):
+        load_table(None, tmp_path / "x_train.npy", ids="ids")
     with pytest.raises(DataError, match=r"nothing at .*none\.npz"):
         npz(tmp_path, {"test": tmp_path / "none.npz"}, x=x, y=Y)
 
@@ -116,7 +118,7 @@ def test_a_class_may_be_missing(tmp_path: Path) -> None:
     ("arrays", "message"),
     [
         ({"y": None}, "no array 'y' but"),
-        ({"y": Y[:19]}, "one label a row"),
+        ({"y": Y[:19]}, r"\(20,\) rows in x and \(19,\) in y"),
         ({"y": Y + 0.5}, "type float64; give whole-number classes, from 0: real numbers are not classes"),
         ({"y": Y > 1}, "type bool"),
         ({"y": np.eye(4)[Y]}, r"several classes at once; .*argmax\(1\)"),
@@ -353,7 +355,7 @@ def test_options_of_other_data_are_refused(tmp_path: Path) -> None:
         load_table("digits", size=(4, 4))
     with pytest.raises(InputError, match="ids id is for"):
         load_table("folder", tmp_path, ids="id")
-    with pytest.raises(InputError, match="no kind of data 'cifar'; did you mean 'cifar10'"):
+    with pytest.raises(InputError, match="no data set 'cifar'; did you mean 'cifar10'"):
         load_table("cifar")
     for kind in KINDS[1:]:
         with pytest.raises(InputError, match=f"{kind} needs a path: give"):

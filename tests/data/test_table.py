@@ -76,9 +76,9 @@ def test_rows_may_be_asked_for_from_python() -> None:
 @pytest.mark.parametrize(
     ("file", "content", "options", "message"),
     [
-        ("r.npy", np.array([1, 8]), {}, "1 of 2 row numbers are outside, first 8; training rows are numbered 0 to 7"),
+        ("r.npy", np.array([1, 8]), {}, "1 of 2 are no row numbers, first 8; training rows are numbered 0 to 7"),
         ("r.npy", np.array([-1]), {}, "first -1"),
-        ("r.txt", b"123456789012345678901234567890", {}, "outside, first 1234567"),
+        ("r.txt", b"123456789012345678901234567890", {}, "no row numbers, first 1234567"),
         ("r.npy", np.array([1.0]), {}, r"type float64 \(.*1.0"),
         ("r.npy", np.zeros((2, 2), dtype=int), {}, r"shape \(2, 2\)"),
         ("r.npy", np.array([], dtype=int), {}, r"shape \(0,\)"),
@@ -89,6 +89,7 @@ def test_rows_may_be_asked_for_from_python() -> None:
         ("n.txt", b"cust-90", {}, "first 'cust-90' .it names a test row"),
         ("n.csv", b"cust-3\ncust-5\n", {}, "begins with 'cust-3', which is a row and no heading"),
         ("n.csv", b"17\n18\n", {}, "begins with '17'"),
+        ("n.csv", b"row\ncust-3\n", {}, "1 of 1 are no row numbers, first cust-3"),
         ("n.csv", b"id,why\n1,x\n", {}, "columns id, why; say which"),
         ("n.csv", b"id,why\n1,x\n", {"column": "row"}, "no column 'row' but id, why"),
         ("n.csv", b"id,why\n,x\n", {"column": "id"}, "nothing in column 'id' of data row 1"),
@@ -134,6 +135,9 @@ def test_copies_leave_the_sets_they_are_in_whatever_their_label() -> None:
     assert codes(asked)[:5] == [FORGET, RETAIN, FORGET, RETAIN, FORGOTTEN]
     assert codes(asked)[8:] == [FORGOTTEN, TEST]
     assert close(np.array([0]), whole.digests()).tolist() == [0, 2, 4, 8]
+    # Where copies with one label are gone, what is left is known as the row that was asked for.
+    today = table([2, 3, 1, 4, 5, 6, 7], train=6, names=None)
+    assert codes(asked.align(today)) == [RETAIN, RETAIN, FORGET, VALIDATION, RETAIN, RETAIN, TEST]
 
 
 def test_a_second_request_follows_the_first() -> None:

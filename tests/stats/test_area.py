@@ -83,6 +83,25 @@ def test_intervals_cover_the_true_area(forgotten: int, unseen: int, area: float)
     assert np.mean(inside) > 0.93
 
 
+def test_one_class_has_the_error_of_two_samples() -> None:
+    rng = np.random.default_rng(4)
+    mine, others = rng.normal(size=40) + 0.5, rng.normal(size=60)
+    rows = match(np.arange(100) < 40, np.zeros(100))
+    won = (mine[:, None] > others).astype(float)
+    parts = won.mean(1).var(ddof=1) / 40, won.mean(0).var(ddof=1) / 60
+    error, freedom = standard_error(matched_area(np.r_[mine, others], rows).influence, rows)
+    assert error == pytest.approx(np.sqrt(sum(parts)))
+    assert freedom == pytest.approx(sum(parts) ** 2 / (parts[0] ** 2 / 39 + parts[1] ** 2 / 59))
+
+
+def test_intervals_are_within_those_of_a_proportion() -> None:
+    rows = match(np.arange(10) < 5, np.zeros(10))
+    found, exact = area_estimate(MatchedArea(0.8, np.zeros(10)), rows)[0], proportion(4, 5)
+    assert exact.low <= found.low < found.high <= exact.high
+    wide = area_estimate(MatchedArea(0.8, np.where(rows.forgot, 0.3, -0.3)), rows)[0]
+    assert (wide.low, wide.high) == pytest.approx((exact.low, exact.high))
+
+
 def test_few_rows_have_the_spread_of_exponential_scores_at_least() -> None:
     rows = match(np.arange(220) < 20, np.zeros(220))
     found, error = area_estimate(MatchedArea(0.5, np.zeros(220)), rows)

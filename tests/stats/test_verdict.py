@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import t
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.stats.area import match, matched_area
+from warp_unlearning.stats.area import area_estimate, match, matched_area, standard_error
 from warp_unlearning.stats.evidence import Attack, Outputs, alone, beside, judge_outputs
 from warp_unlearning.stats.exchange import Rise
 from warp_unlearning.stats.intervals import Estimate
@@ -171,7 +172,7 @@ def test_rows_needed_goes_with_the_square_of_the_margin() -> None:
             "confidence [-.060, +.080] at 700 rows; about 4,446 would decide; this request has no more, so retraining "
             "or a shadow audit can",
         ),
-        (judged(SAME, replace(SAME, attack="accuracy")), "by confidence and accuracy: within .050 of unseen rows"),
+        (judged(SAME, replace(SAME, attack="accuracy")), "by confidence, accuracy: within .050 of unseen rows"),
         (judged(SAME, null="retrained", references=2), "by confidence: within .050 of 2 retrained models"),
         (
             judged(SAME, HIDDEN, null="drawn", references=2),
@@ -196,7 +197,9 @@ def test_what_a_verdict_assumes_is_printed() -> None:
     assert judged(null="ours", word="FILE.py:train").assumes == (source, "trained without these rows by FILE.py:train")
     assert judged(SAME, left=12).assumes[-1] == "says nothing of 12 rows whose class has no unseen row"
     assert f"assumes   {source}" in with_two.lines
-    assert "hidden    not judged: retraining changes these rows too" in with_two.lines
+    assert "hidden    not judged: no attack saw both models" in with_two.lines
+    assert "hidden    not judged: retraining changes these rows too" in judged(SAME).lines
+    assert not [line for line in judged(null="ours").lines if line.startswith("hidden")]
 
 
 def test_numbers_as_they_are_printed() -> None:
@@ -285,6 +288,69 @@ def test_references_are_paired_over_the_same_rows() -> None:
     assert beside([far], rows, margin=0.4)[0].p > 0.9
 
 
+@pytest.mark.parametrize("needs", ["new outputs", "both outputs"])
+def test_evidence_beside_references_is_that_of_paired_tests(needs: Needs) -> None:
+    world = World(120, 240)
+    rows, hidden = match(world.forgot, world.classes), needs == "both outputs"
+    scores = [world.model(known).confidence for known in (0.9, 0.1, 0.4)]
+    attack = Attack("loss", needs, scores[0], None if hidden else world.original.confidence, scores[1:])
+    other = Attack("noise", needs, world.rng.normal(size=360), attack.original, scores[1:])
+    found = beside([attack, other], rows, margin=0.02)[0]
+    areas = [matched_area(s, rows) for s in scores]
+    zero = np.zeros(360)
+    before = (
+        (0.5, zero)
+        if hidden
+        else (matched_area(attack.original, rows).value, matched_area(attack.original, rows).influence)
+    )
+    ends, ps, errors, seen = [], [], [], []
+    for reference in areas[1:]:
+        d = areas[0].value - reference.value
+        error, free = standard_error(areas[0].influence - reference.influence, rows)
+        ends.append((d - t.isf(0.025, free) * error, d + t.isf(0.025, free) * error))
+        ps.append(t.sf((d - 0.02 * 1.5) / error, free))
+        errors.append(error)
+        power, free = standard_error(reference.influence - before[1], rows)
+        seen.append(abs(reference.value - before[0]) - t.isf(0.025 / 2, free) * power)
+    assert found.deviation.low == pytest.approx(0 if hidden else min(low for low, _ in ends))
+    assert found.deviation.high == pytest.approx(max(high for _, high in ends))
+    assert found.deviation.value == pytest.approx(areas[0].value - np.mean([a.value for a in areas[1:]]))
+    assert (found.p, found.error, found.seen.low) == pytest.approx((max(ps), max(errors), min(seen)))
+    assert found.adjusted == pytest.approx(2 * found.p)
+    between = Attack("between", "new outputs", scores[2], world.original.confidence, [scores[0], scores[1]])
+    assert beside([between], rows)[0].p == 1
+
+
+def test_what_an_attack_can_see_is_corrected_for_all_attacks() -> None:
+    world = World(120, 240)
+    rows, before = match(world.forgot, world.classes), world.original.confidence
+    attacks = [Attack(f"{i}", "new outputs", world.model(0.0).confidence, before) for i in range(4)]
+    found = alone(attacks, rows, generator=world.rng, draws=99)[0]
+    power = area_estimate(matched_area(before, rows), rows, level=1 - 0.05 / 4)[0]
+    assert found.seen.low == pytest.approx(power.low - 0.5)
+
+
+def test_confidence_that_rose_keeps_a_verdict_from_holding() -> None:
+    world = World(1500, 3000)
+    world.original = world.model(0.3)
+    world.original = replace(world.original, confidence=world.original.confidence - 0.5 * world.forgot)
+    rose = world.model(0.0)
+    seen = Attack("seen", "new outputs", world.model(0.0).confidence, world.model(1.5).confidence)
+    assert world.judge(rose, attacks=[seen]).claims[-1].reason == "known better than before"
+    fell = replace(rose, confidence=rose.confidence - 0.4 * world.forgot)
+    assert world.judge(fell, attacks=[seen]).claims[-1].reason != "known better than before"
+
+
+def test_what_the_rows_are_compared_with() -> None:
+    world, others = World(60, 200), {}
+    new = world.model(0.0)
+    assert world.judge(new).null == "unseen"
+    others["a"] = world.model(0.0)
+    assert world.judge(new, references=others).null == "retrained"
+    assert world.judge(new, references=others, drawn=True).null == "drawn"
+    assert world.judge(new, references=others, drawn=True, ours=True).null == "ours"
+
+
 def test_one_row_never_holds_and_can_be_recognised_where_it_was_drawn() -> None:
     for seed in range(20):
         world = World(1, 300, seed)
@@ -369,12 +435,17 @@ def test_outputs_that_are_no_numbers_are_refused_with_row_and_model(bad: float) 
         world.judge(broken)
     with pytest.raises(InputError, match=r"the confidence of other\.pt in row 17"):
         world.judge(world.model(0.0), references={"other.pt": broken})
+    with pytest.raises(InputError, match="the attack loss gives row 17 of retrained model 1 a score that is no finite"):
+        Attack("loss", "new outputs", np.zeros(70), np.zeros(70), [broken.confidence])
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
     world = World(20, 50)
     with pytest.raises(InputError, match="give one entry a row"):
         world.judge(world.original, classes=world.classes[:-1])
+    two = world.model(0.0)
+    with pytest.raises(InputError, match="the new model has 1 outputs, the original 2"):
+        world.judge(Outputs(two.confidence, two.correct, two.probabilities[:, :1]))
     with pytest.raises(InputError, match="none of the 70 rows is forgotten"):
         world.judge(world.original, forgot=np.zeros(70, dtype=bool))
     with pytest.raises(InputError, match="made on no retrained model"):

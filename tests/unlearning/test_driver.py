@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,11 +16,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from warp_unlearning.errors import DataError, DivergedError, InputError
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.methods.registry import BUILT_IN, make_method
-from warp_unlearning.models.weights import model_digest
+from warp_unlearning.models.weights import model_digest, read_weights
 from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.move import AxisMap, ChannelMove, apply_move
 from warp_unlearning.training.update import Update
-from warp_unlearning.unlearning import Unlearned, unlearn
+from warp_unlearning.unlearning import DeletionRecord, Unlearned, unlearn
 
 
 def build(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -47,6 +49,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:the unlearning by langevin")  # it moves next to nothing here
 SHORT: dict[str, dict[str, Any]] = {
     "srf_on": {"iterations": 5},
     "pgu": {"epochs": 3, "energy": 0.5},
@@ -136,43 +139,38 @@ def test_tensors_datasets_and_loaders_give_the_same_result() -> None:
             assert deletion.forget_digest == first.record.deletions[0].forget_digest
 
 
-def test_a_loader_that_drops_examples_is_refused() -> None:
-    data = sets() | {"retain": DataLoader(TensorDataset(*points(27, 2)), batch_size=4, drop_last=True)}
-    with pytest.raises(InputError, match="retain DataLoader has drop_last=True"):
-        unlearn(build(), method="ngp", **data)
-
-
-def test_unusable_arguments_are_refused() -> None:
-    with pytest.raises(InputError, match=r"unknown method 'scrubb'; did you mean 'scrub'\?"):
-        unlearn(build(), method="scrubb", **sets())
-    with pytest.raises(InputError, match="the method is a int"):
-        unlearn(build(), method=3, **sets())  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="the defence is a int"):
-        unlearn(build(), method="ngp", defense=3, **sets())  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"unknown defence 'wrap'; did you mean 'warp'\?"):
-        unlearn(build(), method="ngp", defense="wrap", **sets())
-    with pytest.raises(InputError, match="no parameters"):
-        unlearn(nn.ReLU(), method="ngp", **sets())
-    with pytest.raises(InputError, match="the forget set is a str"):
-        unlearn(build(), method="ngp", **sets() | {"forget": "data"})
-    with pytest.raises(InputError, match="no trainable parameter"):
-        unlearn(build().requires_grad_(False), method="ngp", **sets())
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"method": "scrubb"}, r"unknown method 'scrubb'; did you mean 'scrub'\?"),
+        ({"method": 3}, "the method is a int"),
+        ({"defense": 3}, "the defence is a int"),
+        ({"defense": "wrap"}, r"unknown defence 'wrap'; did you mean 'warp'\?"),
+        ({"forget": "data"}, "the forget set is a str"),
         ({"retain": None}, "the retain set is a NoneType"),
-        (
-            {"forget": (torch.empty(3, 5, device="meta"), torch.zeros(3, dtype=torch.int64))},
-            "forget set is on the device",
-        ),
+        ({"retain": DataLoader(TensorDataset(*points(27, 2)), batch_size=4, drop_last=True)}, "has drop_last=True"),
+        ({"retain": points(11, 1)}, "11 examples of the retain set are also in the forget set"),
+        ({"test": points(9, 1)[:1]}, "the test set is a tuple"),
+        ({"forget": (torch.empty(3, 5, device="meta"), torch.zeros(3, dtype=torch.int64))}, "forget set is on the dev"),
         ({"model": nn.Linear(5, 3, device="meta")}, "weight of the model is on the device meta"),
         ({"model": len}, "the model is a builtin_function_or_method"),
+        ({"model": nn.ReLU()}, "no parameters"),
+        ({"model": build().requires_grad_(False)}, "no trainable parameter"),
+        (
+            {"model": build().bfloat16()},
+            r"0.weight is bfloat16, .* give model\.float\(\) \(on the .* --dtype float32\)",
+        ),
+        ({"model": build().half()}, "0.weight is float16"),
         ({"seed": "a"}, "seed is 'a'; give a whole number"),
         ({"seed": 1.5}, "seed is 1.5; give a whole number"),
+        ({"seed": float("nan")}, "seed is nan; give a whole number"),
         ({"seed": None}, "seed is None; give a whole number"),
+        ({"seed": False}, "seed is False; give a whole number"),
         ({"defense_seed": True, "defense": "cob"}, "defense_seed is True; give a whole number"),
+        ({"options": {"alfa": 1.0}}, "ngp has no option 'alfa'; did you mean 'alpha'"),
+        ({"options": {"alpha": 0.5}, "method": NegGradPlus()}, "options are given beside a NegGradPlus object"),
+        ({"method": "nowhere.py:Own"}, "nowhere.py is no file"),
+        ({"device": "cuda:99"}, "the device 'cuda:99' cannot be used"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
@@ -181,10 +179,63 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) 
         unlearn(given.pop("model"), **given)
 
 
-def test_an_overlap_is_refused() -> None:
-    data = sets()
-    with pytest.raises(DataError, match="also in the forget set"):
-        unlearn(build(), method="ngp", **data | {"retain": [torch.cat(p) for p in zip(*data.values(), strict=True)]})
+def test_a_method_has_to_be_chosen() -> None:
+    with pytest.raises(TypeError, match="method"):
+        unlearn(build(), **sets())
+
+
+def test_a_method_may_be_a_class_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from warp_unlearning.methods import NegGradPlus\n"
+        "class Own(NegGradPlus):\n    pass\n"
+        "def other():\n    return 3\n"
+    )
+    options = {"epochs": 2, "alpha": 0.7}
+    found = unlearn(build(), method=f"{file}:Own", options=options, **sets())
+    named, made = (
+        unlearn(build(), method="ngp", options=options, **sets()),
+        unlearn(build(), method=NegGradPlus(epochs=2, alpha=0.7), device="cpu", seed=np.int64(0), **sets()),
+    )
+    assert same(state_of(found.model), state_of(named.model))
+    assert same(state_of(found.model), state_of(made.model))
+    assert found.record.deletions[0].method["options"]["alpha"] == 0.7
+    for spec, message in ((f"{file}:Nobody", "has no 'Nobody'"), (f"{file}:other", "gives a int without")):
+        with pytest.raises(InputError, match=message):
+            unlearn(build(), method=spec, **sets())
+    with pytest.raises(InputError, match=r"cannot be made with \{'alfa': 1\}"):
+        unlearn(build(), method=f"{file}:Own", options={"alfa": 1}, **sets())
+
+
+def test_the_result_shows_itself_and_is_saved_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    test = points(90, 5)
+    result = unlearn(build(), method="ngp", options={"epochs": 2}, defense="cob", test=test, progress=True, **sets())
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("ngp: update 2 of 2, ")
+    assert repr(result).startswith("Unlearned(ngp + cob: 11 rows forgotten, 27 kept, 2 updates, ")
+    assert result.verdict.sentence in repr(result)
+    assert "\n" not in repr(result)
+    assert "<td>cob</td>" in result._repr_html_()
+    assert result.rows() == result.history
+    result.save(tmp_path / "new.safetensors")
+    weights = read_weights(tmp_path / "new.safetensors")
+    assert same(weights.state, state_of(result.model))
+    assert DeletionRecord.from_json(weights.header["record"]) == result.record
+    assert [f.name for f in tmp_path.iterdir()] == ["new.safetensors"]
+
+
+def test_the_verdict_needs_test_rows(tmp_path: Path) -> None:
+    options = {"epochs": 2, "lr": 0.1}
+    without, given = (
+        unlearn(build(), method="ngp", options=options, test=test, **sets()) for test in (None, points(90, 5))
+    )
+    assert same(state_of(without.model), state_of(given.model))
+    assert without.verdict.exit == 3
+    assert without.verdict.reasons == ("no test rows", "no unseen rows")
+    assert given.verdict.unseen == 90
+    kept = given.record.deletions[0].verdict
+    assert kept is not None
+    assert json.loads(json.dumps(given.verdict.as_json())) == kept
 
 
 def test_the_history_and_every_update_are_told() -> None:
@@ -209,6 +260,8 @@ def test_the_record_tells_what_was_done() -> None:
     assert deletion.method["options"]["alpha"] == 0.7
     assert (deletion.requested, deletion.retained, deletion.seed) == (11, 27, 9)
     assert (deletion.defense, deletion.experiment_only) == (None, False)
+    assert deletion.request == {"how": "examples", "rows": 11, "copies": 0, "drawn": False}
+    assert (deletion.device, deletion.threads, deletion.recipe) == ("cpu", torch.get_num_threads(), None)
     again = unlearn(result.model, method=method, **sets())
     assert len(result.record.then(again.record.deletions[0]).deletions) == 2
 
@@ -348,9 +401,3 @@ def test_a_defence_draws_from_entropy_unless_told_otherwise() -> None:
     assert orders(1) == orders(1)
     assert orders(1) != orders(2)
     assert orders(None) != orders(None)
-
-
-def test_the_device_may_be_named() -> None:
-    first = unlearn(build(), method=NegGradPlus(epochs=1), device="cpu", **sets())
-    second = unlearn(deepcopy(build()), method=NegGradPlus(epochs=1), **sets())
-    assert same(state_of(first.model), state_of(second.model))

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from warp_unlearning.errors import DivergedError
+from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.errors import CollapsedError, DivergedError
+from warp_unlearning.methods.protocol import Task
+from warp_unlearning.randomness import Streams
 from warp_unlearning.training.update import Update
-from warp_unlearning.unlearning.guard import Guard
+from warp_unlearning.unlearning.guard import Collapse, Guard, rows_to_watch
 
 
 def build() -> nn.Sequential:
@@ -112,3 +116,82 @@ def test_a_parameter_that_got_another_storage_is_still_watched() -> None:
     with pytest.raises(DivergedError, match="a weight is no longer finite") as caught:
         guard.watch(update(2, forget=1.0))
     assert same_tensors(dict(caught.value.state), before)
+
+
+X, Y = torch.eye(6).repeat(20, 1), torch.arange(6).repeat(20)
+
+
+def knowing(classes: int) -> nn.Linear:
+    """Right on this many of the six classes of (X, Y)."""
+    model = nn.Linear(6, 6, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(6).roll(1, 0))
+        model.weight[:, :classes] = torch.eye(6)[:, :classes]
+    return model
+
+
+def run(levels: list[int], *, restarts: bool = False, examples: int = 120) -> nn.Linear:
+    """A run of an epoch a level, whose model is then right on this many classes; returns the model."""
+    model = knowing(6)
+    collapse = Collapse(model, TensorExamples(X[:examples], Y[:examples]))
+    for step, level in enumerate(levels, 1):
+        model.load_state_dict(knowing(level).state_dict())
+        collapse.watch(Update(step, len(levels), step - 1, True, {}, restarts=restarts and step == 1))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("levels", "at", "kept"),
+    [([6, 6, 2, 2], 4, 6), ([5, 3, 3, 1], 3, 5), ([1], 1, 6), ([6, 6, 6, 3], 4, 6), ([3, 3, 2, 6], 3, 6)],
+)
+def test_a_run_that_collapses_is_stopped_with_the_last_good_weights(levels: list[int], at: int, kept: int) -> None:
+    with pytest.raises(CollapsedError, match=r"accuracy fell from 1\.000 to 0\.\d+ of 120 rows") as caught:
+        run(levels)
+    assert caught.value.update == at
+    assert caught.value.exit_code == 1
+    assert same_tensors(dict(caught.value.state), dict(knowing(kept).state_dict()))
+
+
+@pytest.mark.parametrize("levels", [[5, 5, 5], [1, 1, 2, 6], [1, 2, 3, 4, 6, 5], [6, 6, 3, 5]])
+def test_a_low_that_passes_is_no_collapse(levels: list[int]) -> None:
+    run(levels)
+
+
+def test_what_starts_anew_or_has_few_rows_is_not_stopped() -> None:
+    run([1, 1, 1, 1], restarts=True)
+    run([4, 4], examples=6)
+
+
+def task(retained: int, classes: int = 6) -> Task:
+    y = torch.arange(retained) % classes
+    return Task(TensorExamples(X, Y), TensorExamples(torch.eye(6)[y], y), None, knowing(6), 6, Streams(0))
+
+
+def test_unseen_rows_of_the_classes_that_stay_are_watched() -> None:
+    unseen = TensorExamples(X, Y)
+    found = rows_to_watch(task(1000, classes=5), unseen)
+    assert found is not None
+    assert sorted(set(found.y.tolist())) == [0, 1, 2, 3, 4]
+    assert len(found) == 50
+    large = rows_to_watch(task(30_000), None)
+    assert large is not None
+    assert len(large) == 500
+    assert len(rows_to_watch(task(200), TensorExamples(X[:20], Y[:20])) or ()) == 50
+    assert rows_to_watch(task(199), TensorExamples(X[:20], Y[:20])) is None
+
+
+def test_looking_leaves_modes_and_generators_alone() -> None:
+    class Rolls(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = super().forward(x + 0 * torch.rand(1) * np.random.rand())  # noqa: NPY002
+            return result
+
+    model = Rolls(knowing(6), nn.BatchNorm1d(6))
+    model.train()
+    before, states = state_of(model), (torch.get_rng_state(), np.random.get_state()[1].tolist())  # noqa: NPY002
+    collapse = Collapse(model, TensorExamples(X, Y))
+    collapse.watch(Update(1, 1, 0, True, {}))
+    assert all(m.training for m in model.modules())
+    assert same_tensors(state_of(model), before)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.random.get_state()[1].tolist() == states[1]  # noqa: NPY002

@@ -38,6 +38,13 @@ def deletion(**changes: Any) -> Deletion:
         date=now(),
         versions=versions(),
         verdicts={"ok": True},
+        request={"how": "ids", "rows": 3, "copies": 1, "drawn": False, "digests": ["0a", "1b"]},
+        preprocessing={"scale": 255.0},
+        network_file="d" * 64,
+        threads=2,
+        device="cpu",
+        verdict={"outcome": "holds"},
+        recipe=None,
     )
     return replace(base, **changes)
 
@@ -46,7 +53,7 @@ def test_a_record_survives_json() -> None:
     record = DeletionRecord((deletion(),)).then(deletion(original="b" * 64, unlearned="c" * 64, defense="hidden"))
     text = json.dumps(record.as_json())
     assert DeletionRecord.from_json(json.loads(text)) == record
-    assert json.loads(text)["schema_version"] == 1
+    assert json.loads(text)["schema_version"] == 2
     assert DeletionRecord.from_json(json.loads(json.dumps(DeletionRecord().as_json()))) == DeletionRecord()
 
 
@@ -59,9 +66,11 @@ def test_a_deletion_must_start_from_the_last_result() -> None:
         record.then(deletion(original="a" * 64))
 
 
-@pytest.mark.parametrize("data", [{}, {"schema_version": 2, "deletions": []}, {"schema_version": "1"}, [], None])
+@pytest.mark.parametrize(
+    "data", [{}, {"schema_version": 3, "deletions": []}, {"schema_version": "1"}, {"schema_version": True}, [], None]
+)
 def test_other_versions_are_refused(data: Any) -> None:
-    with pytest.raises(DataError, match="this program reads version 1"):
+    with pytest.raises(DataError, match="this program reads versions 1 and 2"):
         DeletionRecord.from_json(data)
 
 
@@ -111,11 +120,42 @@ def test_versions_are_those_running() -> None:
     assert set(versions()) == {"warp_unlearning", "torch", "numpy", "python"}
 
 
+def test_records_of_version_0_1_are_read_and_written_anew() -> None:
+    new = (*NEW, "request")
+    row = {k: v for k, v in DeletionRecord((deletion(),)).as_json()["deletions"][0].items() if k not in new}
+    record = DeletionRecord.from_json({"schema_version": 1, "deletions": [row]})
+    (found,) = record.deletions
+    assert found == deletion(request={}, **dict.fromkeys(NEW))
+    assert DeletionRecord.from_json(record.then(deletion(original="b" * 64)).as_json()).deletions[0] == found
+    with pytest.raises(DataError, match="device"):
+        DeletionRecord.from_json({"schema_version": 1, "deletions": [row | {"device": "cpu"}]})
+    with pytest.raises(DataError, match="network_file"):
+        DeletionRecord.from_json({"schema_version": 2, "deletions": [row]})
+
+
+NEW = ("preprocessing", "network_file", "threads", "device", "verdict", "recipe")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [{"name": "Ada"}, {"how": "Ada Lovelace"}, {"digests": ["Ada"]}, {"rows": "Ada"}, {"ids": [1]}, {"digests": [3]}],
+)
+def test_nothing_that_names_a_person_enters_a_request(request_: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="cannot be recorded"):
+        deletion(request=request_)
+    row = DeletionRecord((deletion(),)).as_json()["deletions"][0]
+    with pytest.raises(DataError, match="cannot be recorded"):
+        DeletionRecord.from_json({"schema_version": 2, "deletions": [row | {"request": request_}]})
+
+
+@pytest.mark.parametrize(("key", "value"), [("seed", "0"), ("original", None), ("method", "ngp"), ("request", [1])])
+def test_damaged_fields_are_named(key: str, value: Any) -> None:
+    row = DeletionRecord((deletion(),)).as_json()["deletions"][0]
+    with pytest.raises(DataError, match="damaged"):
+        DeletionRecord.from_json({"schema_version": 2, "deletions": [row | {key: value}]})
+
+
 def test_a_record_with_a_broken_chain_does_not_load() -> None:
-    from dataclasses import replace
-
-    from warp_unlearning.unlearning.record import Deletion
-
     first = Deletion(1, 2, "f", "r", "a", "b", {"name": "ngp"}, None, False, 0, 1.0, "today", {})
     data = DeletionRecord((first, replace(first, original="c"))).as_json()
     with pytest.raises(DataError, match="record ends with b"):

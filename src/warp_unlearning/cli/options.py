@@ -55,8 +55,8 @@ Drawn = Annotated[
 ]
 
 
-def _shared(*names: str, text: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=_SUBJECT, show_default=False)
+def _shared(*names: str, text: str, metavar: str | None = None, least: int | None = None) -> Any:
+    return typer.Option(*names, help=text, metavar=metavar, min=least, rich_help_panel=_SUBJECT, show_default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,9 @@ class Options:
     ] = None
     seed: Annotated[int | None, _shared("--seed", text="Decides every random draw but the defence's.")] = None
     device: Annotated[str | None, _shared("--device", text="auto, cpu, cuda, cuda:1, ...")] = None
-    threads: Annotated[int | None, _shared("--threads", text="CPU threads; all available cores by default.")] = None
+    threads: Annotated[
+        int | None, _shared("--threads", text="CPU threads; all available cores by default.", least=1)
+    ] = None
     config: Annotated[
         Path | None, _shared("--config", "-c", text="A YAML file of settings; `warp config` lists them.")
     ] = None

@@ -1,4 +1,4 @@
-"""What commands print: tables of at most 100 columns, progress, and the last line."""
+"""What commands print: tables of 100 columns where their cells fit, progress, and the last line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(column, justify="left" if i == 0 else "right")
     for row in rows:
         table.add_row(*row)
-    Console(width=WIDTH).print(table, markup=False)
+    # Cells are whole numbers with intervals, which nobody reads in pieces.
+    width = max(WIDTH, Console(width=1000).measure(table).maximum)
+    Console(width=width).print(table, markup=False)
 
 
 def print_json(data: Mapping[str, Any] | Path) -> None:

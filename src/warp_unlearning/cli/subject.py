@@ -153,6 +153,7 @@ def open_subject(
     weights = read_weights(path)
     base = {} if beside is None else as_plain(beside.config)
     config = resolve(base=_kept(base), file=options.config, overrides=options.settings(**flags or {}))
+    _use_threads(config)
     network = _named(options) or (beside.network if beside is not None and config.model.name == "custom" else None)
     config = _described(config, weights, network)
     table = beside.table if beside is not None and _same_data(config, beside.config) else open_table(config)
@@ -176,6 +177,7 @@ def open_subject(
 
 def new_subject(config: Config, options: Options) -> Subject:
     """An untrained network with its data: what `warp train` starts from."""
+    _use_threads(config)
     network, table = _named(options), open_table(config)
     builder, parts = _builder(network), start_parts(config, table)
     preprocess = Preprocess.standard(table) if _reads_as_usual(config) else _preprocess(config, table)
@@ -370,6 +372,7 @@ def _from_run(path: Path, options: Options, flags: Mapping[str, object]) -> Subj
     base = _found_again({k: v for k, v in run.config().items() if k in Config.model_fields}, about, path)
     config = resolve(base=_kept(base), file=options.config, overrides=options.settings(**flags))
     _check_fixed(config, resolve(base=_kept(base)), path)
+    _use_threads(config)
     network = _named(options) or _remembered(about["network"], path)
     table = open_table(config)
     function = None
@@ -395,6 +398,12 @@ def _from_run(path: Path, options: Options, flags: Mapping[str, object]) -> Subj
         network=network,
         builder=builder,
     )
+
+
+def _use_threads(config: Config) -> None:
+    """The threads that a file of settings or a run asks for; those of the command line are set already."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
 
 
 def _kept(base: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,7 +33,7 @@ def teleport(
     symmetry: Annotated[
         list[str],
         typer.Option(
-            help="null_space, tracked_null_space, change_of_basis, permutation or attention_basis; several in a row."
+            help="One or several: null_space, tracked_null_space, change_of_basis, permutation, attention_basis."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder for the result.")],
@@ -50,8 +51,8 @@ def teleport(
 ) -> None:
     """Move a model's weights along symmetries that keep its function, and certify that they did.
 
-    -o takes options of the symmetry too, as in -o spread=0.5. Exit code 1: the function was not kept. Exact symmetries
-    may change a logit by 1e-4 of the largest in float32 and by 1e-10 in float64, others the retain loss by --tolerance.
+    Options of the symmetry go by -o too, as in -o spread=0.5. Exit code 1: the function was not kept. Exact symmetries
+    may change a logit by 1e-4 of the largest in float32 and 1e-10 in float64, others the retain loss by the tolerance.
     """
     from ..errors import InputError
 
@@ -116,13 +117,15 @@ def teleport_run(
         run = start_run(out, kind="teleport", config=config, places=PLACES)
         if run.complete:
             return run.results(Results)
-    moved, certificate = move_model(
-        subject.model.to(subject.device),
-        symmetry,
-        retain=subject.examples(retain),
-        forget=subject.examples(forget) if len(forget) else None,
-        seed=seed,
-    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        moved, certificate = move_model(
+            subject.model.to(subject.device),
+            symmetry,
+            retain=subject.examples(retain),
+            forget=subject.examples(forget) if len(forget) else None,
+            seed=seed,
+        )
     # A network that cannot be moved leaves no folder, so that the next try may use its name.
     run = start_run(out, kind="teleport", config=config, places=PLACES)
     save_subject(run, subject, moved, parts=subject.parts)
@@ -139,7 +142,7 @@ def teleport_run(
         original=before,
         teleported=after,
         certificate=to_json(certificate.as_json()),
-        notes=(*notes, *certificate.notes),
+        notes=tuple(dict.fromkeys((*notes, *certificate.notes, *(str(w.message) for w in caught)))),
     )
     run.write_json("results.json", results.model_dump(mode="json"))
     run.finish()

@@ -458,8 +458,9 @@ def _seconds(subject: Subject, parts: Parts, method: Method) -> float:
 def _lines(results: Unlearning) -> list[str]:
     """What changed, and the verdict."""
     before, after, teleports = results.before, results.after, results.teleports
+    updates = f"{results.updates} update{'s' * (results.updates != 1)}"
     lines = [
-        f"done      {results.updates} update{'s' * (results.updates != 1)} in {results.seconds:.1f} s; {results.retained:,} rows kept",
+        f"done      {updates} in {results.seconds:.1f} s; {results.retained:,} rows kept",
         f"{'right on':<28}before  after",
     ]
     names = {

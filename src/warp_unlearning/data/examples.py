@@ -222,7 +222,7 @@ def _from_pair(x: Tensor, y: Tensor, what: str) -> TensorExamples:
 
 
 def _check_finite(x: Tensor, what: str, start: int = 0) -> None:
-    if not x.is_floating_point():
+    if not x.is_floating_point() or x.numel() == 0:
         return
     for number, rows in enumerate(torch.split(x, 1024) if len(x) else ()):
         bad = (~rows.isfinite()).reshape(len(rows), -1).any(1).nonzero()

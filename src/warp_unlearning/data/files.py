@@ -78,8 +78,11 @@ def safe_output(path: Path, *, overwrite: bool = False, within: Path | None = No
     if within is not None and not path.parent.resolve().is_relative_to(within.resolve()):
         raise InputError(f"{path} leads out of {within} to {path.parent.resolve()}; remove that link")
     for folder in reversed([path.parent, *path.parent.parents]):
-        if not folder.exists():
-            folder.mkdir(mode=0o700)
+        if not folder.is_dir():
+            try:
+                folder.mkdir(mode=0o700)
+            except OSError as error:
+                raise InputError(f"the folder {folder} cannot be made ({error}); give another") from error
     if _check_replaceable(path) and not overwrite:
         raise InputError(f"there is a file {path} already; give another name, or say that it may be replaced")
     return path

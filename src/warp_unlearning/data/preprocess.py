@@ -139,7 +139,8 @@ def readings(table: Table, preprocess: Preprocess) -> dict[str, Preprocess]:
         found["x/127.5 - 1"] = Preprocess(127.5, (1.0,), (1.0,), layout)
     if channels == 3 and image:
         scale = 255.0 if table.x.dtype == np.uint8 else 1.0
-        found["(x/255 - mean)/std of ImageNet"] = Preprocess(scale, *_IMAGENET, layout)
+        shown = "(x/255 - mean)/std" if scale == 255.0 else "(x - mean)/std"
+        found[f"{shown} of ImageNet"] = Preprocess(scale, *_IMAGENET, layout)
         found["in the order BGR"] = Preprocess(function=lambda raw: preprocess.inputs(raw).flip(1), spec="BGR")
     if image:
         turned = Preprocess(function=lambda raw: preprocess.inputs(raw).transpose(-1, -2), spec="transposed")
@@ -288,9 +289,9 @@ class ImageData:
 
 
 def image_data(table: Table, preprocess: Preprocess | None = None, *, test: Index | None = None) -> ImageData:
-    """The training rows and the unseen rows of a table, or `test`, normalised."""
+    """The training rows and the unseen rows of a table, or `test`, which may be empty, normalised."""
     unseen = table.unseen if test is None else test
-    if len(unseen) == 0:
+    if test is None and len(unseen) == 0:
         raise DataError(f"{table.name} has no rows to test on; give a test part, or hold a share out")
     preprocess = preprocess or Preprocess.standard(table)
     parts = [(table.x[rows], table.y[rows]) for rows in (np.arange(table.train), unseen)]

@@ -69,7 +69,7 @@ def load_table(
     seed = whole(seed)
     kind = recognise(path) if kind is None else kind
     if kind not in KINDS:
-        raise InputError(f"there is no kind of data {kind!r}; {nearest(kind, KINDS)}")
+        raise InputError(f"there is no data set {kind!r}; {nearest(kind, KINDS)}")
     _check_options(kind, path, test=test, ids=ids, size=size, classes=classes, fetch=fetch)
     if path is None:
         table = _digits()
@@ -185,7 +185,7 @@ def _own(
             raise InputError(f"{path} has a test part of its own; leave out {test}")
         if not test.exists():
             raise DataError(f"there is nothing at {test}; {HOW_TO_GET[kind]}")
-        held, further = read(test, ids, train.classes or classes)
+        held, further = read(test, None, train.classes or classes)
         if further is not None:
             raise InputError(f"{test} has a training and a test part; give one that has test rows only")
     parts = [train] if held is None else [train, held]
@@ -196,18 +196,20 @@ def _own(
         x = train.x if held is None else _Joined(train.x, held.x, path)
         layout = train.layout or _layout(train.x, path)
     y = np.concatenate([part.y for part in parts])
-    named = None if train.names is None else np.concatenate([cast(Any, part.names) for part in parts])
+    named = train.names
+    if named is not None and held is not None:
+        # Test rows cannot be asked for, so they need no ids.
+        named = np.concatenate([named, np.full(len(held.y), "") if held.names is None else held.names])
     known = train.classes or _classes(classes, int(y.max()) + 1)
     return Table(x, y, len(train.y), known, named, layout, kind)
 
 
 def _classes(classes: Classes, needed: int) -> tuple[str, ...]:
-    names = (
-        tuple(map(str, range(needed if classes is None else classes))) if not isinstance(classes, Sequence) else classes
-    )
-    if len(names) < needed:
-        raise DataError(f"there are labels up to {needed - 1} and {len(names)} classes; say all classes")
-    return tuple(names)
+    names = classes if isinstance(classes, Sequence) else map(str, range(needed if classes is None else classes))
+    known = tuple(names)
+    if len(known) < needed:
+        raise DataError(f"there are labels up to {needed - 1} and {len(known)} classes; say all classes")
+    return known
 
 
 def _npz(path: Path, ids: str | None, _: Classes) -> tuple[_Part, _Part | None]:
@@ -215,7 +217,7 @@ def _npz(path: Path, ids: str | None, _: Classes) -> tuple[_Part, _Part | None]:
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{path} has only one of x_test and y_test; save both or neither")
     train = _array_part(arrays, "", ids, path)
-    return train, _array_part(arrays, "_test", ids, path) if "x_test" in arrays else None
+    return train, _array_part(arrays, "_test", None, path) if "x_test" in arrays else None
 
 
 def _npy(path: Path, ids: str | None, _: Classes) -> tuple[_Part, _Part | None]:
@@ -223,7 +225,7 @@ def _npy(path: Path, ids: str | None, _: Classes) -> tuple[_Part, _Part | None]:
     if not x.startswith("x"):
         raise DataError(f"{path} holds inputs or labels alone; name it x.npy, with its labels beside it in y.npy")
 
-    def part(end: str) -> _Part:
+    def part(end: str, ids: str | None) -> _Part:
         arrays: dict[str, Any] = {"x" + end: NpyRows(folder / f"x{end}.npy")}
         for key in filter(None, ("y", ids)):
             if (folder / f"{key}{end}.npy").is_file():
@@ -231,13 +233,12 @@ def _npy(path: Path, ids: str | None, _: Classes) -> tuple[_Part, _Part | None]:
         return _array_part(arrays, end, ids, folder)
 
     held = x == "x.npy" and (folder / "x_test.npy").is_file()
-    return part(x[1:-4]), part("_test") if held else None
+    return part(x[1:-4], ids), part("_test", None) if held else None
 
 
 def _array_part(arrays: dict[str, Any], end: str, ids: str | None, path: Path) -> _Part:
     for key in filter(None, ("x" + end, "y" + end, ids and ids + end)):
-        # The names of test rows are no request's business.
-        if key not in arrays and not (end and key == f"{ids}{end}"):
+        if key not in arrays:
             raise DataError(
                 f"{path} has no array {key!r} but {sorted(arrays)}; write it with numpy.savez(x=..., y=...)"
             )
@@ -253,7 +254,7 @@ def _array_part(arrays: dict[str, Any], end: str, ids: str | None, path: Path) -
                 raise DataError(f"{path}: row {rows[bad[0]]} of x{end} is not finite in 32 bits; mend or drop that row")
     names = None
     if ids is not None:
-        found = arrays.get(ids + end, np.full(len(y), ""))
+        found = arrays[ids + end]
         if found.ndim != 1 or found.dtype.kind not in "iuSU":
             raise DataError(
                 f"{path} has {ids} of shape {found.shape}, type {found.dtype}; give one number or text a row"

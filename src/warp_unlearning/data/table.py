@@ -105,7 +105,7 @@ class Table:
 
     def describe(self, row: int) -> str:
         """How a row is read back to the user: number, name and class."""
-        name = "" if self.names is None else f' "{self.names[row]}"'
+        name = "" if self.names is None or not self.names[row] else f' "{self.names[row]}"'
         return f"{row}{name} class {self.classes[self.y[row]]}"
 
 
@@ -241,8 +241,8 @@ def _by_number(texts: NDArray[np.str_], table: Table) -> Index:
     outside = [t for t in texts.tolist() if not re.fullmatch("[0-9]{1,18}", t) or int(t) >= table.train]
     if outside:
         raise DataError(
-            f"{len(outside)} of {len(texts)} row numbers are outside, first {outside[0]}; training rows are numbered "
-            f"0 to {table.train - 1}, as in the data given"
+            f"{len(outside)} of {len(texts)} are no row numbers, first {outside[0]}; training rows are numbered 0 to "
+            f"{table.train - 1}, as in the data given"
         )
     return np.unique(np.array([int(t) for t in texts.tolist()], dtype=np.int64))
 

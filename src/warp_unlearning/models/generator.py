@@ -358,47 +358,16 @@ def load_prior(path: Path) -> tuple[nn.Module, dict[str, object] | None]:
     return generator.eval().requires_grad_(False), weights.header
 
 
-def seen_header(images: Tensor, positions: Index, *, data: str, data_digest: str) -> dict[str, object]:
-    """What a header says of the images learned from: their positions in the training part of the data set, as first and
-    last of each run of neighbours, and their digests one after another.
-    """
-    if len(images) != len(positions):
-        raise InputError(f"there are {len(images)} images and {len(positions)} positions; give one for each image")
-    runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1) if len(positions) else []
-    spans = [[int(run[0]), int(run[-1])] for run in runs]
-    return {"data": data, "data_digest": data_digest, "positions": spans, "digests": "".join(image_digests(images))}
+def seen_header(images: Tensor, *, data: str, data_digest: str) -> dict[str, object]:
+    """What a header says of the images (n, c, h, w) in [0, 1] that a prior learned from: a digest of each."""
+    return {"data": data, "data_digest": data_digest, "digests": "".join(image_digests(images))}
 
 
-def saw(
-    header: Mapping[str, object],
-    *,
-    positions: Index | None = None,
-    data_digest: str | None = None,
-    images: Tensor | None = None,
-) -> Index:
-    """Which rows of what is given the prior has learned from, sorted: by `positions` in the training part of the data
-    set with `data_digest`, by the `images` (n, c, h, w) in [0, 1] themselves, or by either.
-
-    Positions in another data set than the prior's say nothing, so images are then needed.
-    """
-    if (positions is None) != (data_digest is None) or (positions is None and images is None):
-        raise InputError("give images, or positions with the data_digest of the data set they are in, or all three")
-    try:
-        text, spans = cast(str, header["digests"]), cast("list[tuple[int, int]]", header["positions"])
-        known = {text[at : at + _DIGITS] for at in range(0, len(text), _DIGITS)}
-        learned = [position for first, last in spans for position in range(first, last + 1)]
-        if any(len(digest) != _DIGITS for digest in known):
-            raise ValueError(text)
-    except (KeyError, TypeError, ValueError) as error:
-        raise WeightsError("the prior's header does not say which images it has seen; train it again") from error
-    found = set[int]()
-    if images is not None:
-        found |= {row for row, digest in enumerate(image_digests(images)) if digest in known}
-    if positions is not None and data_digest == header.get("data_digest"):
-        found |= set(np.flatnonzero(np.isin(positions, learned)).tolist())
-    elif images is None:
-        raise InputError(
-            f"the prior was trained on other data ({header.get('data')}, digest {str(header.get('data_digest'))[:12]}) "
-            f"than the positions are in (digest {str(data_digest)[:12]}); give the images themselves"
-        )
-    return np.array(sorted(found), dtype=np.int64)
+def saw(header: Mapping[str, object], images: Tensor) -> Index:
+    """The rows of `images` (n, c, h, w) in [0, 1] that the prior has learned from, sorted."""
+    text = header.get("digests")
+    if not isinstance(text, str) or len(text) % _DIGITS:
+        raise WeightsError("the prior's header does not say which images it has seen; train it again")
+    known = {text[at : at + _DIGITS] for at in range(0, len(text), _DIGITS)}
+    rows = [row for row, digest in enumerate(image_digests(images)) if digest in known]
+    return np.array(rows, dtype=np.int64)

@@ -45,11 +45,13 @@ def load_function(spec: str, *, what: str = "function") -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def load_builder(spec: str) -> Callable[..., nn.Module]:
+def load_builder(spec: str, *, untrained: bool = False) -> Callable[..., nn.Module]:
     """What builds the network of `spec` when called: FILE.py:NAME, or hf:FOLDER for a Hugging Face image classifier on
-    disk. Its network is checked, and wrapped in `Logits` if it is known to need it.
+    disk, with its weights or `untrained`. The network is checked, and wrapped in `Logits` if it is known to need it.
     """
-    builder = _hugging_face(spec) if spec.startswith(HUGGING_FACE) else load_function(spec, what="model builder")
+    builder = (
+        _hugging_face(spec, untrained) if spec.startswith(HUGGING_FACE) else load_function(spec, what="model builder")
+    )
 
     @wraps(builder)
     def build(*args: object, **options: object) -> nn.Module:
@@ -66,16 +68,19 @@ def load_builder(spec: str) -> Callable[..., nn.Module]:
     return build
 
 
-def _hugging_face(spec: str) -> Callable[[], nn.Module]:
+def _hugging_face(spec: str, untrained: bool) -> Callable[[], nn.Module]:
     folder = _file_of(spec).parent
 
     def build() -> nn.Module:
         try:
-            from transformers import AutoModelForImageClassification
+            from transformers import AutoConfig, AutoModelForImageClassification
         except ImportError as error:
             raise InputError(f"{spec} needs the package transformers; install it, or give FILE.py:build") from error
         if not (folder / "config.json").is_file():
             raise InputError(f"{folder} holds no config.json; give the folder of a model's `save_pretrained`")
+        if untrained:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            return AutoModelForImageClassification.from_config(config)  # type: ignore[no-any-return, no-untyped-call]
         model, found = AutoModelForImageClassification.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, dtype="auto", output_loading_info=True
         )
@@ -236,7 +241,7 @@ def check_network(model: object, *, what: str = "the model") -> None:
         if tensor.is_quantized or not tensor.is_floating_point():
             raise InputError(f"{name} of {what} is {str(tensor.dtype)[6:]}; give a network of floating-point weights")
     if not parameters:
-        raise InputError(f"{what} is a {type(model).__name__} without parameters; there is nothing in it to change")
+        raise InputError(f"{what} is a {type(model).__name__} with no parameters; there is nothing in it to change")
 
 
 def failed(error: Exception, doing: str) -> InputError:

@@ -9,6 +9,7 @@ import json
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..data.files import as_path, write_atomically
-from ..errors import InputError, WeightsError, nearest
+from ..errors import InputError, WeightsError
 
 SCHEMA_VERSION = 1
 PICKLED = (".pt", ".pth", ".bin")
@@ -65,7 +66,6 @@ def read_weights(path: Path) -> Weights:
         weights = Weights(_read_pickled(path), {}, path.suffix)
     else:
         raise WeightsError(f"{path} ends in {path.suffix!r}; give a file that ends in .safetensors, .pt, .pth or .bin")
-    _check_real(weights.state, str(path))
     check_finite(weights.state, source=str(path))
     return weights
 
@@ -88,8 +88,8 @@ def load_weights(
             f"{source} does not fit the model {type(model).__name__}: {'; '.join(faults)}. "
             "Build the model with the options it was trained with"
         )
-    for name, tensor in state.items():
-        have, want = tensor.dtype, expected[name].dtype
+    for name, tensor in expected.items():
+        have, want = state[name].dtype, tensor.dtype
         if have != want and not (have.is_floating_point and want.is_floating_point and cast):
             way = "ask for float32 (--dtype float32)" if have.is_floating_point else "give them before quantisation"
             raise WeightsError(
@@ -112,7 +112,6 @@ def save_weights(
     text = _header_text(header)
     # Always a copy: safetensors refuses tensors that share memory or are not contiguous.
     state = {name: host_copy(tensor) for name, tensor in tensors_of(model).items()}
-    _check_real(state, "the state dict")
     check_finite(state, source="the state dict")
     _write(path, safetensors.torch.save(state, metadata={"warp": text}))
 
@@ -175,6 +174,8 @@ def plain_tensors(state: Mapping[str, object], *, source: str) -> dict[str, Tens
             raise WeightsError(
                 f"{name!r} in {source} is no dense tensor with data; densify, dequantise or load it first"
             )
+        if tensor.is_complex():
+            raise WeightsError(f"{name!r} in {source} is {_name(tensor.dtype)}; only real numbers are taken")
         plain[name] = tensor.detach()
     if not plain:
         raise WeightsError(f"{source} holds no weights; give the state dict of a model")
@@ -196,12 +197,6 @@ def check_finite(state: Mapping[str, Tensor], *, source: str) -> None:
             raise WeightsError(
                 f"{name!r} in {source} has {count} entries that are not finite; use weights saved earlier"
             )
-
-
-def _check_real(state: Mapping[str, Tensor], source: str) -> None:
-    for name, tensor in state.items():
-        if tensor.is_complex():
-            raise WeightsError(f"{name!r} in {source} is {_name(tensor.dtype)}; only real numbers are taken")
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -229,8 +224,8 @@ def _faults(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list
         for kind, names in found.items()
         if names
     ]
-    close = nearest(missing[0], unexpected).partition("? ") if missing and unexpected else ("", "", "")
-    return [*faults, f"for {missing[0]}, {close[0]}?"] if close[1] else faults
+    close = get_close_matches(missing[0], unexpected, n=1) if missing else []
+    return [*faults, *(f"{name} may be {missing[0]}" for name in close)]
 
 
 def _header_text(header: Mapping[str, object]) -> str:

@@ -6,7 +6,7 @@ Every array has one entry a row, forgotten and unseen rows in any order; a score
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,6 +49,17 @@ class Attack:
     original: ArrayLike | None
     retrained: Sequence[ArrayLike] = ()
 
+    def __post_init__(self) -> None:
+        models = {"the new model": self.new, "the original": self.original}
+        models |= {f"retrained model {i}": scores for i, scores in enumerate(self.retrained, 1)}
+        for whose, scores in models.items():
+            wrong = np.flatnonzero(~np.isfinite(np.asarray([] if scores is None else scores, dtype=np.float64)))
+            if wrong.size:
+                raise InputError(
+                    f"the attack {self.name} gives row {wrong[0]} of {whose} a score that is no finite number, as "
+                    f"{wrong.size} rows in all; leave out the attack or those rows"
+                )
+
 
 def alone(
     attacks: Sequence[Attack],
@@ -88,13 +99,12 @@ def beside(
     compared by |A − ½|, and more than a reference is all that counts against them.
     """
     attacks = [a for a in attacks if not matched_area(a.new, rows).void]
-    found = []
-    for claim in (False, True):
-        same = [a for a in attacks if a.needs.startswith("both") == claim]
+    found: list[Evidence] = []
+    for both in (False, True):
+        same = [a for a in attacks if a.needs.startswith("both") == both]
         parts = [_beside(a, rows, margin, level, len(same)) for a in same]
         adjusted = holm([e.p for e in parts]) if parts else ()
-        for e, q in zip(parts, adjusted, strict=True):
-            found.append(Evidence(**{**vars(e), "adjusted": float(q)}))
+        found += [replace(e, adjusted=float(q)) for e, q in zip(parts, adjusted, strict=True)]
     return tuple(found)
 
 
@@ -171,7 +181,7 @@ def judge_outputs(
     mask, labels, models = np.asarray(forgot, dtype=bool), np.asarray(classes), dict(references or {})
     named = {"the original": original, "the new model": new, **models}
     for name, outputs in named.items():
-        _check(name, outputs, mask, labels)
+        _check(name, outputs, mask, labels, original.probabilities.shape[-1])
     if not mask.any():
         raise InputError(f"none of the {mask.size} rows is forgotten; mark at least one")
     tests = ~mask & ~np.isin(labels, list(gone))
@@ -216,11 +226,14 @@ def judge_outputs(
     )
 
 
-def _check(name: str, outputs: Outputs, mask: NDArray[np.bool_], labels: NDArray[np.int64]) -> None:
+def _check(name: str, outputs: Outputs, mask: NDArray[np.bool_], labels: NDArray[np.int64], width: int) -> None:
     """Raise unless there is one finite confidence, one answer, one distribution and one class for each row."""
     sizes = {len(outputs.confidence), len(outputs.correct), len(outputs.probabilities), mask.size, labels.size}
     if len(sizes) > 1 or np.ndim(outputs.probabilities) != 2:
         raise InputError(f"the arrays of {name} hold {sorted(sizes)} rows; give one entry a row in every array")
+    if outputs.probabilities.shape[1] != width:
+        found = outputs.probabilities.shape[1]
+        raise InputError(f"{name} has {found} outputs, the original {width}; give models of the same task")
     for what, values in (("confidence", outputs.confidence[:, None]), ("output", outputs.probabilities)):
         wrong = np.flatnonzero(~np.isfinite(values).all(axis=1))
         if wrong.size:

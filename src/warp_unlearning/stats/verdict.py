@@ -110,9 +110,13 @@ class Verdict:
     @property
     def lines(self) -> tuple[str, ...]:
         """What is printed: one line a claim, what is assumed, and the verdict."""
-        claims = [f"{c.name:<10}{c.outcome:<15} {c.reason}: {c.sentence}" for c in self.claims]
-        unjudged = self.null != "ours" and not any(e.claim == "hidden" for e in self.evidence)
-        claims += ["hidden    not judged: retraining changes these rows too"] if unjudged else []
+        claims = [
+            f"{c.name:<10}{c.outcome:<15}{'' if c.reason == c.name else f'{c.reason}: '}{c.sentence}"
+            for c in self.claims
+        ]
+        if self.null != "ours" and all(c.name != "hidden" for c in self.claims):
+            why = "no attack saw both models" if self.null == "retrained" else "retraining changes these rows too"
+            claims.append(f"hidden    not judged: {why}")
         return (*claims, *(f"assumes   {text}" for text in self.assumes), self.sentence)
 
     def as_json(self) -> dict[str, Any]:
@@ -275,8 +279,12 @@ def _by_attacks(name: str, evidence: Sequence[Evidence], rules: _Rules) -> Claim
 
     unsure = blind and (beside or not shown)
     if unsure and not could_see:
-        nobody = "the references know these rows as well as the original does; this audit would see nothing"
-        return said("cannot be said", "blind", nobody if beside else "no attack recognised them in the original either")
+        nobody = "no attack recognised them in the original either"
+        if name == "hidden":
+            nobody = "these attacks see nothing of retraining either; this audit would see nothing"
+        elif beside:
+            nobody = "the references know these rows as well as the original does; this audit would see nothing"
+        return said("cannot be said", "blind", nobody)
     if shown and not unsure:
         if rules.null == "unseen" and not beside:
             return said("cannot be said", "differs from unseen rows", _gap_sentence(strongest))
@@ -288,9 +296,8 @@ def _by_attacks(name: str, evidence: Sequence[Evidence], rules: _Rules) -> Claim
         one = f"within {share(margin)} of one retrained model; a second decides"
         return said("cannot be said", "one reference", one)
     than = f"{rules.references} retrained models" if beside else "unseen rows"
-    by = [e.attack for e in attacks]
-    names = " and ".join([*[", ".join(by[:-1])][: len(by) - 1], by[-1]]) if len(by) <= 4 else f"all {len(by)} attacks"
-    return said("holds", "not recognised", f"by {names}: within {share(margin)} of {than}")
+    by = ", ".join(e.attack for e in attacks) if len(attacks) <= 4 else f"all {len(attacks)} attacks"
+    return said("holds", "not recognised", f"by {by}: within {share(margin)} of {than}")
 
 
 def _too_few(

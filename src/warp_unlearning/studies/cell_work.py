@@ -124,7 +124,7 @@ class CellWork:
                 "test": self._accuracy(model, self._place.test),
             },
             "moved": _distance(model, original),
-            "teleports": _teleports(driven),
+            "teleports": teleports_made(driven),
         }
         yield None
         if is_paired(self.plan.settings, cell.shadow, cell.part):
@@ -247,8 +247,10 @@ def _distance(model: nn.Module, original: nn.Module) -> float:
     return float(torch.stack(torch._foreach_norm(differences)).square().sum().sqrt())
 
 
-def _teleports(driven: Driven) -> dict[str, Any]:
-    """How many teleports there were, how many of them were taken back, and what each changed."""
+def teleports_made(driven: Driven) -> dict[str, Any]:
+    """How many teleports there were, how many of them were taken back, and what each changed; of losses the mean
+    before and after, of examples to forget and of retained ones that it had not seen.
+    """
     made = driven.teleports
     return {
         "count": len(made),
@@ -257,4 +259,6 @@ def _teleports(driven: Driven) -> dict[str, Any]:
         "energy_before": [c.energy_before for c in made],
         "energy_after": [c.energy_after for c in made],
         "moved": [c.moved for c in made],
+        "forget_loss": [None if c.forget is None else [c.forget.loss_before, c.forget.loss_after] for c in made],
+        "retain_loss": [None if c.held_out is None else [c.held_out.loss_before, c.held_out.loss_after] for c in made],
     }

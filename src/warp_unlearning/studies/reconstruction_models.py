@@ -20,7 +20,7 @@ from ..randomness import Streams
 from ..training.prior import PriorRecipe, PriorTraining
 from ..training.recipe import Recipe
 from ..training.training import Training
-from ..unlearning.driver import unlearn
+from ..unlearning.driver import updated
 from .one_step import OneStep
 from .reconstruction_images import Pictures
 from .reconstruction_settings import POOL, RETAIN, ReconstructionSettings
@@ -158,7 +158,7 @@ def forgotten_models(
     found = []
     for i, target in enumerate(targets.tolist()):
         some = slice(RETAIN * i, RETAIN * (i + 1))
-        after = unlearn(
+        after = updated(
             model,
             forget=pictures.examples(pictures.learned[target : target + 1]),
             retain=retain,
@@ -167,7 +167,7 @@ def forgotten_models(
             seed=i,
             defense_seed=settings.seed * 1000 + i,
         )
-        found.append(after.model.eval())
+        found.append(after)
     return found
 
 

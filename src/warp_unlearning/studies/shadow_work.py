@@ -31,7 +31,7 @@ from ..runs.store import Store
 from ..training.recipe import Recipe
 from ..training.scoring import accuracy, logit_confidence, logits
 from ..training.training import Training, run_training
-from ..unlearning.driver import unlearn
+from ..unlearning.driver import updated
 from .forget_energies import forget_energies
 from .shadow_plan import ORIGINAL, ShadowPlan, Task, forgotten, retained
 from .shadow_settings import ShadowSettings
@@ -76,7 +76,7 @@ class ShadowWork:
         with warnings.catch_warnings():
             # A method may choose the start; its scores say so.
             warnings.simplefilter("ignore", WarpWarning)
-            result = unlearn(
+            model = updated(
                 self._model(self.plan.key(Task("train", task.shadow)), store),
                 forget=self._points(forgotten(design, task.shadow, task.part)),
                 retain=self._points(retained(design, task.shadow, task.part)),
@@ -86,7 +86,7 @@ class ShadowWork:
                 seed=Streams(settings.seed, "unlearn", task.shadow).number(task.part),
                 defense_seed=Streams.secret(self.defense_seed).number(str(task)) if arm.defense is not None else None,
             )
-        return {WEIGHTS: weight_bytes(result.model.state_dict())}
+        return {WEIGHTS: weight_bytes(model.state_dict())}
 
     def _score(self, task: Task, store: Store) -> Mapping[str, bytes]:
         kind = "train" if task.arm == ORIGINAL else "unlearn"

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..data.examples import Examples, TensorExamples, as_examples
+from ..data.files import to_json
 from ..defense.base import Defense, Session
 from ..defense.certificate import Certificate, shortfalls
 from ..defense.registry import as_defense
@@ -137,7 +138,7 @@ def unlearn(
             chosen,
             defense=guarding,
             secret=Streams.secret(defense_seed),
-            on_update=_all(on_update, _progress(chosen.name) if progress else None),
+            on_update=_progress(chosen.name, on_update) if progress else on_update,
             watch=rows_to_watch(task, task.validation or unseen),
         )
     )
@@ -159,11 +160,10 @@ def unlearn(
         state = {n: t.detach().clone() for n, t in working.state_dict().items()}
         raise DivergedError(f"the result cannot be judged: {error}", state=state, update=len(driven.history)) from error
     told = [] if guarding is None else shortfalls(driven.teleports)
-    digest = examples_digest(task.forget)
     deletion = Deletion(
         requested=len(task.forget),
         retained=len(task.retain),
-        forget_digest=digest,
+        forget_digest=examples_digest(task.forget),
         retain_digest=examples_digest(task.retain),
         original=model_digest(task.original),
         unlearned=model_digest(working),
@@ -178,7 +178,7 @@ def unlearn(
         request={"how": "examples", "rows": len(task.forget), "copies": 0, "drawn": bool(drawn)},
         threads=torch.get_num_threads(),
         device=str(place),
-        verdict=verdict.as_json(),
+        verdict=to_json(verdict.as_json()),
         recipe="ours" if isinstance(chosen, Retrain) else chosen.spec if isinstance(chosen, RetrainBy) else None,
     )
     _warn(chosen, deletion, verdict)
@@ -214,27 +214,20 @@ def _warn(method: Method, deletion: Deletion, verdict: Verdict) -> None:
         warnings.warn(f"the unlearning by {method.name} {verdict.sentence}", WarpWarning, stacklevel=3)
 
 
-def _all(*watchers: Callable[[Update], None] | None) -> Callable[[Update], None]:
-    def tell(update: Update) -> None:
-        for watcher in watchers:
-            if watcher is not None:
-                watcher(update)
-
-    return tell
-
-
-def _progress(name: str) -> Callable[[Update], None]:
+def _progress(name: str, on_update: Callable[[Update], None] | None) -> Callable[[Update], None]:
     """Shows the share of updates on stderr: on one line of a terminal, else a line each tenth."""
     began, live, shown = perf_counter(), sys.stderr.isatty(), -1
 
     def show(update: Update) -> None:
         nonlocal shown
-        tenth, ends = 10 * update.step // update.of, update.step == update.of
+        tenth, end = 10 * update.step // update.of, "\n" if update.step == update.of else ""
         if live or tenth > shown:
             shown = tenth
             text = f"{name}: update {update.step} of {update.of}, {perf_counter() - began:.1f} s"
-            sys.stderr.write(f"\r{text}" + "\n" * ends if live else f"{text}\n")
+            sys.stderr.write(f"\r{text}{end}" if live else f"{text}\n")
             sys.stderr.flush()
+        if on_update is not None:
+            on_update(update)
 
     return show
 
@@ -327,6 +320,26 @@ def drive(
         session.finish()
     model.zero_grad(set_to_none=True)
     return Driven(guard.history, [] if session is None else list(session.certificates))
+
+
+def updated(
+    model: nn.Module,
+    *,
+    forget: object,
+    retain: object,
+    method: Method,
+    validation: object | None = None,
+    defense: Defense | None = None,
+    seed: int = 0,
+    defense_seed: int | None = None,
+) -> nn.Module:
+    """The model that `unlearn` makes, in eval mode, neither stopped where it collapses nor judged: for studies, which
+    measure many models together.
+    """
+    working = working_copy(model, _device_of(model))
+    task = make_task(working, forget=forget, retain=retain, validation=validation, seed=seed)
+    _to_the_end(drive(working, task, method, defense=defense, secret=Streams.secret(defense_seed)))
+    return working.eval()
 
 
 def expected_seconds(

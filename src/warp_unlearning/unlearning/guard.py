@@ -23,9 +23,9 @@ from ..waiting import await_device
 
 # An accuracy this much below the start's, beyond chance, is a collapse.
 COLLAPSE, BEYOND_CHANCE = 0.20, 0.01
-# Rows looked at: a twentieth of the retain set, which takes under 2 % of an epoch's passes, within these bounds. With
+# Rows looked at: a share of the retain set, which takes under 2 % of an epoch's passes, within these bounds. With
 # fewer unseen rows retained ones serve; of fewer than FEW_RETAINED of those 20 points say little, and none are watched.
-FEWEST, MOST, SHARE, FEW_RETAINED = 50, 500, 0.05, 200
+FEWEST, MOST, SHARE, FEW_RETAINED, LOOKS = 50, 500, 0.03, 200, 8
 
 
 class Guard:
@@ -95,23 +95,26 @@ class Guard:
 class Collapse:
     """Stops a run when fewer of `examples` get right answers than before it, by more than 20 points and beyond chance.
 
-    Looks at the end of each epoch and keeps a copy of the weights that it last found in order. A low that passes is no
-    collapse (salun has some in its first epochs): a run is stopped in its second half, where an epoch did not get
-    better than a low one before, and at its end. One that starts from other weights, as a retraining, is not watched.
+    Looks at the end of each epoch, of many epochs at every eighth of the run, and keeps a copy of the weights that it
+    last found in order. A low that passes is no collapse (salun has some in its first epochs): a run is stopped in its
+    second half, where an epoch did not get better than a low one before, and at its end. One that starts from other
+    weights, as a retraining, is not watched.
     """
 
     def __init__(self, model: nn.Module, examples: TensorExamples) -> None:
         self._model, self._examples = model, examples
         self._before = self._right()
         self._kept = {n: t.clone() for n, t in model.state_dict().items()}
-        self._last, self._low = 0, 0.0
+        self._last, self._looked, self._low = 0, 0, 0.0
         self._watching = True
 
     def watch(self, update: Update) -> None:
         """Look, if an epoch ends with this update."""
         self._watching &= not update.restarts
-        if not (self._watching and update.ends_epoch):
+        due = update.step == update.of or LOOKS * (update.step - self._looked) >= update.of
+        if not (self._watching and update.ends_epoch and due):
             return
+        self._looked = update.step
         right = self._right()
         await_device(right.device)
         up, down = torch.stack([(right & ~self._before).sum(), (self._before & ~right).sum()]).tolist()
@@ -121,7 +124,7 @@ class Collapse:
             for name, value in self._model.state_dict().items():
                 self._kept[name].copy_(value)
             return
-        stays = 2 * update.step >= update.of and 0 < self._low <= low
+        stays = 2 * update.step > update.of and 0 < self._low <= low
         if stays or update.step == update.of:
             before, after = (float(each.double().mean()) for each in (self._before, right))
             raise CollapsedError(
@@ -154,11 +157,14 @@ def rows_to_watch(task: Task, unseen: Examples | None) -> TensorExamples | None:
 
 
 @contextmanager
-def generators_kept(device: torch.device) -> Iterator[None]:
-    """Leave torch's global generators, and numpy's, as they were before the block."""
+def generators_kept(device: torch.device, *, start: int | None = None) -> Iterator[None]:
+    """Leave torch's and numpy's global generators as they were before the block, which starts from a seed if given."""
     numpy_state = np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            if start is not None:
+                torch.default_generator.manual_seed(start)
+                np.random.seed(start)  # noqa: NPY002
             yield
     finally:
         np.random.set_state(numpy_state)  # noqa: NPY002

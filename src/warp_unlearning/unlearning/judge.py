@@ -29,9 +29,11 @@ from ..stats.intervals import Estimate, mean, proportion
 from ..stats.verdict import LEVEL, MARGIN, MAX_DROP, Verdict
 from ..training.scoring import checked_logits, logit_confidence
 from .checks import check_examples, copies_of, network_for
+from .guard import generators_kept
 
 SCHEMA_VERSION = 2
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_NO_REFERENCE = "none: no retrained model was given"
 Retrained = nn.Module | Sequence[nn.Module] | None
 
 
@@ -74,7 +76,7 @@ class ModelComparison:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, with the version of its form; a bound that is infinite is None, as JSON has no infinity."""
-        reference = "retrained model" if any("retrained" in n for n in self.models) else "none"
+        reference = "retrained model" if any("retrained" in n for n in self.models) else _NO_REFERENCE
         said = {"verdict": self.verdict.as_json()}
         return {"schema_version": SCHEMA_VERSION, "reference": reference, **to_json({**asdict(self), **said})}
 
@@ -104,7 +106,8 @@ def compare(
     judge the unlearned one.
 
     `retrained` are models trained without the forget set. `drawn` says that the forget set was drawn at random within
-    its classes (as a text, who says so), `ours` that this software trained the unlearned model from fresh weights without it.
+    its classes (as a text, who says so), `ours` that this software trained the unlearned model from fresh weights
+    without it.
     """
     given = {"forget": forget, "retain": retain} | ({} if test is None else {"test": test})
     seed = whole(seed)
@@ -243,7 +246,10 @@ def _beside(model: nn.Module, examples: Examples) -> Examples:
 
 
 def _logits(model: nn.Module, examples: Examples, what: str, classes: int | None = None) -> Tensor:
-    return checked_logits(model, _beside(model, examples), what, classes=classes)
+    part = _beside(model, examples)
+    # A data set that augments gives every model the same inputs.
+    with generators_kept(part.y.device, start=0):
+        return checked_logits(model, part, what, classes=classes)
 
 
 def _check_classes(models: Mapping[str, nn.Module], sets: Mapping[str, Examples]) -> int:

@@ -49,7 +49,7 @@ class AttackImages:
 def gather_images(
     original: Subject,
     forgotten: Sequence[Index],
-    kept: Sequence[Index | None],
+    kept: Sequence[Index],
     *,
     probes: int,
     seed: int,
@@ -100,10 +100,10 @@ def unit_images(pixels: Pixels, inputs: Tensor) -> Tensor:
     return images.clamp(0, 1)
 
 
-def _pool(original: Subject, targets: Index, kept: Sequence[Index | None]) -> Index:
+def _pool(original: Subject, targets: Index, kept: Sequence[Index]) -> Index:
     known = original.known
     for after in kept:
-        known = known if after is None else np.intersect1d(known, after)
+        known = np.intersect1d(known, after)
     return np.setdiff1d(known, targets)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..cli.subject import Subject, check_one_data_set
-from ..data.table import FORGET, Index, find, read_request
+from ..data.table import FORGET, Index, Parts, find, read_request
 from ..errors import DataError, InputError
 from ..models.weights import model_digest
 from .known_unlearning import KnownUnlearning, known_unlearning
@@ -106,19 +106,30 @@ def _way(one: Attacked) -> tuple[str, str]:
 
 def _forgotten(path: Path, source: Subject, file: Path | None, original: Subject) -> Index:
     told = source.parts.rows(FORGET) if source.record.deletions else None
-    given = None if file is None else find(read_request(file), original.table)
     if told is not None:
-        if given is not None and not np.array_equal(given, told):
+        check_known(original, told)
+    if file is not None:
+        given = asked_parts(file, original).rows(FORGET)
+        if told is not None and not np.array_equal(given, told):
             raise InputError(f"{file} names other rows than those that {path} forgot; leave --forget out")
-        forget = told
-    elif given is not None:
-        forget = given
-    else:
+        return given
+    if told is None:
         raise InputError(f"nothing says which rows {path} forgot; give --forget FILE")
-    unknown = np.setdiff1d(forget, original.known)
+    return told
+
+
+def asked_parts(file: Path, original: Subject) -> Parts:
+    """The part of each row once those in a file are forgotten with their copies, all of which the original knew."""
+    rows = find(read_request(file), original.table)
+    check_known(original, rows)
+    return original.parts.request(original.table, rows)
+
+
+def check_known(original: Subject, forget: Index) -> None:
+    """Refuse rows to forget that the original never learned from."""
+    unknown = np.setdiff1d(forget, np.concatenate([original.known, original.forgotten]))
     if len(unknown):
         raise DataError(
-            f"the original model never learned from {len(unknown)} of the {len(forget)} forgotten examples (first: "
-            f"{unknown[0]}); give the model from before the request"
+            f"the original model never learned from {len(unknown)} of the {len(forget)} forgotten rows (first: "
+            f"{unknown[0]}); give the model from before the request, or leave them out"
         )
-    return forget

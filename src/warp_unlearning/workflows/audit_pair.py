@@ -17,12 +17,13 @@ from ..cli.options import Options
 from ..cli.subject import PLACES, Subject, check_one_data_set, check_reference, open_subject
 from ..config import RESOLVED, as_plain
 from ..data.files import array_digest
-from ..data.table import FORGET, Index, find, read_request
-from ..errors import DataError, InputError
+from ..data.table import FORGET, RETAIN, TEST, Parts
+from ..errors import InputError
 from ..models.weights import model_digest
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..stats.reading import MARGIN
 from ..unlearning.record import DeletionRecord, now
+from .attacked_models import asked_parts, check_known
 from .audit_results import AUDIT, SCORES, read_audit, write_scores
 
 
@@ -65,20 +66,20 @@ def audit_pair_run(request: PairRequest) -> PairOutcome:
     beside = next(iter(runs.values()), None)
     sources = {n: runs.get(n) or open_subject(p, request.options, beside=beside) for n, p in paths.items()}
     check_one_data_set(sources)
-    forget = _forget(request, sources["original"], sources["unlearned"])
+    parts = _parts(request, sources["original"], sources["unlearned"])
     for i, path in enumerate(request.retrained):
-        check_reference(sources[f"retrained {i + 1}"], forget, path)
-    run = _run(request, sources, forget)
+        check_reference(sources[f"retrained {i + 1}"], parts.rows(FORGET), path)
+    run = _run(request, sources, parts)
     if run is not None and run.complete:
         plain = read_audit(run.path)
     else:
-        audit = _audit(request, sources, forget)
+        audit = _audit(request, sources, parts)
         plain = audit.as_json() | {"date": now()}
         if run is not None:
             write_scores(run.path / SCORES, audit)
             run.write_json(AUDIT, plain)
             run.finish()
-    unrecorded = "" if not request.record else _grow_record(request.after, sources["unlearned"], plain)
+    unrecorded = "" if not request.record else _grow_record(sources["unlearned"], plain)
     return PairOutcome(plain, request.record and not unrecorded, unrecorded)
 
 
@@ -99,28 +100,22 @@ def verdict_of(audit: dict[str, Any]) -> dict[str, Any]:
     return {name: audit[name] for name in kept} | {"attacks": len(audit["rows"]), "audit_digest": digest}
 
 
-def _forget(request: PairRequest, original: Subject, unlearned: Subject) -> Index:
+def _parts(request: PairRequest, original: Subject, unlearned: Subject) -> Parts:
+    """The part of each row after the request."""
     if request.forget is not None:
-        forget = find(read_request(request.forget), original.table)
-    elif unlearned.record.deletions:
-        forget = unlearned.parts.rows(FORGET)
-    else:
-        raise InputError(f"nothing says which examples {request.after} forgot; give --forget FILE")
-    unknown = np.setdiff1d(forget, original.known)
-    if len(unknown):
-        raise DataError(
-            f"the original model never learned from {len(unknown)} of the {len(forget)} examples to forget (first: "
-            f"{unknown[0]}); give the model from before the request, or leave them out"
-        )
-    return forget
+        return asked_parts(request.forget, original)
+    if not unlearned.record.deletions:
+        raise InputError(f"nothing says which rows {request.after} forgot; give --forget FILE")
+    check_known(original, unlearned.parts.rows(FORGET))
+    return unlearned.parts
 
 
-def _run(request: PairRequest, sources: dict[str, Subject], forget: Index) -> RunDirectory | None:
+def _run(request: PairRequest, sources: dict[str, Subject], parts: Parts) -> RunDirectory | None:
     if request.out is None:
         return None
     found = {
         "models": {name: model_digest(source.model) for name, source in sources.items()},
-        "forget": array_digest(forget),
+        "forget": array_digest(parts.digests, parts.part),
         "steps": list(_steps(request, sources["unlearned"]) or ()),
         "background": request.background,
         "probes": request.probes,
@@ -139,13 +134,14 @@ def _steps(request: PairRequest, unlearned: Subject) -> Sequence[str] | None:
     return ("naive",) if done and all(deletion.defense is None for deletion in done) else None
 
 
-def _audit(request: PairRequest, sources: dict[str, Subject], forget: Index) -> PairAudit:
+def _audit(request: PairRequest, sources: dict[str, Subject], parts: Parts) -> PairAudit:
     original, device = sources["original"], sources["original"].device
     # Other requests may lie between the two models.
-    retain = np.intersect1d(np.setdiff1d(original.known, forget), sources["unlearned"].known)
-    forgotten, retained, test = original.examples(forget), original.examples(retain), sources["unlearned"].test()
-    if test is None:
+    retain = np.intersect1d(original.known, np.intersect1d(parts.rows(RETAIN), sources["unlearned"].known))
+    unseen = np.intersect1d(parts.rows(TEST), sources["unlearned"].parts.rows(TEST))
+    if not len(unseen):
         raise InputError("an audit needs rows that no model saw; give --test or --holdout")
+    forgotten, retained, test = (original.examples(rows) for rows in (parts.rows(FORGET), retain, unseen))
     models = {name: source.model.to(device).eval() for name, source in sources.items()}
     return audit_pair(
         models["original"],
@@ -162,10 +158,10 @@ def _audit(request: PairRequest, sources: dict[str, Subject], forget: Index) -> 
     )
 
 
-def _grow_record(path: Path, unlearned: Subject, audit: dict[str, Any]) -> str:
-    """Add the verdict to the record of the run at `path`, once; or say why it does not belong there."""
+def _grow_record(unlearned: Subject, audit: dict[str, Any]) -> str:
+    """Add the verdict to the record of the audited run, once; or say why it does not belong there."""
     record, verdict, digests = unlearned.record, verdict_of(audit), audit["digests"]
-    if not path.is_dir() or not record.deletions:
+    if unlearned.path is None or unlearned.kind == "file" or not record.deletions:
         return "there is no deletion record beside the audited model"
     last = record.deletions[-1]
     expected = {"unlearned": last.unlearned, "original": last.original, "forget set": last.forget_digest}
@@ -175,5 +171,5 @@ def _grow_record(path: Path, unlearned: Subject, audit: dict[str, Any]) -> str:
     earlier = last.verdicts.get("audits", [])
     if not any(known.get("audit_digest") == verdict["audit_digest"] for known in earlier):
         grown: DeletionRecord = record.audited(digests["unlearned"], verdict)
-        open_run(path).amend_json("record.json", grown.as_json())
+        open_run(unlearned.path).amend_json("record.json", grown.as_json())
     return ""

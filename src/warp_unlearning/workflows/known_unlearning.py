@@ -43,7 +43,7 @@ def known_unlearning(path: Path, source: Subject, *, original: str) -> KnownUnle
     """What the run at `path` tells, whose unlearning must start from the model with the digest `original`; nothing for
     a weight file.
     """
-    if not path.is_dir() or not source.record.deletions:
+    if source.path is None or source.kind == "file" or not source.record.deletions:
         return KnownUnlearning(
             notes=("nothing says how this model was unlearned: the attacker knows no method, schedule or defence",)
         )
@@ -58,7 +58,7 @@ def known_unlearning(path: Path, source: Subject, *, original: str) -> KnownUnle
     return KnownUnlearning(
         method=name,
         settings=settings,
-        defense=_defense(path, last),
+        defense=_defense(source.path, last),
         ascent=name != "salun",
         own_labels=name != "salun",
         schedule=schedule,

@@ -111,7 +111,7 @@ def reconstruct_run(request: ReconstructRequest, *, say: Say = lambda text: None
 
 
 def _seen(header: dict[str, object], images: Tensor) -> Index:
-    return saw(header, images=images)
+    return saw(header, images)
 
 
 def _check_prior(

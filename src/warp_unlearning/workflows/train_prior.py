@@ -18,16 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cli.options import Options
-from ..cli.subject import open_subject, open_table
+from ..cli.subject import ROWS, open_table
 from ..cli.train import keep_diverged
 from ..config import RESOLVED, PriorConfig, as_plain, resolve_as
 from ..data.examples import TensorExamples
 from ..data.files import array_digest, write_atomically
 from ..data.image_digests import image_digests
-from ..data.preprocess import ImageData, image_data, pixels_of
+from ..data.preprocess import ImageData, Preprocess, image_data, pixels_of
 from ..data.sampling import draw_per_class
-from ..data.table import Index, Table, find, read_request
+from ..data.table import FORGET, FORGOTTEN, Index, Parts, Table, find, read_request
 from ..errors import DataError, DivergedError, InputError
 from ..models.generator import PRIOR, ConvGenerator, save_prior, seen_header
 from ..models.modes import choose_device
@@ -59,10 +58,12 @@ def train_prior_run(request: PriorRequest, *, watch: Callable[[Update], None] = 
     """Train, or go on, or do nothing where the run is complete; returns its metrics."""
     config = _resolved(request)
     table = open_table(config)
-    data = image_data(table)
+    scale = config.data.scale
+    preprocess = None if scale is None else Preprocess(scale, layout=table.layout)
+    data = image_data(table, preprocess, test=table.unseen)
     images = _images(data)
-    excluded = _excluded(config, table, images, data.digest)
-    known, held = _parts(config, images, excluded)
+    excluded = _excluded(config, table, images)
+    known, held = _parts(config, table, images, excluded)
     device = choose_device(config.device)
     streams = Streams(config.seed, "prior")
     training = PriorTraining(
@@ -80,7 +81,7 @@ def train_prior_run(request: PriorRequest, *, watch: Callable[[Update], None] = 
     except DivergedError as error:
         keep_diverged(run, error, header={"kind": "diverged prior"})
         raise
-    about = seen_header(images.x[known], known, data=data.name, data_digest=data.digest)
+    about = seen_header(images.x[known], data=data.name, data_digest=data.digest)
     save_prior(run.path / PRIOR, training.generator, header={**about, "seed": config.seed})
     metrics = _metrics(training, images, known, held, excluded)
     for name, index in (("train", known), ("held_out", held), ("excluded", excluded)):
@@ -118,11 +119,11 @@ def _images(data: ImageData) -> TensorExamples:
     return TensorExamples(x.clamp(0, 1), data.train.y)
 
 
-def _excluded(config: PriorConfig, table: Table, images: TensorExamples, data_digest: str) -> Index:
+def _excluded(config: PriorConfig, table: Table, images: TensorExamples) -> Index:
     """Sorted positions not to learn from, exact copies of any of them included."""
     found = [find(read_request(path), table) for path in config.exclude]
     if config.for_run is not None:
-        found.append(_forgotten(config.for_run, data_digest))
+        found.append(_forgotten(config.for_run, table))
     named: Index = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found]))
     if len(named) == 0:
         return named
@@ -130,20 +131,22 @@ def _excluded(config: PriorConfig, table: Table, images: TensorExamples, data_di
     return np.flatnonzero(np.isin(digests, digests[named])).astype(np.int64)
 
 
-def _forgotten(path: Path, data_digest: str) -> Index:
-    """Everything that the model of an unlearning neither knows nor was held out from, earlier requests included."""
-    run = open_subject(path, Options())
-    if run.data.digest != data_digest:
+def _forgotten(path: Path, table: Table) -> Index:
+    """Training rows that requests to the model of an unlearning asked to forget, earlier ones included."""
+    try:
+        parts = Parts.load(path / ROWS).align(table)
+    except DataError as error:
         raise DataError(
-            f"{path} is about other data ({run.data.name}, digest {run.data.digest[:12]}) than are learned from "
-            f"(digest {data_digest[:12]}), so its rows say nothing here; leave out the data options"
-        )
-    return run.forgotten
+            f"{path} is about other data than are learned from, so its rows say nothing here ({error}); leave out the "
+            "data options"
+        ) from error
+    gone = np.concatenate([parts.rows(FORGET), parts.rows(FORGOTTEN)])
+    return np.sort(gone[gone < table.train])
 
 
-def _parts(config: PriorConfig, images: TensorExamples, excluded: Index) -> tuple[Index, Index]:
-    """Positions to learn from and to measure on, the second drawn per class."""
-    rest = np.setdiff1d(np.arange(len(images), dtype=np.int64), excluded)
+def _parts(config: PriorConfig, table: Table, images: TensorExamples, excluded: Index) -> tuple[Index, Index]:
+    """Rows to learn from and to measure on, the second drawn per class; no test rows, which were held out from it."""
+    rest = np.setdiff1d(table.learned, excluded)
     y = images.y.numpy()[rest]
     drawn = draw_per_class(
         y, count=round(config.held_out * len(rest)), generator=Streams(config.seed, "prior").generator("held out")
@@ -151,8 +154,8 @@ def _parts(config: PriorConfig, images: TensorExamples, excluded: Index) -> tupl
     known, held = np.setdiff1d(rest, rest[drawn]), rest[drawn]
     if len(known) < 2:
         raise InputError(
-            f"{len(excluded)} of {len(images)} images are left out and {len(held)} held out, which leaves {len(known)} "
-            "to learn from; leave out or hold out fewer"
+            f"{len(excluded)} of {len(table.learned)} images are left out and {len(held)} held out, which leaves "
+            f"{len(known)} to learn from; leave out or hold out fewer"
         )
     return known, held
 

@@ -14,6 +14,7 @@ from filelock import Timeout
 from ..config import RESOLVED, TuneConfig, as_plain
 from ..data.files import array_digest, write_atomically
 from ..data.preprocess import ImageData, load_data
+from ..data.table import read_request
 from ..errors import InputError, WarpError
 from ..models.modes import choose_device
 from ..models.own import check_examples, file_digest
@@ -26,7 +27,7 @@ from ..runs.job import Job
 from ..runs.store import Store
 from ..runs.yaml_text import dump_yaml
 from ..studies.shadow_work import new_network
-from ..studies.tuning_design import tuning_design
+from ..studies.tuning_design import audited_rows, tuning_design
 from ..studies.tuning_plan import Planned, TuningPlan, make_plan
 from ..studies.tuning_recipes import MATCHED, at_matched_accuracy, recipes, shadow_options
 from ..studies.tuning_results import frontier, told, tuning_results
@@ -39,7 +40,6 @@ from ..unlearning.record import now, versions
 from .job_request import JobRequest
 from .run_account import machine_account
 from .shared_run import run_lock, start_shared_run
-from .source import read_indices
 from .tuned_arms import tuned_arms
 
 RESULTS, TABLE, FRONTIER, RECIPES, TRIALS = "results.json", "tuning.md", "frontier.json", "recipes.yaml", "trials.db"
@@ -76,9 +76,9 @@ def prepare_tuning(request: TuneRequest) -> PreparedTuning:
     """Read the data, check the settings and open the run; nothing is trained."""
     imported_optuna()
     config = request.config
-    data = load_data(**config.data.model_dump())
+    data = load_data(**config.data.load_options())
     count = len(data.train)
-    audited = None if config.audited is None else read_indices(config.audited, count=count, what="audited")
+    audited = None if config.audited is None else audited_rows(read_request(config.audited), count)
     settings = tuning_settings(config, data, request.network_file)
     check_examples(new_network(settings.models, data, Streams(0, "check")), {"points": data.train})
     design = tuning_design(
@@ -130,7 +130,7 @@ def tuning_settings(config: TuneConfig, data: ImageData, network_file: str | Non
         data=config.data.load_options(),
         network=config.model.name,
         network_options=config.model.options,
-        training=config.training.model_dump(exclude={"recipe"}),
+        training=config.training.model_dump(exclude={"recipe", "checkpoint_seconds"}),
         arms=tuned_arms(config, examples=len(data.train), retained=retained),
         trials=config.trials,
         sampler=config.sampler,

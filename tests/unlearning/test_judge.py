@@ -1,16 +1,20 @@
-"""`compare` against the same quantities computed one example at a time with numpy."""
+"""`compare` against the same quantities computed one example at a time with numpy; the verdict on small networks."""
 
 import json
+from copy import deepcopy
 from math import inf
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from warp_unlearning.errors import DataError, InputError
+from warp_unlearning import unlearn
+from warp_unlearning.errors import DataError, InputError, WarpWarning
 from warp_unlearning.unlearning.judge import ModelComparison, compare, output_distance
 
 CLASSES = 4
@@ -120,16 +124,6 @@ def test_gaps_to_the_retrained_model(
         assert gap.accuracy[what] == next(scores) - next(scores)
 
 
-def test_gaps_are_the_same_seen_from_either_side(
-    comparison: ModelComparison, models: dict[str, nn.Module], sets: dict[str, Pair]
-) -> None:
-    other = compare(models["retrained"], models["unlearned"], retrained=models["original"], **sets)
-    there, back = comparison.gaps["original"], other.gaps["original"]
-    assert there.forget_loss == back.forget_loss > 0
-    assert there.forget_output == back.forget_output
-    assert there.accuracy == {what: -difference for what, difference in back.accuracy.items()}
-
-
 def test_a_model_has_no_gap_to_itself(models: dict[str, nn.Module], sets: dict[str, Pair]) -> None:
     result = compare(models["original"], models["unlearned"], retrained=models["original"], **sets)
     assert result.gaps["original"].forget_output.value == 0
@@ -177,19 +171,24 @@ def test_without_a_retrained_model_there_is_no_gap(models: dict[str, nn.Module],
 
 def test_the_json_form(comparison: ModelComparison) -> None:
     data = json.loads(json.dumps(comparison.as_json(), allow_nan=False))
-    assert data["schema_version"] == 1
-    assert data["reference"] == "retrained model"
-    assert data["counts"] == SIZES
-    assert set(data) == {"schema_version", "reference", "models", "gaps", "counts"}
-    for name, scores in comparison.models.items():
-        found = data["models"][name]
-        assert found["accuracy"]["test"] == vars(scores.accuracy["test"])
-        assert found["forget_loss_mean"] == vars(scores.forget_loss_mean)
-        assert found["forget_loss_quantiles"] == scores.forget_loss_quantiles
-    gap = comparison.gaps["unlearned"]
-    assert data["gaps"]["unlearned"]["forget_output"] == vars(gap.forget_output)
-    assert data["gaps"]["unlearned"]["forget_loss"] == gap.forget_loss
-    assert data["gaps"]["unlearned"]["accuracy"] == gap.accuracy
+    assert (data["schema_version"], data["reference"], data["counts"]) == (2, "retrained model", SIZES)
+    assert set(data) == {"schema_version", "reference", "models", "gaps", "counts", "verdict"}
+    assert data["models"]["original"]["accuracy"]["test"] == vars(comparison.models["original"].accuracy["test"])
+    assert data["gaps"]["unlearned"]["forget_loss"] == comparison.gaps["unlearned"].forget_loss
+    assert data["verdict"]["exit"] == comparison.verdict.exit
+    rows = comparison.rows()
+    assert len(rows) == 9
+    first = comparison.models["original"].accuracy["forget"]
+    assert rows[0] == {
+        "model": "original",
+        "set": "forget",
+        "rows": 37,
+        "accuracy": first.value,
+        "low": first.low,
+        "high": first.high,
+    }
+    assert "ModelComparison(original, unlearned, retrained on 37 forget" in repr(comparison)
+    assert "<td>retrained</td>" in comparison._repr_html_()
 
 
 def test_one_forgotten_example_has_no_bounds_and_json_says_null(
@@ -242,3 +241,153 @@ def test_examples_a_model_cannot_take_are_named(models: dict[str, nn.Module], se
 def test_models_of_different_tasks_are_refused(models: dict[str, nn.Module], sets: dict[str, Pair]) -> None:
     with pytest.raises(InputError, match=r"different numbers of classes \(original 4, unlearned 5\)"):
         compare(models["original"], network(3, classes=5), **sets)
+
+
+def test_several_references_and_no_test_rows(models: dict[str, nn.Module], sets: dict[str, Pair]) -> None:
+    pair, part = (models["original"], models["unlearned"]), {w: sets[w] for w in ("forget", "retain")}
+    result = compare(*pair, **part, retrained=[models["retrained"], network(7)])
+    assert list(result.models) == ["original", "unlearned", "retrained 1", "retrained 2"]
+    assert set(result.gaps) == {"original", "unlearned", "retrained 2"}
+    assert result.verdict.reasons == ("no test rows", "no unseen rows")
+    assert result.verdict.exit == 3
+
+
+# The verdict, on networks that learned digits.
+
+
+@pytest.fixture(scope="module")
+def digits() -> Pair:
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    return torch.from_numpy(x[order] / 8 - 1).float(), torch.from_numpy(y[order]).long()
+
+
+def learned(x: Tensor, y: Tensor, *, seed: int = 0, steps: int = 150, start: nn.Module | None = None) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = start or nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model
+
+
+def parts(digits: Pair, rows: int = 200, known: int = 700) -> dict[str, Pair]:
+    x, y = digits
+    return {
+        "forget": (x[:rows], y[:rows]),
+        "retain": (x[rows:known], y[rows:known]),
+        "test": (x[known:], y[known:]),
+    }
+
+
+@pytest.fixture(scope="module")
+def original(digits: Pair) -> nn.Module:
+    return learned(digits[0][:700], digits[1][:700])
+
+
+def test_nothing_done_does_not_hold(original: nn.Module, digits: Pair) -> None:
+    with pytest.warns(WarpWarning, match=r"by finetune does not hold: outputs differ by \.0000 on average"):
+        result = unlearn(original, **parts(digits), method="finetune", options={"lr": 1e-6, "epochs": 1})
+    assert (result.verdict.exit, result.verdict.reasons) == (1, ("nothing moved",))
+    again = compare(original, result.model, **parts(digits))
+    assert again.verdict == result.verdict
+
+
+class Augmented(Dataset[tuple[Tensor, int]]):
+    """Noise from torch's and numpy's global generators on every input, another each time."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.x, self.y = pair
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return self.x[i] + torch.randn(64) + float(np.random.randn()), int(self.y[i])  # noqa: NPY002
+
+
+def test_models_are_compared_on_the_same_augmented_inputs(original: nn.Module, digits: Pair) -> None:
+    data = {what: Augmented(pair) for what, pair in parts(digits).items()}
+    verdict = compare(original, deepcopy(original), **data).verdict
+    assert verdict.reasons == ("nothing moved",)
+    assert ".0000 on average and no answer changed" in verdict.sentence
+
+
+def test_our_own_retraining_holds(original: nn.Module, digits: Pair) -> None:
+    result = unlearn(original, **parts(digits), method="retrain", options={"epochs": 20, "lr": 0.1})
+    assert (result.verdict.exit, result.verdict.null) == (0, "ours")
+    assert "forgotten by construction" in result.verdict.reasons
+    assert result.record.deletions[0].recipe == "ours"
+
+
+def test_a_frozen_backbone_is_not_retrained(original: nn.Module, digits: Pair) -> None:
+    frozen = deepcopy(original)
+    frozen[0].requires_grad_(False)  # type: ignore[index]
+    result = unlearn(frozen, **parts(digits), method="retrain", options={"epochs": 10, "lr": 0.1})
+    assert result.verdict.null == "unseen"
+
+
+def test_a_collapsed_model_is_harmed(original: nn.Module, digits: Pair) -> None:
+    x, y = digits
+    broken = learned(x[:50], (y[:50] + 1) % 10, steps=20, start=deepcopy(original))
+    assert "harmed" in compare(original, broken, **parts(digits)).verdict.reasons
+
+
+def test_what_learned_the_rows_better_does_not_hold(digits: Pair) -> None:
+    x, y = digits[0], digits[1].clone()
+    y[:60] = (y[:60] + 1) % 10  # labels that only memory knows
+    data = parts((x, y))
+    before = learned(x[200:700], y[200:700])
+    after = learned(*data["forget"], steps=100, start=deepcopy(before))
+    verdict = compare(before, after, **data).verdict
+    assert "learned more" in verdict.reasons
+    assert verdict.exit == 1
+
+
+def test_rows_drawn_at_random_that_are_still_known_are_recognised(digits: Pair) -> None:
+    x, y = digits[0], digits[1].clone()
+    y[:140] = (y[:140] + 1) % 10
+    knows = learned(x[:700], y[:700], steps=400)
+    still = learned(x[200:700], y[200:700], steps=3, start=deepcopy(knows))
+    verdicts = {drawn: compare(knows, still, **parts((x, y)), drawn=drawn).verdict for drawn in (True, False)}
+    assert verdicts[True].claims[-1].outcome == "does not hold"
+    assert verdicts[False].claims[-1].reason == "differs from unseen rows"
+    references = [learned(x[200:700], y[200:700], seed=s) for s in (1, 2)]
+    assert "recognised" in compare(knows, still, **parts((x, y)), retrained=references).verdict.reasons
+    fake = compare(knows, still, **parts((x, y)), retrained=[references[0], knows]).verdict
+    assert "no reference" in fake.reasons
+
+
+def test_twenty_rows_are_too_few_and_the_number_that_would_do_is_named(original: nn.Module, digits: Pair) -> None:
+    x, y = digits
+    retrained = learned(x[20:700], y[20:700], seed=1)
+    verdict = compare(original, retrained, **parts(digits, rows=20), drawn=True).verdict
+    (claim,) = (c for c in verdict.claims if c.name == "forgotten")
+    assert (verdict.exit, claim.reason) == (3, "too few rows")
+    assert claim.rows_needed is not None
+    assert 200 < claim.rows_needed < 2000
+    assert f"about {claim.rows_needed:,} would decide" in verdict.sentence
+
+
+def test_test_rows_that_were_seen_do_not_count(original: nn.Module, digits: Pair) -> None:
+    data = parts(digits)
+    retrained = learned(*data["retain"], seed=1)
+    mixed = [torch.cat([data["test"][i], data["retain"][i][:30], data["forget"][i][:5]]) for i in (0, 1)]
+    plain, found = (compare(original, retrained, **data | {"test": t}).verdict for t in (data["test"], mixed))
+    assert found.claims == plain.claims
+    assert "35 test rows are also forgotten or retained, and left out" in found.assumes
+
+
+def test_test_rows_of_a_class_that_is_gone_do_not_count_for_accuracy(original: nn.Module, digits: Pair) -> None:
+    x, y = digits
+    gone = y[:700] == 3
+    data = {"forget": (x[:700][gone], y[:700][gone]), "retain": (x[:700][~gone], y[:700][~gone])}
+    retrained = learned(*data["retain"], seed=1)
+    verdict = compare(original, retrained, **data, test=(x[700:], y[700:]), drawn=True).verdict
+    assert verdict.claims[1].outcome == "holds"
+    assert verdict.unseen == int((y[700:] == 3).sum())
+    wrong = compare(original, retrained, **data | {"retain": (x[:700], y[:700])}, test=(x[700:], y[700:])).verdict
+    assert wrong.claims[1].outcome == "does not hold"
