@@ -393,8 +393,8 @@ def _check_training(model: nn.Module, examples: Examples, method: Method) -> Non
         raise failed(error, f"given a batch of {len(batch.y)} to learn from") from error
     if not bool(loss.isfinite()):
         raise InputError(
-            f"the model's loss on the first {len(batch.y)} retained examples is {float(loss)}; its weights are damaged or "
-            "its outputs are not finite for a whole batch"
+            f"the model's loss on the first {len(batch.y)} retained examples is {float(loss)}; its weights are damaged "
+            "or its outputs are not finite for a whole batch"
         )
 
 
