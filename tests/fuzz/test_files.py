@@ -1,4 +1,4 @@
-"""Damaged files, folders, configurations and options at the command line: 0, 1 or 3 with a result, or 2 with one line."""
+"""Damaged files, folders, settings and options at the command line: 0, 1 or 3 with a result, or 2 with one line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import signal
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,73 +20,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import typer.main
 import yaml
 from PIL import Image
 from safetensors.torch import save_file
 from tests.cli.conftest import Answer, run
 
 Case = tuple[str, str]
-MLP = "--model mlp -o model.options.hidden=[4] --epochs 1"
-UNLEARN = "--method ngp -o method.options.epochs=1 --out out"
-VALUES: list[Any] = [None, True, -1, 0, 1, 2**70, 1e308, -0.5, float("nan"), "", "x", "a\nb", "../outside/secret.txt"]
-VALUES += ["/dev/null", [], {}, [[]], [None], {"a": 1}, ["../outside"], "evil.py:build", "hf:.", "digits", "1", "\0"]
-TEXTS = [
-    "x",
-    "-1",
-    "0",
-    "1e999",
-    "nan",
-    "null",
-    "[]",
-    "{}",
-    "../outside/secret.txt",
-    "/dev/null",
-    ".",
-    "fifo",
-    "evil.py:none",
-    "missing.py:f",
-    "hf:.",
-    "points.npz",
-    "a,b,c",
-    "1,2",
-    "cuda:7",
-    "ngp",
-    "training.lr=x",
-    "a.b.c=1",
-    "=",
-    "seed=[",
-    "model.options={hidden:5}",
-    "data.size=[0,1]",
-    "--help",
-    "own.pt",
-    "float16",
-    "1.5",
-]
-TEXTS += [
-    "",
-    "a\nb",
-    "é" * 3000,
-    "x" * 400,
-    "\udcff",
-    "link/missing",
-    "taken",
-    "taken/file",
-    "taken/file/new",
-    "leaf",
-    "link",
-]
-OPTIONS = {  # A command, and the options that are given odd values.
-    "check trained --out out": "defense accuracy model data kind test holdout ids classes scale mean std preprocess dtype",
-    f"unlearn trained --forget rows.npy {UNLEARN}": "column by defense defense-seed train accuracy model data seed forget",
-    f"unlearn un {UNLEARN}": "forget-class forget-fraction method config override out device",
-    "teleport trained --symmetry permutation --out out": "forget column by tolerance defense-seed symmetry dtype out",
-    "compare trained un": "retrained forget forget-class column by data model override out config",
-    f"train --data points.npz {MLP} --out out": "epochs validation kind test holdout classes scale mean std seed threads out",
-}
-COMMANDS = f"""check RUN;compare trained un;teleport RUN --symmetry change_of_basis --out out;unlearn RUN --forget rows.npy {UNLEARN}
-unlearn RUN --plan --forget-class 0 --method ngp;train --out trained --data points.npz {MLP};check RUN
-unlearn trained --out un --forget rows.txt --method ngp -o method.options.epochs=1"""
-RUNS = re.split("[;\n]", COMMANDS)
+GIVEN = yaml.safe_load(Path(__file__).with_name("commands.yaml").read_text())
+MLP, UNLEARN = GIVEN["mlp"], GIVEN["unlearn"]
+VALUES, TEXTS = GIVEN["values"], [*GIVEN["texts"], "\udcff", "é" * 3000, "x" * 400]
 
 
 class Code:
@@ -101,7 +45,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root, before = tmp_path_factory.mktemp("files"), Path.cwd()
     for name in ("outside", "state", "base/pair", "base/taken", "base/images/a", "base/images/b"):
         (root / name).mkdir(parents=True)
-    os.environ["XDG_STATE_HOME"] = str(root / "state")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("XDG_STATE_HOME", str(root / "state"))
+    # Built once, not for each of the commands.
+    patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
     os.chdir(root / "base")
     y = np.arange(120) % 3
     x = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32) + 3 * y[:, None]
@@ -115,7 +62,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Image.fromarray(pixels).save(f"images/{'ab'[i % 2]}/{i}.{'jpg' if i == 3 else 'png'}")
     listed = "".join(f"images/{'ab'[i % 2]}/{i}.png,{i % 2},n{i}\n" for i in range(3))
     code = "from torch import nn\n\ndef build():\n    return nn.Linear(4, 3)\n"
-    config = "seed: 1\ndata: {path: points.npz}\nmodel: {name: mlp, options: {hidden: [4]}}\ntraining: {epochs: 1, lr: 1e-3}\n"
+    config = "seed: 1\ndata: {path: points.npz}\nmodel: {name: mlp}\ntraining: {epochs: 1, lr: 1e-3}\n"
     texts = {"list.csv": f"file,label,id\n{listed}", "rows.txt": "1\n2\n3\n", "rows.csv": "row,who\n1,a\n2,b\n"}
     texts |= {"c.yaml": config, "own.py": code, "evil.py": f"open('../outside/marker', 'w')\n{code}"}
     for name, text in {**texts, "taken/file": "mine", "../outside/secret.txt": "secret\n"}.items():
@@ -131,18 +78,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )
     yield root / "base"
     os.chdir(before)
-    del os.environ["XDG_STATE_HOME"]
+    patch.undo()
 
 
 def spoil(draw: random.Random, name: str | Path) -> str:
     """A file cut, flipped, grown or emptied, or something else in its place."""
     file, data = Path(name), bytearray(Path(name).read_bytes())
-    how, at = (
-        draw.choice(
-            ["cut", "flip", "flip8", "zero", "grow", "empty", "text", "swap", "link", "fifo", "folder", "gone"]
-        ),
-        draw.randrange(len(data)),
-    )
+    how, at = draw.choice(GIVEN["damages"]), draw.randrange(len(data))
     for _ in range({"flip": 1, "flip8": 8}.get(how, 0)):
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
     if how == "zero":
@@ -197,9 +139,7 @@ def data(draw: random.Random) -> Case:
         return spoil(draw, file), command
     if path == "list.csv":
         lines = file.read_text().splitlines()
-        lines[draw.randrange(4)] = draw.choice(
-            ["", "a,b", "../outside/secret.txt,0,z", "images/a/0.png,-1,q", '"', "\x00,\x00,\x00", "f,f,id"]
-        )
+        lines[draw.randrange(4)] = draw.choice(GIVEN["lines"])
         return str(file.write_text("\n".join(lines))), command
     x, y, n = np.ones((90, 4), np.float32), np.arange(90) % 3, draw.choice([0, 1, 89, 90])
     bad = [
@@ -222,7 +162,7 @@ def data(draw: random.Random) -> Case:
         y + 0.5,
     ]
     bad += [y.astype(str), np.eye(3)[y], y.astype(np.uint64) + 2**63, y * 10**9, np.asfortranarray(x), np.ones((0, 4))]
-    part, value = draw.choice(["x", "y", "x", "y", "x_test", "y_test", "id", "layout"]), draw.choice(bad)
+    part, value = draw.choice(GIVEN["parts"]), draw.choice(bad)
     if path == "points.npz":
         np.savez(path, **{**np.load(path), part: value})
     else:
@@ -250,6 +190,10 @@ def request(draw: random.Random) -> Case:
 def a_run(draw: random.Random) -> Case:
     folder = Path(draw.choice(["trained", "un", "un"]))
     file = draw.choice([p for p in sorted(folder.iterdir()) if p.is_file()])
+    if draw.random() < 0.05:
+        file.rename(moved := folder.parent / file.name)
+        file.symlink_to(moved.resolve())
+        return f"! {file} is a link", f"check {folder}"
     if file.suffix in (".json", ".yaml") and draw.random() < 0.8:
         load, dump = (json.loads, json.dumps) if file.suffix == ".json" else (yaml.safe_load, yaml.safe_dump)
         text = dump(changed(draw, load(file.read_text())))
@@ -264,7 +208,8 @@ def a_run(draw: random.Random) -> Case:
     else:
         what = spoil(draw, file)
     about = folder / "run.json"
-    if draw.random() < 0.1 and about.is_file() and isinstance(given := json.loads(about.read_text() or "0"), dict):
+    if draw.random() < 0.1 and file != about:
+        given = json.loads(about.read_text())
         shutil.copy("evil.py", folder)
         network = {"name": "custom", "file": draw.choice([f"{folder}/evil.py:build", "evil.py:build"])}
         about.write_text(json.dumps({**given, "network": network}))
@@ -273,38 +218,23 @@ def a_run(draw: random.Random) -> Case:
         names = [p.name for p in folder.iterdir() if p.is_file() and not p.is_symlink() and p.name != "manifest.json"]
         files = {n: {"bytes": 1, "sha256": sha256((folder / n).read_bytes()).hexdigest()} for n in names}
         (folder / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
-    return what, draw.choice(RUNS).replace("RUN", str(folder))
+    return what, draw.choice(GIVEN["runs"]).replace("RUN", str(folder))
 
 
 def config(draw: random.Random) -> Case:
-    starts = [
-        "train -c c.yaml --out out",
-        f"unlearn trained -c c.yaml --forget-class 1 {UNLEARN}",
-        "check trained -c c.yaml",
-    ]
+    command = draw.choice(GIVEN["configs"])
     if draw.random() < 0.3:
-        return spoil(draw, "c.yaml"), draw.choice(starts)
-    given = yaml.safe_load(Path("c.yaml").read_text())
+        return spoil(draw, "c.yaml"), command
+    given, end = yaml.safe_load(Path("c.yaml").read_text()), draw.choice([*GIVEN["ends"], "[" * 5000])
     given.setdefault(draw.choice(["method", "forget", "defense", "accuracy", "dtype"]), {})
-    ends = [
-        "",
-        "",
-        "seed: 2\nseed: 3\n",
-        "a: &a [*a]\n",
-        "? [1]\n: 2\n",
-        "seed: 1e999\n",
-        "threads: 2001-13-40\n",
-        "[" * 5000,
-    ]
-    ends += ["!!python/object/apply:os.system ['touch ../outside/marker']\n"]
-    text = yaml.safe_dump(changed(draw, changed(draw, given))) + draw.choice(ends)
+    text = yaml.safe_dump(changed(draw, changed(draw, given))) + end
     Path("c.yaml").write_text(text)
-    return text[-200:], draw.choice(starts)
+    return "! " * ("3" in end) + text[-200:], command
 
 
 def options(draw: random.Random) -> Case:
-    start = draw.choice(list(OPTIONS))
-    names = draw.sample(OPTIONS[start].split(), draw.choice([1, 1, 2]))
+    start = draw.choice(list(GIVEN["options"]))
+    names = draw.sample(GIVEN["options"][start].split(), draw.choice([1, 1, 2]))
     return "", " ".join([start, *(f"--{name} \t{draw.choice(TEXTS)}\t" for name in names)])
 
 
@@ -318,18 +248,17 @@ def seen(folder: Path) -> dict[str, str]:
 
 
 def fault_of(answer: Answer) -> str | None:
-    lines = [
-        line for line in re.split("[\r\n]+", answer.err) if line.strip() and not re.match(r"train:|unlearn \(", line)
-    ]
+    said = [line for line in re.split("[\r\n]+", answer.err) if line.strip()]
+    lines = [line for line in said if not re.match(r"train:|unlearn \(", line)]
     if answer.code != 2:
-        said = answer.out.strip() or (answer.code == 1 and lines)
-        return None if said and answer.code in (0, 1, 3) else f"exit {answer.code}: {answer.err[-300:]}"
+        result = answer.out.strip() or (answer.code == 1 and lines)
+        return None if result and answer.code in (0, 1, 3) else f"exit {answer.code}: {answer.err[-300:]}"
     one = lines[:1] and (lines[0].startswith("Usage:") or (len(lines) == 1 and lines[0].startswith("error: ")))
     return None if one and len(answer.err) < 900 else f"exit 2, {len(lines)} lines: {answer.err[:300]}"
 
 
 def late(*_: object) -> None:
-    raise TimeoutError("it took longer than 30 s")
+    raise RuntimeError("it took longer than 30 s")
 
 
 def check_files(base: Path, count: int, *, seed: int) -> Counter[str]:
@@ -342,6 +271,7 @@ def check_files(base: Path, count: int, *, seed: int) -> Counter[str]:
         os.chdir(case)
         os.mkfifo("fifo")
         what, text = KINDS[number % len(KINDS)](draw)
+        text = text.replace("MLP", MLP).replace("UNLEARN", UNLEARN)
         command = [part for i, piece in enumerate(text.split("\t")) for part in ([piece] if i % 2 else piece.split())]
         there = seen(case)
         signal.alarm(30)
@@ -349,14 +279,12 @@ def check_files(base: Path, count: int, *, seed: int) -> Counter[str]:
             with warnings.catch_warnings():
                 warnings.simplefilter("always")
                 answer = run(*command, *(() if command[0] in ("train", "unlearn", "teleport") else ("--threads", "1")))
-            fault = fault_of(answer)
+            fault = "it should be refused" if what[:1] == "!" and answer.code != 2 else fault_of(answer)
             outcomes[f"exit {answer.code}"] += 1
         finally:
             signal.alarm(0)
         now = seen(case)
-        gone = [
-            name for name in there if now.get(name) != there[name] and not name.startswith(("out", "trained", "un"))
-        ]
+        gone = {name for name in there if now.get(name) != there[name] and name[:2] not in ("ou", "tr", "un")}
         if gone or seen(outside) != whole:
             fault = f"written outside: {gone} {set(seen(outside)) ^ set(whole)}; {fault}"
             shutil.rmtree(outside)

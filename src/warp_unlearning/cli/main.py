@@ -113,5 +113,10 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("WARP_DEBUG"):
             raise
+        # Torch's own kind is known by its name: it is not imported for --help.
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            way = "lower the batch size (-o training.batch_size=32, -o method.options.batch_size=32)"
+            typer.echo(f"error: memory is full; {way}", err=True)
+            sys.exit(2)
         typer.echo(f"defect: {type(error).__name__}: {error} (WARP_DEBUG=1 shows where; please report it)", err=True)
         sys.exit(70)

@@ -159,6 +159,8 @@ def prepare(threads: int | None) -> None:
     """Set the CPU threads."""
     from ..runs.cores import available_cores, use_threads
 
+    if threads is not None and threads < 1:
+        raise InputError(f"--threads is {threads}; give a whole number of at least 1")
     use_threads(threads or available_cores())
 
 

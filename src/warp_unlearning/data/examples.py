@@ -245,8 +245,12 @@ def _from_loader(loader: DataLoader[Any], what: str) -> TensorExamples:
             raise InputError(f"the {what} DataLoader is a {type(loader).__name__} with an order of its own; {way}")
         count = len(cast(Sized, loader.dataset))
         whole = loader.batch_sampler is None
-        drawn = list(loader.sampler) if whole else [i for batch in cast(Any, loader.batch_sampler) for i in batch]
-        if {*drawn} != {*range(count)} or len(drawn) != count:
+        given = loader.sampler if whole else (i for batch in cast(Any, loader.batch_sampler) for i in batch)
+        try:
+            drawn = [int(i) for i in given]
+        except (TypeError, ValueError) as error:
+            raise InputError(f"the sampler of the {what} DataLoader gives no numbers ({reason(error)})") from error
+        if sorted(drawn) != list(range(count)):
             raise InputError(
                 f"the {what} DataLoader reads {len(drawn)} rows, {len({*drawn})} different ones, of the {count} of its "
                 f"data set, as its sampler leaves some out or repeats them; {way}"

@@ -108,7 +108,11 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.lib.npyio.NpzFile):
-                return {key: loaded[key] for key in loaded.files}
+                found = {key: loaded[key] for key in loaded.files}
+                other = next((key for key, value in found.items() if not isinstance(value, np.ndarray)), None)
+                if other is not None:
+                    raise ValueError(f"{other!r} is no array")
+                return found
     except UNREADABLE as error:
         raise DataError(
             f"{path} is not a whole .npz of plain arrays ({error}); write it again with numpy.savez"

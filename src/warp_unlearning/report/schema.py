@@ -245,7 +245,7 @@ class Check(Results):
 
 
 class Trained(Record):
-    """What `warp train` left: the share of right answers on each part, and the sizes of parts and network."""
+    """What `warp train` left: the share of right answers on each part, and how many rows and parameters there are."""
 
     schema_version: Literal[1] = 1
     kind: Literal["train"] = "train"

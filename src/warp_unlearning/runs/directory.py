@@ -153,10 +153,12 @@ def open_run(path: Path) -> RunDirectory:
     files = manifest.get("files")
     if not isinstance(files, dict) or not all(isinstance(about, dict) for about in files.values()):
         raise DataError(f"{path / MANIFEST} lists no files; the run is damaged: make it again")
-    for name, about in files.items():
+    for name in {*files, *(str(p.relative_to(path)) for p in path.rglob("*"))}:
         file = path / name
         if file.is_symlink() or not file.resolve().is_relative_to(path.resolve()):
             raise DataError(f"{file} leads out of the run; the run is damaged or not yours: make it again")
+    for name, about in files.items():
+        file = path / name
         # A file that was being replaced when its process was killed is the one before.
         known = (about.get("sha256"), about.get("before"))
         if not file.is_file() or sha256(file.read_bytes()).hexdigest() not in known:
