@@ -1,6 +1,6 @@
 """Draw docs/figures/auc.svg: what U-LiRA finds of each method alone and defended, from the committed results.
 
-python benchmarks/auc_figure.py
+Run it as `python benchmarks/auc_figure.py`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def draw() -> Figure:
     panels[0].set_yticks(range(len(rows)), rows)
     panels[0].set_ylim(len(rows) - 0.5, -0.6)
     panels[0].set_xlim(0.48, 0.92)
-    panels[1].legend(fontsize=8, frameon=False, loc="lower right")
+    panels[1].legend(fontsize=8, frameon=False, loc="center right")
     return figure
 
 
