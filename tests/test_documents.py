@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -67,7 +68,10 @@ def test_python_blocks_run_as_programs(tmp_path: Path) -> None:
 def run_line(line: str, folder: Path) -> None:
     """Run `warp ...` or `python FILE.py` in a folder; "# exit 3" behind it says that the exit code is not to be 0."""
     words = shlex.split(line, comments=True)
-    done = subprocess.run([*PROGRAMS[words[0]], *words[1:]], cwd=folder, capture_output=True, text=True, check=False)
+    place = os.environ | {"XDG_STATE_HOME": str(folder / "state")}
+    done = subprocess.run(
+        [*PROGRAMS[words[0]], *words[1:]], cwd=folder, env=place, capture_output=True, text=True, check=False
+    )
     expected = re.search(r"# exit (\d+)", line)
     assert done.returncode == (int(expected[1]) if expected else 0), (line, done.stdout, done.stderr)
 
