@@ -455,8 +455,8 @@ def _check_trust(spec: str, path: Path, named: bool) -> None:
         trust(spec)
     elif not is_trusted(spec):
         raise InputError(
-            f"this run needs {spec}, and code is executed only where its user has named it as it is now: if it is yours, "
-            "name it again (--model or --preprocess)"
+            f"this run needs {spec}, and code is executed only where its user has named it as it is now: if it is "
+            "yours, name it again (--model or --preprocess)"
         )
 
 
