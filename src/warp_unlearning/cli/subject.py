@@ -157,7 +157,11 @@ def open_subject(
     network = _named(options) or (beside.network if beside is not None and config.model.name == "custom" else None)
     config = _described(config, weights, network)
     table = beside.table if beside is not None and _same_data(config, beside.config) else open_table(config)
-    preprocess = beside.preprocess if beside is not None and table is beside.table else _preprocess(config, table)
+    preprocess = (
+        beside.preprocess
+        if beside is not None and table is beside.table
+        else _preprocess(config, table, weights.header)
+    )
     builder = _builder(network)
     model = make_model(config, table, preprocess, builder)
     return Subject(
@@ -190,6 +194,8 @@ def save_subject(
 ) -> None:
     """Write the model, the part of every row and `run.json` into a run."""
     header: dict[str, object] = {"model": subject.config.model.name, "options": dict(subject.config.model.options)}
+    if subject.preprocess.function is None:
+        header["preprocess"] = subject.preprocess.describe()
     if record is not None and record.deletions:
         header["deletions"] = len(record.deletions)
     if subject.came_from is None:
@@ -505,9 +511,14 @@ def _reads_as_usual(config: Config) -> bool:
     return about.scale is None and about.mean is None and about.std is None and about.preprocess is None
 
 
-def _preprocess(config: Config, table: Table) -> Preprocess:
-    """As the configuration says; otherwise bytes over 255 and floating-point numbers as they are."""
+def _preprocess(config: Config, table: Table, header: Mapping[str, Any] | None = None) -> Preprocess:
+    """As the configuration says, else as a weight file of ours says; else bytes over 255 and floating-point numbers
+    as they are.
+    """
     about = config.data
+    said = (header or {}).get("preprocess")
+    if _reads_as_usual(config) and isinstance(said, Mapping):
+        return Preprocess.from_plain(said)
     if about.preprocess is not None:
         trust(about.preprocess)
         function = load_function(about.preprocess, what="preprocessing")
