@@ -214,7 +214,9 @@ def _from_pair(x: Tensor, y: Tensor, what: str) -> TensorExamples:
             f"x of the {what} set has shape {tuple(x.shape)}; give a row of numbers an example, shape (n, ...)"
         )
     if y.dim() == 0 or len(x) != len(y):
-        raise DataError(f"the {what} set has {len(x)} inputs and {len(y) if y.dim() else 1} labels; they must be as many")
+        raise DataError(
+            f"the {what} set has {len(x)} inputs and {len(y) if y.dim() else 1} labels; they must be as many"
+        )
     if len(x) and not x.numel():
         raise DataError(f"x of the {what} set has shape {tuple(x.shape)} and holds no numbers; give some an example")
     _check_finite(x, what)

@@ -324,6 +324,8 @@ class NpyRows:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        if not path.is_file():
+            raise DataError(f"there is no file {path}; write it with numpy.save")
         try:
             with path.open("rb") as file:
                 version = np.lib.format.read_magic(file)
@@ -473,6 +475,8 @@ class ImageFiles:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Image.Image]:
+    if not file.is_file():
+        raise DataError(f"{file} is no file; give an image there, or leave it out")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)

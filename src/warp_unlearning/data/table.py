@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, InputError, reason
-from .files import UNREADABLE, as_path, read_arrays, write_atomically
+from .files import UNREADABLE, as_path, read_arrays, read_text, write_atomically
 
 Index = NDArray[np.int64]
 Digests = NDArray[np.str_]
@@ -327,7 +327,7 @@ def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as text ({error}); write it as UTF-8") from error
 
