@@ -274,6 +274,8 @@ def read_request(path: Path, column: str | None = None) -> NDArray[Any]:
     A csv comes back as a structured array whose field is the column, by which `find` knows `row` from `id`.
     """
     path = as_path(path, "the request")
+    if column is not None and not isinstance(column, str):
+        raise InputError(f"the column is a {type(column).__name__}; give its name")
     if not path.is_file():
         raise DataError(f"there is no file {path}; give row numbers, ids or a mask as .npy, .txt or .csv")
     kind = path.suffix.lower()
