@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from .data.files import read_text
 from .data.sources import recognise
 from .errors import DataError, InputError, nearest
 from .runs.yaml_text import RepeatedKey, load_yaml
@@ -419,7 +420,7 @@ def _with_recipe(data: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = load_yaml(path.read_text())
+        data = load_yaml(read_text(path))
     except OSError as error:
         raise InputError(f"the configuration {path} cannot be read: {error.strerror}; give a YAML file") from error
     except RepeatedKey as error:

@@ -194,7 +194,7 @@ class Unlearning(Results):
     after: Accuracy
     teleports: Teleports | None
     verdict: Verdict
-    seed: Count
+    seed: int
     updates: Count
     seconds: FiniteFloat
     cpu_seconds: FiniteFloat
