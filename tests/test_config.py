@@ -159,7 +159,7 @@ def test_the_kind_of_data_comes_from_the_path_unless_it_is_named(tmp_path: Path)
         (tmp_path / folder).mkdir()
         (tmp_path / folder / file).touch()
     paths = {"x.npz": "npz", "x.npy": "npy", "x.csv": "csv", "cifar-10-batches-py": "cifar10", "idx": "fashion_mnist"}
-    for path, kind in {**paths, ".": "cifar10", "a": "folder", "absent": "folder"}.items():
+    for path, kind in {**paths, ".": "cifar10", "a": "folder"}.items():
         assert DataConfig(path=tmp_path / path).load_options()["name"] == kind
     assert DataConfig().load_options()["name"] == "digits"
     assert DataConfig(path=Path("x.npz"), name="folder").load_options()["name"] == "folder"
