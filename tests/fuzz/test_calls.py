@@ -50,7 +50,7 @@ read_request: path=paths column=odd
 Parts.start: table=no_tables validation=numbers
 Parts.request: table=no_tables rows=rows
 Parts.load: path=paths
-Parts.save: path=paths
+Parts.save: path=unwritable
 Parts.align: table=no_tables
 """
 

@@ -196,9 +196,11 @@ def _array(values: Any, what: str) -> np.ndarray[Any, Any]:
 
 
 def _check_dense(values: Tensor, what: str) -> None:
-    if values.is_meta or values.layout != torch.strided or values.is_quantized:
-        kind = "on the device meta" if values.is_meta else "quantised" if values.is_quantized else "sparse"
-        raise DataError(f"the {what} set has a tensor that is {kind}; give a dense one that holds its values")
+    if values.is_meta:
+        raise DataError(f"the {what} set is on the device meta and holds no numbers; give its values")
+    if values.layout != torch.strided or values.is_quantized:
+        kind = "quantised" if values.is_quantized else "sparse"
+        raise DataError(f"the {what} set has a tensor that is {kind}; give a dense one")
 
 
 def _classes(y: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
@@ -212,7 +214,9 @@ def _from_pair(x: Tensor, y: Tensor, what: str) -> TensorExamples:
             f"x of the {what} set has shape {tuple(x.shape)}; give a row of numbers an example, shape (n, ...)"
         )
     if y.dim() == 0 or len(x) != len(y):
-        raise DataError(f"the {what} set has {len(x)} inputs and {y.numel()} labels; they must be as many")
+        raise DataError(
+            f"the {what} set has {len(x)} inputs and {len(y) if y.dim() else 1} labels; they must be as many"
+        )
     if len(x) and not x.numel():
         raise DataError(f"x of the {what} set has shape {tuple(x.shape)} and holds no numbers; give some an example")
     _check_finite(x, what)

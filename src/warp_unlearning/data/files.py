@@ -8,6 +8,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
+from errno import EINVAL
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
@@ -38,6 +39,13 @@ def as_path(given: object, what: str) -> Path:
     if not valid:
         raise InputError(f"{what} {str(path)!r} has a zero character; give another path")
     return path
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """The text of a regular file. A pipe or a device, which may never end, is an `OSError`."""
+    if path.exists() and not path.is_file():
+        raise OSError(EINVAL, "it is no regular file", str(path))
+    return path.read_text(encoding=encoding)
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:

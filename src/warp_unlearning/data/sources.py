@@ -129,7 +129,7 @@ def _check_types(kind: object, holdout: object, ids: object, size: object, class
     if isinstance(classes, list | tuple):
         valid = all(isinstance(name, str) for name in classes) and 0 < len(set(classes)) == len(classes)
     else:
-        valid = classes is None or (type(classes) is int and classes > 0)
+        valid = classes is None or (type(classes) is int and 0 < classes <= 10**6)
     if not valid:
         raise InputError(f"classes are {classes!r}; give how many there are, or a list of their names, each once")
 
@@ -196,6 +196,11 @@ def _own(
         x = train.x if held is None else _Joined(train.x, held.x, path)
         layout = train.layout or _layout(train.x, path)
     y = np.concatenate([part.y for part in parts])
+    if classes is None and train.classes is None and int(y.max()) >= max(len(y), 1000):
+        raise DataError(
+            f"{path} has the label {int(y.max())} and {len(y)} rows; number the classes from 0 without gaps, as "
+            "numpy.unique(y, return_inverse=True) does"
+        )
     named = train.names
     if named is not None and held is not None:
         # Test rows cannot be asked for, so they need no ids.
@@ -324,6 +329,8 @@ class NpyRows:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        if not path.is_file():
+            raise DataError(f"there is no file {path}; write it with numpy.save")
         try:
             with path.open("rb") as file:
                 version = np.lib.format.read_magic(file)
@@ -473,6 +480,8 @@ class ImageFiles:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Image.Image]:
+    if not file.is_file():
+        raise DataError(f"{file} is no file; give an image there, or leave it out")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, InputError, reason
-from .files import UNREADABLE, as_path, read_arrays, write_atomically
+from .files import UNREADABLE, as_path, read_arrays, read_text, write_atomically
 
 Index = NDArray[np.int64]
 Digests = NDArray[np.str_]
@@ -274,6 +274,8 @@ def read_request(path: Path, column: str | None = None) -> NDArray[Any]:
     A csv comes back as a structured array whose field is the column, by which `find` knows `row` from `id`.
     """
     path = as_path(path, "the request")
+    if column is not None and not isinstance(column, str):
+        raise InputError(f"the column is a {type(column).__name__}; give its name")
     if not path.is_file():
         raise DataError(f"there is no file {path}; give row numbers, ids or a mask as .npy, .txt or .csv")
     kind = path.suffix.lower()
@@ -327,7 +329,7 @@ def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as text ({error}); write it as UTF-8") from error
 

@@ -112,7 +112,7 @@ def require(
             raise InputError(f"{name}: {key} is {getattr(method, key)!r}; {nearest(str(getattr(method, key)), known)}")
     for key in (*positive, *shares, *counts, *not_negative):
         value = getattr(method, key)
-        if value is None and getattr(type(method), key, None) is None:
+        if value is None and type(method).__annotations__.get(key) not in ("float", "int"):
             continue
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise InputError(f"{name}: {key} is {value!r}; it must be a number")

@@ -194,7 +194,7 @@ class Unlearning(Results):
     after: Accuracy
     teleports: Teleports | None
     verdict: Verdict
-    seed: Count
+    seed: int
     updates: Count
     seconds: FiniteFloat
     cpu_seconds: FiniteFloat
@@ -202,26 +202,6 @@ class Unlearning(Results):
     unlearned: str
     requests: Count
     notes: tuple[str, ...] = ()
-
-
-class Compared(Record):
-    """One model of a comparison: accuracy, mean loss on the forgotten rows, and the mean total variation of its outputs
-    there from those of the first retrained model, where there is one.
-    """
-
-    name: str
-    digest: str
-    accuracy: Accuracy
-    forgotten_loss: FiniteFloat
-    distance: Share | None
-
-
-class Comparison(Results):
-    """What `warp compare` measured: the original, the unlearned, and the retrained models, and the verdict."""
-
-    kind: Literal["compare"] = "compare"
-    models: tuple[Compared, ...]
-    verdict: Verdict
 
 
 class Check(Results):

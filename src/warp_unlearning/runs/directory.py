@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from ..data.files import write_atomically
+from ..data.files import read_text, write_atomically
 from ..errors import DataError, InputError
 from ..version import __version__
 from .yaml_text import dump_yaml, load_yaml
@@ -48,7 +48,7 @@ class RunDirectory:
     def config(self) -> dict[str, Any]:
         """The resolved configuration that the run was started with."""
         try:
-            data = load_yaml((self.path / CONFIG).read_text())
+            data = load_yaml(read_text(self.path / CONFIG))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise DataError(
                 f"{self.path / CONFIG} is missing or damaged ({type(error).__name__}); {_WAY_OUT}"
@@ -64,7 +64,7 @@ class RunDirectory:
     def read_json(self, name: str) -> dict[str, Any]:
         """One JSON file, or an error that says which is missing or damaged."""
         try:
-            data = json.loads((self.path / name).read_text())
+            data = json.loads(read_text(self.path / name))
         except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{self.path / name} is missing or damaged ({error}); run the command again") from error
         if not isinstance(data, dict):
