@@ -39,6 +39,7 @@ class Turned(nn.Module):
         self.model = model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The outputs, each a place further on."""
         return self.model(x).roll(1, dims=1)
 
 

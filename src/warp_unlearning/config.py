@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import GenericAlias, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import yaml
@@ -89,7 +89,6 @@ class TrainingConfig(Section):
     crop_padding: int = _key("pixels by which random crops may be shifted", 0, ge=0)
     flip: bool = _key("mirror images at random", False)
     precision: Precision = _key(_PRECISION, "auto")
-    checkpoint_seconds: float = _key("write a checkpoint at most this often", 30, ge=0)
 
 
 class ForgetConfig(Section):
@@ -142,6 +141,7 @@ class Config(_Networks):
     defense: DefenseConfig = DefenseConfig()
     dtype: Literal["float32", "float64"] | None = _key("type that weights are cast to")
     threads: int | None = _key("threads of torch on the CPU; all cores if null", ge=1)
+    checkpoint_seconds: float = _key("write a checkpoint of a training at most this often", 30, ge=0)
     accuracy: float | None = _key("stated test accuracy, which is checked", gt=0, le=1)
 
 
@@ -173,10 +173,9 @@ class RangeConfig(Section):
 
     @model_validator(mode="after")
     def _one_of_two(self) -> RangeConfig:
-        if (self.choices is None) == (self.low is None or self.high is None):
+        bounds = [self.low, self.high].count(None)
+        if bounds != (0 if self.choices is None else 2) or (self.log and self.choices is not None):
             raise ValueError("give low and high, or choices")
-        if self.choices is not None and (self.log or self.low is not None or self.high is not None):
-            raise ValueError("give low and high, or choices, not both")
         return self
 
 
@@ -285,17 +284,14 @@ class TunedRecipes(Section):
 
 def read_recipes(file: Path) -> TunedRecipes:
     """The recipes in `file`, which a tuning wrote."""
-    way = "give the recipes.yaml of a `warp tune`"
     try:
-        return TunedRecipes.model_validate(load_yaml(file.read_text()))
-    except OSError as error:
-        raise InputError(f"the recipes {file} cannot be read: {error.strerror}; {way}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"the recipes {file} are not YAML ({' '.join(str(error).split())})") from error
+        return TunedRecipes.model_validate(_read(file))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise DataError(f"{file} holds no recipes of ours: {where}: {first['msg']}; {way}") from error
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(
+            f"{file} holds no recipes of ours: {where}: {first['msg']}; give the recipes.yaml of a `warp tune`"
+        ) from error
 
 
 SCHEMAS: Mapping[str, type[BaseModel]] = {
@@ -323,11 +319,14 @@ def resolve_as(
     overrides: Sequence[str] = (),
 ) -> Schema:
     """The same for another schema."""
-    data: dict[str, Any] = _merged(dict(base or {}), _read(file) if file else {})
-    for override in overrides:
-        data = _merged(data, parse_override(override))
+    data = dict(base or {})
+    for layer in ({} if file is None else _read(file), *map(parse_override, overrides)):
+        data = _merged(data, layer)
+    training = data.get("training")
+    if isinstance(training, dict) and training.get("recipe") in RECIPES:
+        data["training"] = {**asdict(RECIPES[training["recipe"]]), **training}
     try:
-        return schema.model_validate(_with_recipe(data))
+        return schema.model_validate(data)
     except ValidationError as error:
         raise InputError(_first_problem(error, schema)) from error
 
@@ -346,12 +345,7 @@ def parse_override(override: str) -> dict[str, Any]:
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
         raise InputError(f"the override {override!r} is not of the form key.sub=value, such as training.lr=0.1")
-    try:
-        value: Any = load_yaml(text)
-    except RepeatedKey as error:
-        raise InputError(f"the override {override!r} has {error}") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"the value of the override {override!r} is not YAML; put it in quotes") from error
+    value = _parsed(text, f"the override {override!r}", "put the value in quotes")
     for part in reversed(key.strip().split(".")):
         value = {part: value}
     nested: dict[str, Any] = value
@@ -375,8 +369,7 @@ def describe_keys(schema: type[BaseModel], prefix: str = "") -> list[Key]:
     """
     keys: list[Key] = []
     for name, field in schema.model_fields.items():
-        section = _section(field.annotation)
-        if section is not None:
+        if section := _section(field.annotation):
             keys += describe_keys(section, f"{prefix}{name}.")
         else:
             default = field.get_default(call_default_factory=True, validated_data={})
@@ -391,66 +384,61 @@ _WORDS: Mapping[Any, str] = {
 
 
 def _in_words(kind: Any) -> str:
-    inner = get_args(kind)
-    if get_origin(kind) is Literal:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
         return ", ".join(map(str, inner))
-    if get_origin(kind) in (Union, UnionType):
-        return " or ".join(_in_words(member) for member in inner)
-    if get_origin(kind) is dict:
+    if origin in (Union, UnionType):
+        return " or ".join(map(_in_words, inner))
+    if origin is dict:
         return f"{{name: {_in_words(inner[1])}}}"
-    if get_origin(kind) in (list, tuple):
-        return f"[{', '.join(map(_in_words, inner))}{', ...' if get_origin(kind) is list else ''}]"
+    if origin in (list, tuple):
+        return f"[{', '.join(map(_in_words, inner))}{', ...' if origin is list else ''}]"
     section = _section(kind)
     return _WORDS[kind] if section is None else f"{{{', '.join(section.model_fields)}}}"
 
 
 def _section(kind: Any) -> type[BaseModel] | None:
-    plain = isinstance(kind, type) and not isinstance(kind, GenericAlias)
-    return kind if plain and issubclass(kind, BaseModel) else None
+    return kind if get_origin(kind) is None and isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
-def _with_recipe(data: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the named training recipe under those that are given."""
-    training = data.get("training")
-    name = training.get("recipe") if isinstance(training, dict) else None
-    if not isinstance(training, dict) or name not in RECIPES:
-        return data
-    return {**data, "training": {**asdict(RECIPES[name]), **training}}
+def _parsed(text: str, what: str, way: str) -> Any:
+    try:
+        return load_yaml(text)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{what} has {reason}" if isinstance(error, RepeatedKey) else f"{what} is not YAML ({reason}); {way}"
+        ) from error
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """The sections in a file, without what a run has found."""
+    way = "give a YAML file of sections of key: value"
     try:
-        data = load_yaml(read_text(path))
-    except OSError as error:
-        raise InputError(f"the configuration {path} cannot be read: {error.strerror}; give a YAML file") from error
-    except RepeatedKey as error:
-        raise InputError(f"the configuration {path} has {error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"the configuration {path} is not YAML ({reason}); write sections of key: value") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise InputError(f"the configuration {path} holds a {type(data).__name__}; it must be sections of key: value")
-    return {key: value for key, value in data.items() if key != RESOLVED}
+        text = read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"the configuration {path} cannot be read: {reason}; {way}") from error
+    data = _parsed(text, f"the configuration {path}", way)
+    if not isinstance(data, dict | None):
+        raise InputError(f"the configuration {path} holds a {type(data).__name__}; {way}")
+    return {key: value for key, value in (data or {}).items() if key != RESOLVED}
 
 
-def _merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(under)
     for key, value in over.items():
         below = merged.get(key)
-        both = isinstance(below, dict) and isinstance(value, Mapping)
-        merged[key] = _merged(below, value) if both and isinstance(below, dict) else value
+        merged[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
     return merged
 
 
 def _first_problem(error: ValidationError, schema: type[BaseModel]) -> str:
     problem = error.errors()[0]
-    where = [str(part) for part in problem["loc"]]
-    if problem["type"] == "extra_forbidden":
-        section = ".".join(where[:-1]) or "the configuration"
-        model = schema
-        for part in where[:-1]:
-            model = (part in model.model_fields and _section(model.model_fields[part].annotation)) or model
-        return f"{section} has no key {where[-1]!r}; {nearest(where[-1], model.model_fields)}"
-    return f"{'.'.join(where) or 'the configuration'} is {problem.get('input')!r}: {problem['msg']}"
+    *above, last = where = [str(part) for part in problem["loc"]] or ["the configuration"]
+    if problem["type"] != "extra_forbidden":
+        return f"{'.'.join(where)} is {problem.get('input')!r}: {problem['msg']}"
+    for part in above:
+        field = schema.model_fields.get(part)
+        schema = (field and _section(field.annotation)) or schema
+    return f"{'.'.join(above) or 'the configuration'} has no key {last!r}; {nearest(last, schema.model_fields)}"

@@ -241,8 +241,13 @@ def test_copies_go_with_what_is_named_and_unseen_rows_are_needed(warp: Warp, tmp
         found[name] = warp("audit", "pair", before, after, "--forget", tmp_path / "forget.npy", "--json")
     assert found["whole"].code == 2
     assert "an audit needs rows that no model saw; give --test or --holdout" in found["whole"].err
-    counts = json.loads(found["parts"].out)["counts"]
-    assert (counts["forgotten"], counts["never seen"]) == (3, 19)
+    told = json.loads(found["parts"].out)
+    assert told["counts"]["forgotten"] == 3
+    file = tmp_path / "after.safetensors"
+    file.write_bytes((tmp_path / "parts after" / "model.safetensors").read_bytes())
+    for asked in ((tmp_path / "parts after",), (file, "--forget", tmp_path / "forget.npy", "--step", "naive")):
+        other = json.loads(warp("audit", "pair", tmp_path / "parts", *asked, "--json").out)
+        assert (other["digests"], other["rows"]) == (told["digests"], told["rows"])
 
 
 def test_a_plan_in_words_and_as_json(warp: Warp) -> None:

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,11 @@ SCRIPT = Path(sys.executable).parent / "warp"
 def test_help_answers_at_once() -> None:
     times = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = resource.getrusage(resource.RUSAGE_CHILDREN)
         answer = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=True)
-        times.append(time.perf_counter() - began)
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        # Processor time, as other tests run beside this one.
+        times.append(ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime)
         assert all(command in answer.stdout for command in COMMANDS)
     assert min(times) < 0.25
 

@@ -181,8 +181,8 @@ def test_a_run_of_a_stranger_executes_nothing_of_theirs(warp: Warp, points: Path
     ):
         answer = warp(*command)
         assert answer.code == 2
-        assert f"needs {file}:build, which you have not named since it last changed" in answer.err
-        assert f"add --model {file}:build" in answer.err
+        assert f"this run needs {file}:build, and code is executed only" in answer.err
+        assert "name it again (--model" in answer.err
     assert not marker.exists()
     named = warp(
         "unlearn", run, "--model", f"{file}:build", "--forget-class", 1, "--method", "ngp", "--out", tmp_path / "o"

@@ -58,7 +58,7 @@ def test_nothing_is_held_out_unasked(points: Path, tmp_path: Path) -> None:
 
 
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
-    settings = ["training.epochs=12", "model.options.width=4", "device=cpu", "training.checkpoint_seconds=0"]
+    settings = ["training.epochs=12", "model.options.width=4", "device=cpu", "checkpoint_seconds=0"]
     command = [sys.executable, "-m", "warp_unlearning", "train", "--threads", "1", "--out", str(tmp_path / "killed")]
     command += [part for setting in settings for part in ("-o", setting)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:

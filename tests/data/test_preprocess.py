@@ -176,8 +176,8 @@ def test_other_readings_are_the_usual_mistakes() -> None:
     assert len(found) == 6
     torch.testing.assert_close(found["x"], x * 255)
     torch.testing.assert_close(found["x/127.5 - 1"], 2 * x - 1)
-    torch.testing.assert_close(found["as given, BGR"], x[:, [2, 1, 0]])
-    torch.testing.assert_close(found["as given, transposed"], x.transpose(2, 3))
+    torch.testing.assert_close(found["in the order BGR"], x[:, [2, 1, 0]])
+    torch.testing.assert_close(found["transposed"], x.transpose(2, 3))
     own = next(values for name, values in found.items() if "training rows" in name)
     torch.testing.assert_close(own[:24].mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
     assert "x/255" in readings(t, Preprocess.standard(t))

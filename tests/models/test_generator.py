@@ -16,10 +16,8 @@ from warp_unlearning.models.fresh import reinitialise
 from warp_unlearning.models.generator import (
     ConvEncoder,
     ConvGenerator,
-    LastStage,
     Staged,
     StageList,
-    UpBlock,
     check_generator,
     condition_of,
     generate,
@@ -89,7 +87,7 @@ def test_images_are_the_composed_stages_from_any_of_them_on() -> None:
 
 
 def test_labels_and_conditions_that_are_missing() -> None:
-    with pytest.raises(InputError, match=r"ByClass draws images of 3 classes and got no labels; give one for each"):
+    with pytest.raises(InputError, match=r"ByClass has 3 classes and got no labels; give one for each"):
         generate(ByClass(), torch.zeros(1, 1, 1, 1))
     with pytest.raises(InputError, match=r"StageList has 2 classes and no method condition"):
         generate(StageList(plain().stages, (4,), SHAPE, 2), torch.zeros(1, 4), torch.zeros(1).long())  # type: ignore[arg-type]
@@ -109,10 +107,13 @@ def test_a_generator_that_fits_passes_and_the_global_state_is_left() -> None:
     ("generator", "message"),
     [
         (plain(image_shape=(3, 2, 2)), r"draws images 3×2×2 and those looked for are 1×2×3; train one on such images"),
-        (plain(last=nn.Flatten()), r"images are 1×2×3 and two of them came out as \(2, 6\); mend its last stage"),
+        (plain(last=nn.Flatten()), r"two images of 1×2×3 came out as \(2, 6\); mend the last stage"),
         (plain(last=nn.Hardtanh(2.0, 3.0)), r"values from 2 to [23.0-9]+ and images lie in \[0, 1\]; end its last"),
         (plain(last=nn.Hardtanh(-3.0, -2.0)), r"values from [-0-9.]+ to -2 and images lie in \[0, 1\]"),
-        (plain(last=nn.Threshold(99.0, float("nan"))), r"values that are not finite; its weights are damaged"),
+        (
+            plain(last=nn.Threshold(99.0, float("nan"))),
+            r"values from nan to nan and images lie in \[0, 1\].*load other weights",
+        ),
         (StageList(plain().stages, (5,), SHAPE), r"cannot take latents 5 on cpu: .*shapes.*; its stages must fit"),
         (StageList([], (4,), SHAPE), r"has no stages; give at least one"),
     ],
@@ -147,28 +148,34 @@ def test_there_is_a_stage_for_each_resolution_and_one_for_the_image(
     torch.testing.assert_close((mean, log_variance), tuple(torch.cat(part) for part in zip(*alone, strict=True)))
 
 
-@pytest.mark.parametrize("conditions", [None, 3])
-def test_a_block_is_a_shortcut_and_two_convolutions(conditions: int | None) -> None:
-    block = UpBlock(4, 2, up=True, conditions=conditions).double()
-    x, condition = random(2, 4, 3, 3), random(2, 3, seed=1)
+def test_stages_are_blocks_of_two_convolutions_scaled_and_shifted_by_the_condition() -> None:
+    generator = ConvGenerator(shape=(1, 16, 16), latent=3, width=4, classes=3).double()
+    up, last = generator.stages[1], generator.stages[-1]
+    x, condition = random(2, 16, 3, 3), random(2, 3, seed=1)
+
+    def modulated(inner: Tensor, by: nn.Linear) -> Tensor:
+        scale, shift = (condition @ by.weight.T + by.bias)[:, :, None, None].chunk(2, 1)
+        return inner * (1 + scale) + shift
+
     large = x.repeat_interleave(2, 2).repeat_interleave(2, 3)
-    inner = norm(large, 4)
-    inner = norm(F.conv2d(inner * inner.sigmoid(), block.conv1.weight, block.conv1.bias, padding=1), 2)
-    if block.modulation is not None:
-        both = (condition @ block.modulation.weight.T + block.modulation.bias)[:, :, None, None]
-        inner = inner * (1 + both[:, :2]) + both[:, 2:]
-    inner = F.conv2d(inner * inner.sigmoid(), block.conv2.weight, block.conv2.bias, padding=1)
-    skipped = torch.einsum("oi,nihw->nohw", block.shortcut.weight[:, :, 0, 0], large)
-    torch.testing.assert_close(block(x, condition), inner + skipped + block.shortcut.bias[:, None, None])
-
-
-def test_the_condition_scales_and_shifts_the_image_and_matters_to_every_stage() -> None:
-    last = LastStage(8, 1, conditions=3).double()
-    x, condition = random(2, 8, 4, 4), random(2, 3, seed=1)
-    both = condition @ last.modulation.weight.T + last.modulation.bias
-    inner = norm(x, 8) * (1 + both[:, :8, None, None]) + both[:, 8:, None, None]
+    inner = norm(large, 8)
+    inner = norm(F.conv2d(inner * inner.sigmoid(), up.conv1.weight, up.conv1.bias, padding=1), 8)
+    inner = modulated(inner, up.modulation)
+    inner = F.conv2d(inner * inner.sigmoid(), up.conv2.weight, up.conv2.bias, padding=1)
+    skipped = torch.einsum("oi,nihw->nohw", up.shortcut.weight[:, :, 0, 0], large)
+    torch.testing.assert_close(up(x, condition), inner + skipped + up.shortcut.bias[:, None, None])
+    inner = modulated(norm(x[:, :4], 4), last.modulation)
     expected = F.conv2d(inner * inner.sigmoid(), last.conv.weight, last.conv.bias, padding=1).sigmoid()
-    torch.testing.assert_close(last(x, condition), expected)
+    torch.testing.assert_close(last(x[:, :4], condition), expected)
+    plain_block = ConvGenerator(shape=(1, 8, 8), width=4).double().stages[0].block
+    y = random(2, 8, 4, 4)
+    inner = norm(y, 8)
+    inner = norm(F.conv2d(inner * inner.sigmoid(), plain_block.conv1.weight, plain_block.conv1.bias, padding=1), 8)
+    inner = F.conv2d(inner * inner.sigmoid(), plain_block.conv2.weight, plain_block.conv2.bias, padding=1)
+    torch.testing.assert_close(plain_block(y), y + inner)
+
+
+def test_the_condition_matters_to_every_stage() -> None:
     generator = ConvGenerator(shape=(1, 16, 16), latent=6, width=4, classes=3).double()
     features = random(2, 6)
     conditions = [condition_of(generator, features, torch.full((2,), k)) for k in (0, 2)]
@@ -249,7 +256,8 @@ def test_what_was_seen_is_told_image_by_image(known: set[int], asked: list[int])
         ({}, "holds no generator of `warp train-prior`"),
         ({"kind": "prior"}, "holds no generator"),
         ({"kind": "model", "options": OPTIONS}, "holds no generator"),
-        ({"kind": "prior", "options": {"shape": [1, 8, 8], "latent": 5}}, "has the options .*damaged"),
+        ({"kind": "prior", "options": {"shape": [1, 8, 8], "latent": 5}}, "holds no generator"),
+        ({"kind": "prior", "options": {**OPTIONS, "shape": 3}}, "holds no generator"),
         ({"kind": "prior", "options": {**OPTIONS, "latent": 6}}, "of another shape"),
     ],
 )
@@ -257,5 +265,5 @@ def test_a_file_that_is_no_prior(tmp_path: Path, about: dict[str, object], messa
     save_weights(tmp_path / "w.safetensors", ConvGenerator(shape=(1, 8, 8), latent=5, width=2), header=about)
     with pytest.raises(WeightsError, match=message):
         load_prior(tmp_path / "w.safetensors")
-    with pytest.raises(WeightsError, match=r"prior\.safetensors does not exist"):
+    with pytest.raises(WeightsError, match=r"no weight file .*prior\.safetensors"):
         load_prior(tmp_path)

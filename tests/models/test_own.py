@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import stat
 import sys
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from warp_unlearning.models.own import (
     check_examples,
     check_network,
     file_digest,
-    half_weights,
     is_trusted,
     load_builder,
     load_function,
@@ -97,8 +95,8 @@ def test_a_spec_of_another_form_is_refused(spec: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("biuld", "has no 'biuld'; did you mean 'build'"),
-        ("number", "'number' in .* is a int; name a function or class for the model builder"),
+        ("biuld", "has no model builder 'biuld'; did you mean 'build'"),
+        ("number", "has no model builder 'number'; Known: .*build"),
         ("listed", r"listed returned a list; make it return an nn\.Module"),
         ("failing", "failing failed to build a model: RuntimeError: first second;"),
         ("refusing", "^mine$"),
@@ -165,11 +163,8 @@ def test_without_a_state_folder_the_list_lies_at_home(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for state in (None, "relative"):
-        monkeypatch.delenv("XDG_STATE_HOME") if state is None and "XDG_STATE_HOME" in os.environ else None
-        if state is not None:
-            monkeypatch.setenv("XDG_STATE_HOME", state)
-        trust(f"{file}:build")
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    trust(f"{file}:build")
     assert (tmp_path / ".local" / "state" / "warp" / "trusted").is_file()
 
 
@@ -185,9 +180,8 @@ def test_a_hugging_face_folder_gives_its_classifier_trained_or_not(tmp_path: Pat
     assert model_digest(load_builder(spec, untrained=True)()) != model_digest(model)
     assert is_trusted(spec)
     assert len(file_digest(spec)) == 64
-    half = model.half()
-    half.save_pretrained(tmp_path / "half")
-    assert half_weights(load_builder(f"hf:{tmp_path / 'half'}")()) == torch.float16
+    model.half().save_pretrained(tmp_path / "half")
+    assert next(load_builder(f"hf:{tmp_path / 'half'}")().parameters()).dtype == torch.float16
     with pytest.raises(InputError, match="lacks weights for classifier"):
         load_builder(f"hf:{tmp_path / 'body'}")()
     with pytest.raises(InputError, match=r"holds no config\.json; give the folder of a model's `save_pretrained`"):
@@ -227,8 +221,8 @@ def test_a_wrapped_model_has_the_names_modes_and_tensors_of_its_own() -> None:
     model.train()
     model(images(3))
     assert (inner.training, inner.drop.training) == (True, True)
-    copy = unwrap(torch.func.functional_call(model, {"last.bias": torch.zeros(3)}, images(1)) is not None and model)
-    assert copy is inner
+    zeroed = torch.func.functional_call(model, {"last.bias": torch.zeros(3)}, images(3))
+    assert not torch.equal(zeroed, model(images(3)))
     load_weights(model.double(), inner.state_dict())
     assert {p.dtype for p in inner.parameters()} == {torch.float64}
     with pytest.raises(AttributeError, match="absent"):
@@ -260,14 +254,6 @@ def test_a_wrapped_model_is_moved_and_unlearns_like_one_that_gives_logits() -> N
     torch.testing.assert_close(unwrap(found[0]).eval()(images(4))["logits"], found[1].eval()(images(4)))
 
 
-def test_plain_modules_are_taken_and_half_precision_is_found() -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
-    check_network(model)
-    assert as_network(model, example=torch.ones(1, 2)) is model
-    assert half_weights(model) is half_weights(model.double()) is None
-    assert half_weights(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16())) == torch.bfloat16
-
-
 class Packed(nn.Module):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -297,10 +283,12 @@ class Packed(nn.Module):
 def test_what_has_no_weights_to_change_is_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_network(make(), what="it")
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    assert as_network(model, example=torch.ones(1, 2)) is model
 
 
-def examples(n: int = 4, *, labels: int = 3) -> TensorExamples:
-    return TensorExamples(images(n), torch.arange(n) % labels)
+def examples(n: int = 4, *, value: float | None = None) -> TensorExamples:
+    return TensorExamples(images(n) if value is None else torch.full((n, 1, 6, 6), value), torch.arange(n) % 3)
 
 
 class Fixed(nn.Linear):
@@ -325,29 +313,14 @@ def test_the_classes_are_counted_and_the_model_left_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("model", "found", "error", "message"),
     [
-        (
-            SmallResNet(classes=2),
-            examples(),
-            DataError,
-            "the t set has the label 2 at row 2, but the model has 2 classes",
-        ),
+        (SmallResNet(classes=2), examples(), DataError, "the t set has the label 2 at row 2, but the model has 2 cl"),
         (SmallResNet(), examples(0), DataError, "the t set is empty"),
-        (
-            SmallResNet(in_channels=3),
-            examples(),
-            DataError,
-            r"cannot take an example of the t set, of shape \(1, 6, 6\)",
-        ),
+        (SmallResNet(in_channels=3), examples(), DataError, r"an example of the t set, of shape \(1, 6, 6\)"),
+        (SmallResNet(), examples(value=torch.inf), DataError, "not finite at row 0"),
         (Fixed(torch.full((2, 3), torch.nan)), examples(), InputError, "output on the t set is not finite"),
         (Fixed(torch.ones(2, 3, 1)), examples(), InputError, r"output is \(2, 3, 1\); it must be a tensor of logits"),
         (Fixed(torch.ones(5, 3)), examples(), InputError, r"output is \(5, 3\); it must be a tensor of logits"),
         (Fixed({"logits": torch.ones(2, 3)}), examples(), InputError, r"output is dict; .*wrap the model: .*Logits"),
-        (
-            SmallResNet(),
-            TensorExamples(torch.full((3, 1, 6, 6), torch.inf), torch.zeros(3).long()),
-            DataError,
-            "not finite .* at row 0",
-        ),
     ],
 )
 def test_examples_that_do_not_fit_are_refused(

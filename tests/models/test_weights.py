@@ -14,19 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from warp_unlearning.errors import InputError, WeightsError
+from warp_unlearning.errors import InputError, WarpError, WeightsError
 from warp_unlearning.models.networks import SmallResNet
-from warp_unlearning.models.weights import (
-    Weights,
-    check_finite,
-    load_weights,
-    model_digest,
-    read_weights,
-    save_as_given,
-    save_weights,
-)
+from warp_unlearning.models.weights import load_weights, model_digest, read_weights, save_as_given, save_weights
 
-FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 DTYPES = [*FLOATS, torch.int64, torch.int8, torch.uint8, torch.bool]
 STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3)}
 ENDINGS = [".pt", ".pth", ".bin"]
@@ -66,20 +58,16 @@ def test_what_is_saved_is_read_back(
     save_weights(path, state, header=header)
     weights = read_weights(path)
     assert (weights.header, weights.suffix) == (header, ".safetensors")
-    assert weights.dtypes == {name: tensor.dtype for name, tensor in state.items()}
-    assert all(torch.equal(weights.state[name].double(), tensor.double()) for name, tensor in state.items())
-    assert all(weights.state[name].shape == tensor.shape for name, tensor in state.items())
+    for name, tensor in state.items():
+        assert (weights.state[name].dtype, weights.state[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(weights.state[name].double(), tensor.double())
     assert model_digest(weights.state) == model_digest(state)
 
 
-def tied() -> nn.Module:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    model[1].weight = model[0].weight
-    return model
-
-
 def test_tied_weights_and_channels_last_reload(tmp_path: Path) -> None:
-    first, second = tied(), tied()
+    first, second = (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)) for _ in range(2))
+    for model in (first, second):
+        model[1].weight = model[0].weight
     save_weights(tmp_path / "w.safetensors", first)
     load_weights(second, read_weights(tmp_path / "w.safetensors"))
     assert torch.equal(first[1].weight, second[0].weight)
@@ -109,29 +97,29 @@ def test_the_file_is_private_alone_and_outlived_by_its_weights(tmp_path: Path) -
 
 def test_a_failed_write_leaves_the_old_file_whole(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").mkdir()
-    for path in (tmp_path / "w.safetensors", tmp_path / "absent" / "w.safetensors"):
-        with pytest.raises(WeightsError, match=r"cannot write .*w\.safetensors: .*; free it or give another path"):
-            save_weights(path, {"a": torch.ones(2)})
+    with pytest.raises(WarpError, match=r"w\.safetensors is a folder, which is not replaced"):
+        save_weights(tmp_path / "w.safetensors", {"a": torch.ones(2)})
+    with pytest.raises(WeightsError, match=r"cannot write .*w\.safetensors: .*; free it or give another path"):
+        save_weights(tmp_path / "absent" / "w.safetensors", {"a": torch.ones(2)})
     save_weights(tmp_path / "v.safetensors", {"a": torch.ones(2)})
     with pytest.raises(WeightsError, match="not finite"):
         save_weights(tmp_path / "v.safetensors", {"a": torch.tensor([torch.nan])})
     assert torch.equal(read_weights(tmp_path / "v.safetensors").state["a"], torch.ones(2))
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["v.safetensors", "w.safetensors"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["v.safetensors"]
 
 
 @pytest.mark.parametrize(
     ("name", "state", "header", "message"),
     [
         ("w.pt", STATE, {}, "change its ending"),
-        ("w.safetensors", STATE, {"schema_version": 2}, "leave it out"),
         ("w.safetensors", STATE, {"x": torch.ones(1)}, "must be JSON"),
         ("w.safetensors", STATE, {"x": float("nan")}, "must be JSON"),
         ("w.safetensors", {"a": torch.tensor([1.0, torch.inf, torch.nan])}, {}, "2 entries that are not finite"),
         ("w.safetensors", {"a": 3}, {}, "is a int"),
         ("w.safetensors", {3: torch.ones(1)}, {}, "3 in the state dict is a Tensor, no named tensor"),
-        ("w.safetensors", {"a": torch.ones(1, dtype=torch.complex64)}, {}, "'a' .* is complex64; only real numbers"),
-        ("w.safetensors", {"a": torch.ones(2, 2).to_sparse()}, {}, "'a' in the state dict is no dense tensor"),
-        ("w.safetensors", {"a": torch.ones(2, device="meta")}, {}, "'a' in the state dict is no dense tensor"),
+        ("w.safetensors", {"a": torch.ones(1, dtype=torch.complex64)}, {}, "'a' .* is no dense tensor of real numbers"),
+        ("w.safetensors", {"a": torch.ones(2, 2).to_sparse()}, {}, "'a' .* is no dense tensor of real numbers"),
+        ("w.safetensors", {"a": torch.ones(2, device="meta")}, {}, "'a' .* is no dense tensor of real numbers"),
         ("w.safetensors", {}, {}, "holds no weights"),
     ],
 )
@@ -252,13 +240,24 @@ def test_pickled_objects_are_refused_and_their_code_does_not_run(tmp_path: Path,
         ({"a": torch.ones(2), "epoch": 3}, "'epoch' in .* is a int"),
         ({"state_dict": {}}, "holds no weights"),
         ({"model": torch.tensor([1.0, torch.inf])}, r"'model' in .* has 1 entries that are not finite"),
-        ({"a": torch.ones(2, dtype=torch.complex64)}, "'a' in .* is complex64"),
+        ({"a": torch.ones(2, dtype=torch.complex64)}, "'a' in .* is no dense tensor of real numbers"),
+        *(
+            ({"w": torch.tensor([1.0, torch.nan, torch.nan]).to(dtype)}, "'w' in .* has 2 entries that are not finite")
+            for dtype in FLOATS
+        ),
+        *((content, "save") for content in (b"", b"\x80", b"PK\x03\x04", b"text\n" * 50, bytes(200))),
     ],
 )
 def test_what_is_no_state_dict_is_refused(tmp_path: Path, stored: object, message: str) -> None:
     torch.save(stored, tmp_path / "w.pt")
-    with pytest.raises(WeightsError, match=message):
-        read_weights(tmp_path / "w.pt")
+    names = ["w.pt"]
+    if isinstance(stored, bytes):
+        names.append("w.safetensors")
+        for name in names:
+            (tmp_path / name).write_bytes(stored)
+    for name in names:
+        with pytest.raises(WeightsError, match=message):
+            read_weights(tmp_path / name)
 
 
 @pytest.fixture(scope="module", params=["safetensors", "zip", "legacy"])
@@ -289,36 +288,20 @@ def test_damaged_bytes_give_weights_or_a_weights_error_of_one_line(whole: Path, 
         raw[place] = data.draw(st.integers(0, 255))
     hurt = whole.with_name(f"hurt{whole.suffix}")
     hurt.write_bytes(raw)
-    lines = 1
+    lines = 0
     try:
-        check_finite(read_weights(hurt).state, source="what was read")
+        assert all(bool(t.isfinite().all()) for t in read_weights(hurt).state.values())
     except WeightsError as error:
-        lines += str(error).count("\n") + str(error).count("what was read")
-    assert lines == 1
+        lines = str(error).count("\n")
+    assert lines == 0
 
 
-@pytest.mark.parametrize("data", [b"", b"\x80", b"PK\x03\x04", b"text\n" * 50, bytes(200)])
-@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
-def test_other_files_are_refused(tmp_path: Path, data: bytes, name: str) -> None:
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(WeightsError, match="save"):
-        read_weights(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("absent.safetensors", "does not exist; give the path"),
-        ("folder.safetensors", "is not a file; give the path"),
-        ("w.ckpt", r"ends in '\.ckpt'; give a file that ends in"),
-        ("w", r"ends in ''; give a file that ends in"),
-    ],
-)
-def test_other_paths_are_refused(tmp_path: Path, name: str, message: str) -> None:
+@pytest.mark.parametrize("name", ["absent.safetensors", "folder.safetensors", "w.ckpt", "w"])
+def test_other_paths_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.safetensors").mkdir()
     for empty in ("w.ckpt", "w"):
         (tmp_path / empty).touch()
-    with pytest.raises(WeightsError, match=message):
+    with pytest.raises(WeightsError, match=r"there is no weight file|ends in '.*'; give a file that ends in"):
         read_weights(tmp_path / name)
 
 
@@ -345,22 +328,10 @@ def test_headers_of_another_form_are_refused(
         read_weights(path)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.float8_e5m2, torch.int64, torch.bool])
-def test_entries_that_are_not_finite_are_counted(dtype: torch.dtype) -> None:
-    check_finite({"w": torch.ones(3).to(dtype)}, source="here")
-    if dtype.is_floating_point and dtype != torch.float8_e4m3fn:
-        with pytest.raises(WeightsError, match="'w' in here has 2 entries that are not finite"):
-            check_finite(
-                {"fine": torch.ones(1), "w": torch.tensor([1.0, torch.nan, -torch.inf]).to(dtype)}, source="here"
-            )
-
-
 def test_the_digest_is_the_sha256_of_sorted_entries() -> None:
     state = {"b": torch.tensor([1, 2], dtype=torch.int16), "a": torch.tensor(1.5)}
     stream = b"('a', 'torch.float32', ())\n\x00\x00\xc0\x3f('b', 'torch.int16', (2,))\n\x01\x00\x02\x00"
     assert model_digest(state) == sha256(stream).hexdigest()
-    model = SmallResNet(width=2)
-    assert model_digest(model) == model_digest(Weights(model.state_dict(), {}).state)
 
 
 def test_name_type_shape_and_every_bit_count_and_order_and_layout_do_not() -> None:

@@ -84,21 +84,6 @@ def unlearning() -> dict[str, Any]:
 RESULTS: list[tuple[type[schema.Results], dict[str, Any]]] = [
     (schema.Unlearning, unlearning()),
     (
-        schema.Comparison,
-        {
-            "models": [
-                {
-                    "name": "original",
-                    "digest": "aa",
-                    "accuracy": unlearning()["before"],
-                    "forgotten_loss": 0.02,
-                    "distance": None,
-                }
-            ],
-            "verdict": VERDICTS[2].as_json(),
-        },
-    ),
-    (
         schema.Check,
         {
             "reading": "x/255",

@@ -393,5 +393,5 @@ def test_recipes_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.yaml holds no recipes of ours: schema_version"):
         read_recipes(tmp_path / "a.yaml")
     (tmp_path / "a.yaml").write_text("a: [")
-    with pytest.raises(DataError, match="are not YAML"):
+    with pytest.raises(InputError, match="is not YAML"):
         read_recipes(tmp_path / "a.yaml")

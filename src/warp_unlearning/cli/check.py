@@ -12,11 +12,8 @@ from .options import AsGiven, Json, Options, Stated, prepare, takes_options
 from .show import finish, print_json
 
 if TYPE_CHECKING:
-    from ..report import schema
     from ..unlearning.checks import Checked
     from .subject import Subject
-
-MOST = 2000
 
 
 @takes_options
@@ -38,35 +35,28 @@ def check(
     no further options.
     """
     from ..config import RESOLVED, as_plain
+    from ..data.files import to_json
+    from ..models.weights import model_digest
+    from ..report.schema import Check
     from ..runs.directory import start_run
     from .subject import PLACES, open_subject, save_subject
 
     prepare(options.threads)
     subject = open_subject(model_file, options, flags={"accuracy": accuracy})
     checked = check_subject(subject, as_given=as_given, defense=defense)
-    results = _results(subject, checked)
+    found = Check(**to_json(asdict(checked)), digest=model_digest(subject.model))
+    results = found.model_dump(mode="json")
     if out is not None:
         config = as_plain(subject.config) | {RESOLVED: subject.identity()}
         run = start_run(out, kind="check", config=config, places=PLACES)
         if not run.complete:
             save_subject(run, subject, subject.model, parts=subject.parts, record=subject.record)
-            if subject.record.deletions:
-                run.write_json("record.json", subject.record.as_json())
-            run.write_json("results.json", results.model_dump(mode="json"))
+            run.write_json("results.json", results)
             run.finish()
     if as_json:
-        print_json(results.model_dump(mode="json"))
+        print_json(results)
         return
     finish([*str(checked).splitlines(), "holds: this model fits these data"], exit_code=0, out=out)
-
-
-def _results(subject: Subject, checked: Checked) -> schema.Check:
-    from ..data.files import to_json
-    from ..models.weights import model_digest
-    from ..report import schema
-
-    found = to_json(asdict(checked))
-    return schema.Check(**found, digest=model_digest(subject.model))
 
 
 def check_subject(subject: Subject, *, as_given: bool = False, defense: str | None = None) -> Checked:
@@ -86,16 +76,15 @@ def check_subject(subject: Subject, *, as_given: bool = False, defense: str | No
     table = subject.table
     raw = {}
     for what, rows in (("known", subject.known), ("test", subject.parts.rows(TEST))):
-        count, generator = min(MOST, len(rows)), Streams(0).generator("check", what)
+        count, generator = min(2000, len(rows)), Streams(0).generator("check", what)
         drawn = rows[draw_per_class(table.y[rows], count=count, generator=generator)]
         raw[what] = TensorExamples(torch.from_numpy(table.x[drawn]), torch.from_numpy(table.y[drawn]))
-    others = {} if as_given else readings(table, subject.preprocess)
     return check_model(
         subject.model,
         known=raw["known"],
         test=raw["test"] if len(raw["test"]) else None,
         preprocess=subject.preprocess,
-        readings=others,
+        readings={} if as_given else readings(table, subject.preprocess),
         accuracy=subject.config.accuracy,
         defense=None if defense is None else make_defense(defense),
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import By, Column, Drawn, ForgetClass, ForgetFile, Json, Options, prepare, takes_options
+from .options import By, Column, Drawn, ForgetClass, ForgetFile, Json, Options, prepare, request_flags, takes_options
 from .show import finish, print_json, print_table, short
 
 if TYPE_CHECKING:
@@ -40,48 +39,17 @@ def compare(
     import json
 
     from ..data.files import safe_output, write_atomically
-
-    prepare(options.threads)
-    if out is not None:
-        safe_output(out)
-    found = compare_runs(
-        original,
-        unlearned,
-        retrained=retrained or (),
-        options=options,
-        flags={
-            "forget__rows": forget,
-            "forget__label": forget_class,
-            "forget__column": column,
-            "forget__by": by,
-            "forget__drawn": True if drawn else None,
-        },
-    )
-    if out is not None:
-        write_atomically(out, (json.dumps(found.as_json(), indent=2) + "\n").encode())
-    if as_json:
-        print_json(found.as_json())
-        raise typer.Exit(found.verdict.exit)
-    show(found)
-    finish(found.verdict.lines, exit_code=found.verdict.exit, out=out)
-
-
-def compare_runs(
-    original: Path,
-    unlearned: Path,
-    *,
-    retrained: Sequence[Path] = (),
-    options: Options | None = None,
-    flags: Mapping[str, object] | None = None,
-) -> ModelComparison:
-    """Score and judge models at paths: runs, or weight files beside one."""
     from ..data.table import FORGET, RETAIN, TEST
     from ..errors import InputError
     from ..unlearning.judge import compare as compare_models
     from .subject import check_one_data_set, check_reference, open_subject, requested_rows
 
-    options, flags = options or Options(), {key: value for key, value in (flags or {}).items() if value is not None}
-    paths = {"original": original, "unlearned": unlearned} | {f"retrained {i + 1}": p for i, p in enumerate(retrained)}
+    prepare(options.threads)
+    if out is not None:
+        safe_output(out)
+    flags = request_flags(forget, forget_class, column, by) | {"forget__drawn": drawn or None}
+    paths = {"original": original, "unlearned": unlearned}
+    paths |= {f"retrained {i + 1}": path for i, path in enumerate(retrained or ())}
     # A weight file takes what a run beside it remembers.
     runs = {name: open_subject(path, options, flags=flags) for name, path in paths.items() if path.is_dir()}
     beside = next(iter(runs.values()), None)
@@ -90,43 +58,50 @@ def compare_runs(
     }
     check_one_data_set(subjects)
     first, after = subjects["original"], subjects["unlearned"]
-    ours, drawn = False, ""
-    if {"forget__rows", "forget__label"} & flags.keys():
+    ours, word = False, ""
+    if forget is not None or forget_class is not None:
         asked = requested_rows(first)
-        parts, drawn = first.parts.request(first.table, asked.rows), asked.drawn
+        parts, word = first.parts.request(first.table, asked.rows), asked.drawn
     elif after.record.deletions:
         parts, last = after.parts, after.record.deletions[-1]
         ours = last.recipe is not None
-        if last.request.get("drawn") or "forget__drawn" in flags:
-            drawn = "this software" if last.request.get("how") in ("class", "fraction") else "your word"
+        if last.request.get("drawn") or drawn:
+            word = "this software" if last.request.get("how") in ("class", "fraction") else "your word"
     else:
         raise InputError(f"nothing says which rows {unlearned} forgot; give --forget FILE")
-    forget, test = parts.rows(FORGET), parts.rows(TEST)
-    for i, path in enumerate(retrained):
-        check_reference(subjects[f"retrained {i + 1}"], forget, path)
+    test = parts.rows(TEST)
+    for name in list(subjects)[2:]:
+        check_reference(subjects[name], parts.rows(FORGET), paths[name])
     models = {name: subject.model.to(first.device) for name, subject in subjects.items()}
-    return compare_models(
+    found = compare_models(
         models.pop("original"),
         models.pop("unlearned"),
-        forget=first.examples(forget),
+        forget=first.examples(parts.rows(FORGET)),
         retain=first.examples(parts.rows(RETAIN)),
         test=first.examples(test) if len(test) else None,
         retrained=tuple(models.values()),
-        drawn=drawn,
+        drawn=word,
         ours=ours and not models,
     )
+    if out is not None:
+        write_atomically(out, (json.dumps(found.as_json(), indent=2) + "\n").encode())
+    if as_json:
+        print_json(found.as_json())
+        raise typer.Exit(found.verdict.exit)
+    _show(found)
+    finish(found.verdict.lines, exit_code=found.verdict.exit, out=out)
 
 
-def show(found: ModelComparison) -> None:
+def _show(found: ModelComparison) -> None:
     """One table of accuracies, and how far each model is from the first retrained one."""
     sets = list(found.counts)
-    columns = ["model", *(f"{what} ({found.counts[what]:,})" for what in sets), "forget loss"]
+    columns = ["model", *(f"{what} ({found.counts[what]:,})" for what in sets), "loss"]
     rows = []
     for name, scores in found.models.items():
         gap = found.gaps.get(name)
         cells = [short(scores.accuracy[what]) for what in sets]
         far = ["-" if gap is None else f"{gap.forget_output.value:.3f}"] if found.gaps else []
         rows.append([name, *cells, f"{scores.forget_loss_mean.value:.3f}", *far])
-    print_table("Accuracy, with 95 % intervals", [*columns, *(["from retrained"] if found.gaps else [])], rows)
+    print_table("Accuracy, with 95 % intervals", [*columns, *(["distance"] if found.gaps else [])], rows)
     if found.gaps:
-        typer.echo("from retrained: mean total variation distance of the outputs on forgotten rows, 0 to 1")
+        typer.echo("loss: mean on forgotten rows; distance: mean total variation from the first retrained model there")

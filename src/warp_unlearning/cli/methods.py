@@ -12,7 +12,6 @@ from .options import Json
 from .show import print_json
 
 if TYPE_CHECKING:
-    from ..methods.protocol import Method
     from ..symmetry.options import Option
 
 
@@ -37,16 +36,8 @@ def methods(
         raise InputError(f"unknown method {name!r}; {nearest(name, known)}")
     chosen = {name: known[name]} if name else known
     if as_json:
-        print_json(
-            {
-                n: {
-                    "about": _about(cls),
-                    "options": [vars(o) for o in options(cls)],
-                    "small_data": dict(SMALL_DATA.get(n, {})),
-                }
-                for n, cls in chosen.items()
-            }
-        )
+        found = {n: {"about": _about(cls), "options": [vars(o) for o in options(cls)]} for n, cls in chosen.items()}
+        print_json({n: about | {"small_data": dict(SMALL_DATA.get(n, {}))} for n, about in found.items()})
         return
     for n, cls in chosen.items():
         typer.echo(f"{n}\n  {_about(cls)}")
@@ -65,12 +56,12 @@ def defenses(
     from ..defense.registry import defense_names, defense_options
     from ..symmetry.registry import symmetry_names, symmetry_options
 
-    if name in symmetry_names():
+    if name is not None and name in symmetry_names():
         if as_json:
-            print_json({str(name): [asdict(o) for o in symmetry_options(str(name))]})
+            print_json({name: [asdict(o) for o in symmetry_options(name)]})
         else:
             typer.echo(name)
-            _list(symmetry_options(str(name)))
+            _list(symmetry_options(name))
         return
     found = {n: defense_options(n) for n in ([name] if name else defense_names())}
     if as_json:
@@ -111,28 +102,19 @@ def config(
 def _check(name: str | None, as_json: bool) -> None:
     from ..conformance import check_method
     from ..errors import InputError
+    from ..methods.recipes import small_data_method
+    from ..methods.registry import as_method
 
     if name is None:
-        raise InputError(
-            "--check needs a method, as in `warp methods ngp --check` or `warp methods mine.py:Mine --check`"
-        )
-    method = _method(name)
-    forgets = getattr(method, "forgets", True)
-    report = check_method(method, forgetting_seeds=(0, 1, 2) if forgets else ())
+        raise InputError("--check needs a method, as in `warp methods ngp --check`, or one of yours: FILE.py:Class")
+    method = as_method(name) if ":" in name else small_data_method(name)
+    report = check_method(method, forgetting_seeds=(0, 1, 2) if getattr(method, "forgets", True) else ())
     if as_json:
         print_json({"findings": [vars(finding) for finding in report.findings]})
     else:
         for finding in report.findings:
             typer.echo(f"{'broken' if finding.broken else 'kept':<8}{finding.rule}  {finding.broken or ''}".rstrip())
     report.require()
-
-
-def _method(name: str) -> Method:
-    """A method by name with its settings for small data, or of the user's own file."""
-    from ..methods.recipes import small_data_method
-    from ..methods.registry import as_method
-
-    return as_method(name) if ":" in name else small_data_method(name)
 
 
 def _list(options: Iterable[Option]) -> None:

@@ -23,10 +23,8 @@ Overrides = Annotated[
     typer.Option("--override", "-o", metavar="KEY=VALUE", help="One setting over the file's, as in training.lr=0.1."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-UserModel = Annotated[
-    str | None,
-    typer.Option("--model", metavar="FILE.py:build", help="A network of your own: a function that returns it."),
-]
+_BUILD = "A network of your own: a function that returns it."
+UserModel = Annotated[str | None, typer.Option("--model", metavar="FILE.py:build", help=_BUILD)]
 SettingsFile = Annotated[Path | None, typer.Argument(help="A YAML file of settings; all have defaults.")]
 RunFolder = Annotated[Path, typer.Option("--out", help="Folder for the run; a stopped run there is taken up again.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")]
@@ -37,76 +35,47 @@ Processes = Annotated[
 Plan = Annotated[bool, typer.Option("--plan", help="Only say what would be done.")]
 ProgressStyle = Annotated[Style, typer.Option(help="auto, bars, lines, json (one object a line) or none.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; all available cores by default.")]
-ForgetFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--forget", metavar="FILE", help="Rows to forget: .csv, .txt or .npy of row numbers, ids, names or a mask."
-    ),
-]
+_REQUEST = "Rows to forget: .csv, .txt or .npy of row numbers, ids, names or a mask."
+ForgetFile = Annotated[Path | None, typer.Option("--forget", metavar="FILE", help=_REQUEST)]
 ForgetClass = Annotated[str | None, typer.Option(help="Every training row of this class, by name or number.")]
 Column = Annotated[str | None, typer.Option(help="The column of a csv file that names the rows.")]
 By = Annotated[str | None, typer.Option(metavar="row|id", help="Whether numbers are row numbers or ids.")]
-AsGiven = Annotated[
-    bool, typer.Option("--as-given", help="Read rows as said, also where another reading fits the model better.")
-]
+AsGiven = Annotated[bool, typer.Option("--as-given", help="Read rows as said, also where another reading fits better.")]
 Stated = Annotated[float | None, typer.Option(help="The test accuracy that the model is known to have.")]
-Drawn = Annotated[
-    bool, typer.Option("--drawn", help="The rows were drawn at random within their classes: your word, and recorded.")
-]
+Drawn = Annotated[bool, typer.Option("--drawn", help="Rows drawn at random within classes: your word, and recorded.")]
 
 
-def _shared(*names: str, text: str, metavar: str | None = None, least: int | None = None) -> Any:
+def _shared(text: str, *names: str, metavar: str | None = None, least: int | None = None) -> Any:
     return typer.Option(*names, help=text, metavar=metavar, min=least, rich_help_panel=_SUBJECT, show_default=False)
+
+
+_NETWORK = _shared("The network: ours by name, or your own.", metavar="NAME|FILE.py:build|hf:FOLDER")
+_DATA = _shared("An .npz, a .npy pair, a .csv or a folder of images.", metavar="PATH|digits")
+_FUNCTION = _shared("Your own function from raw rows to inputs.", metavar="FILE.py:fn")
+_SETTING = _shared("One setting, as in training.lr=0.1.", "--override", "-o", metavar="KEY=VALUE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What every command that reads data may be told of the model and its data. A run remembers all of it."""
 
-    model: Annotated[
-        str | None,
-        _shared("--model", metavar="NAME|FILE.py:build|hf:FOLDER", text="The network: ours by name, or your own."),
-    ] = None
-    data: Annotated[
-        str | None, _shared("--data", metavar="PATH|digits", text="An .npz, a .npy pair, a .csv or a folder of images.")
-    ] = None
-    kind: Annotated[
-        str | None,
-        _shared("--kind", text="npz, npy, csv, folder, cifar10 or fashion_mnist, where the path leaves doubt."),
-    ] = None
-    test: Annotated[Path | None, _shared("--test", text="Test rows: the same kind of data at another path.")] = None
-    holdout: Annotated[
-        float | None,
-        _shared("--holdout", text="Share of the rows that the model never saw, drawn per class from the seed."),
-    ] = None
-    ids: Annotated[str | None, _shared("--ids", text="The array or csv column that names the rows.")] = None
-    classes: Annotated[str | None, _shared("--classes", text="Names of the classes in order, with commas between.")] = (
-        None
-    )
-    scale: Annotated[float | None, _shared("--scale", text="What raw values are divided by, such as 255.")] = None
-    mean: Annotated[
-        str | None, _shared("--mean", text="Subtracted from scaled values: one number, or one a channel.")
-    ] = None
-    std: Annotated[str | None, _shared("--std", text="What the rest is divided by: one number, or one a channel.")] = (
-        None
-    )
-    preprocess: Annotated[
-        str | None, _shared("--preprocess", metavar="FILE.py:fn", text="Your own function from raw rows to inputs.")
-    ] = None
-    dtype: Annotated[
-        str | None, _shared("--dtype", text="float32 or float64 to compute in; half precision needs it.")
-    ] = None
-    seed: Annotated[int | None, _shared("--seed", text="Decides every random draw but the defence's.")] = None
-    device: Annotated[str | None, _shared("--device", text="auto, cpu, cuda, cuda:1, ...")] = None
-    threads: Annotated[
-        int | None, _shared("--threads", text="CPU threads; all available cores by default.", least=1)
-    ] = None
-    config: Annotated[
-        Path | None, _shared("--config", "-c", text="A YAML file of settings; `warp config` lists them.")
-    ] = None
-    override: Annotated[
-        list[str] | None, _shared("--override", "-o", metavar="KEY=VALUE", text="One setting, as in training.lr=0.1.")
-    ] = None
+    model: Annotated[str | None, _NETWORK] = None
+    data: Annotated[str | None, _DATA] = None
+    kind: Annotated[str | None, _shared("npz, npy, csv, folder, cifar10 or fashion_mnist, if in doubt.")] = None
+    test: Annotated[Path | None, _shared("Test rows: the same kind of data at another path.")] = None
+    holdout: Annotated[float | None, _shared("Share of unseen rows, drawn per class from the seed.")] = None
+    ids: Annotated[str | None, _shared("The array or csv column that names the rows.")] = None
+    classes: Annotated[str | None, _shared("Names of the classes in order, with commas between.")] = None
+    scale: Annotated[float | None, _shared("What raw values are divided by, such as 255.")] = None
+    mean: Annotated[str | None, _shared("Subtracted from scaled values: one number, or one a channel.")] = None
+    std: Annotated[str | None, _shared("What the rest is divided by: one number, or one a channel.")] = None
+    preprocess: Annotated[str | None, _FUNCTION] = None
+    dtype: Annotated[str | None, _shared("float32 or float64 to compute in; half precision needs it.")] = None
+    seed: Annotated[int | None, _shared("Decides every random draw but the defence's.")] = None
+    device: Annotated[str | None, _shared("auto, cpu, cuda, cuda:1, ...")] = None
+    threads: Annotated[int | None, _shared("CPU threads; all available cores by default.", least=1)] = None
+    config: Annotated[Path | None, _shared("A YAML file; `warp config` lists all settings.", "--config", "-c")] = None
+    override: Annotated[list[str] | None, _SETTING] = None
 
     @property
     def own_network(self) -> bool:
@@ -153,6 +122,11 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = Signature([*(p.replace(kind=Parameter.KEYWORD_ONLY) for p in own), *shared])  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
     return run
+
+
+def request_flags(rows: Path | None, label: str | None, column: str | None, by: str | None) -> dict[str, Any]:
+    """The settings that --forget, --forget-class, --column and --by stand for."""
+    return {"forget__rows": rows, "forget__label": label, "forget__column": column, "forget__by": by}
 
 
 def prepare(threads: int | None) -> None:

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -36,9 +35,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 def print_json(data: Mapping[str, Any] | Path) -> None:
     """Print plain data as JSON, or a results file byte for byte."""
-    typer.echo(
-        data.read_text() if isinstance(data, Path) else json.dumps(data, indent=2), nl=not isinstance(data, Path)
-    )
+    if isinstance(data, Path):
+        typer.echo(data.read_text(), nl=False)
+    else:
+        typer.echo(json.dumps(data, indent=2))
 
 
 def finish(lines: Sequence[str], *, exit_code: int, out: Path | None) -> None:
@@ -74,14 +74,9 @@ class Progress:
 
         self._title = title
         self._bar: Progress | None = None
-        self._task = None
         if sys.stderr.isatty():
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[loss]}"),
-                TimeRemainingColumn(),
-            )
+            loss, left = TextColumn("{task.fields[loss]}"), TimeRemainingColumn()
+            columns = (TextColumn("{task.description}"), BarColumn(), loss, left)
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task(title, total=None, loss="")
 
@@ -90,9 +85,7 @@ class Progress:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -101,9 +94,8 @@ class Progress:
         text = ""
         if update.ends_epoch:
             text = "  ".join(f"{name} {float(loss):.4f}" for name, loss in update.losses.items())
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=update.step, total=update.of)
-            if text:
-                self._bar.update(self._task, loss=text)
+        if self._bar is not None:
+            shown: dict[str, Any] = {"loss": text} if text else {}
+            self._bar.update(self._task, completed=update.step, total=update.of, **shown)
         elif update.ends_epoch:
             typer.echo(f"{self._title}: epoch {update.epoch + 1}, update {update.step}/{update.of}  {text}", err=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -25,11 +25,11 @@ from ..data.files import array_digest, as_path
 from ..data.preprocess import ImageData, Preprocess, image_data, table_examples
 from ..data.sampling import draw_per_class
 from ..data.sources import load_table
-from ..data.table import FORGET, FORGOTTEN, RETAIN, TEST, VALIDATION, Index, Parts, Table, find, read_request
+from ..data.table import FORGET, FORGOTTEN, RETAIN, TEST, Index, Parts, Table, find, read_request
 from ..errors import DataError, InputError, nearest
 from ..models.modes import choose_device
 from ..models.networks import MODELS, build_model, suggest_options
-from ..models.own import as_network, file_digest, is_trusted, load_builder, load_function, trust
+from ..models.own import file_digest, is_trusted, load_builder, load_function, trust
 from ..models.weights import Weights, load_weights, model_digest, read_weights, save_as_given, save_weights
 from ..randomness import Streams
 from ..runs.directory import RunDirectory, open_run
@@ -56,8 +56,8 @@ class _Remembered(BaseModel):
 class Subject:
     """A model, the table of its data, how rows become inputs, and the part that each row plays.
 
-    `network` is the FILE.py:build or hf:FOLDER of a user's own network, None for ours. `came_from` are the weights as
-    they were read; None for a network that is not trained yet.
+    `network` is the FILE.py:build or hf:FOLDER of a user's own network, and `untrained` builds one; None for ours.
+    `came_from` are the weights as they were read; None for a network that is not trained yet.
     """
 
     path: Path | None
@@ -70,7 +70,7 @@ class Subject:
     config: Config
     record: DeletionRecord
     network: str | None
-    builder: Builder | None
+    untrained: Builder | None
 
     @cached_property
     def data(self) -> ImageData:
@@ -81,11 +81,6 @@ class Subject:
     def known(self) -> Index:
         """Rows that the model has learned from and not forgotten since."""
         return self.parts.rows(RETAIN)
-
-    @property
-    def validation(self) -> Index:
-        """Rows that were set aside from training."""
-        return self.parts.rows(VALIDATION)
 
     @property
     def forgotten(self) -> Index:
@@ -101,8 +96,7 @@ class Subject:
     @property
     def half(self) -> torch.dtype | None:
         """The type of fewer than 32 bits that the weights came in, and go back to."""
-        kinds = set() if self.came_from is None else set(self.came_from.dtypes.values())
-        return next(iter(kinds & {torch.float16, torch.bfloat16}), None)
+        return None if self.came_from is None else _half(self.came_from)
 
     @property
     def fill(self) -> tuple[float, ...]:
@@ -148,56 +142,73 @@ def open_subject(
         raise InputError(f"there is nothing at {path}; give the --out of a finished command, or a weight file")
     if path.is_file() and path.name == WEIGHTS and (path.parent / ABOUT).is_file():
         path = path.parent
+    overrides = options.settings(**(flags or {}))
     if path.is_dir():
-        return _from_run(path, options, flags or {})
+        return _from_run(path, options, overrides)
     weights = read_weights(path)
-    base = {} if beside is None else as_plain(beside.config)
-    config = resolve(base=_kept(base), file=options.config, overrides=options.settings(**flags or {}))
-    _use_threads(config)
-    network = _named(options) or (beside.network if beside is not None and config.model.name == "custom" else None)
-    config = _described(config, weights, network)
-    table = beside.table if beside is not None and _same_data(config, beside.config) else open_table(config)
-    preprocess = beside.preprocess if beside is not None and table is beside.table else _preprocess(config, table)
-    builder = _builder(network)
-    model = make_model(config, table, preprocess, builder)
-    return Subject(
-        path=path,
-        kind="file",
-        model=_with_weights(model, weights, config, source=str(path)),
-        came_from=weights,
-        table=table,
-        preprocess=preprocess,
-        parts=beside.parts if beside is not None and table is beside.table else start_parts(config, table),
-        config=config,
-        record=DeletionRecord(),
-        network=network,
-        builder=builder,
+    config = resolve(
+        base=_kept({} if beside is None else as_plain(beside.config)), file=options.config, overrides=overrides
     )
+    network = _named(options)
+    if network is None and beside is not None and config.model.name == "custom":
+        network = beside.network
+    if network is None and "model" not in config.model_fields_set:
+        name, built = weights.header.get("model"), weights.header.get("options")
+        if not isinstance(name, str) or name not in MODELS or not isinstance(built, Mapping):
+            raise InputError(
+                "nothing says which network the weights are of; give --model FILE.py:build, --model hf:FOLDER, or one "
+                f"of ours: --model {'|'.join(MODELS)}"
+            )
+        model = config.model.model_copy(update={"name": name, "options": dict(built)})
+        config = config.model_copy(update={"model": model})
+    if beside is not None and config.data == beside.config.data:
+        table, preprocess, parts = beside.table, beside.preprocess, beside.parts
+    else:
+        table = open_table(config)
+        preprocess, parts = _preprocess(config, table, weights.header), start_parts(config, table)
+    return _subject(path, "file", weights, table, preprocess, parts, config, DeletionRecord(), network)
 
 
 def new_subject(config: Config, options: Options) -> Subject:
     """An untrained network with its data: what `warp train` starts from."""
-    _use_threads(config)
     network, table = _named(options), open_table(config)
-    builder, parts = _builder(network), start_parts(config, table)
-    preprocess = Preprocess.standard(table) if _reads_as_usual(config) else _preprocess(config, table)
-    model = make_model(config, table, preprocess, builder)
-    return Subject(None, "new", model, None, table, preprocess, parts, config, DeletionRecord(), network, builder)
+    preprocess = Preprocess.standard(table) if _unsaid(config) else _preprocess(config, table, {})
+    parts = start_parts(config, table)
+    return _subject(None, "new", None, table, preprocess, parts, config, DeletionRecord(), network)
 
 
 def save_subject(
     run: RunDirectory, subject: Subject, model: nn.Module, *, parts: Parts, record: DeletionRecord | None = None
 ) -> None:
-    """Write the model, the part of every row and `run.json` into a run."""
-    header: dict[str, object] = {"model": subject.config.model.name, "options": dict(subject.config.model.options)}
+    """Write the model, the part of every row and `run.json` into a run, and the record of what was deleted."""
+    config, network = subject.config, subject.network
+    header: dict[str, object] = {"model": config.model.name, "options": dict(config.model.options)}
+    if subject.preprocess.function is None:
+        header["preprocess"] = subject.preprocess.describe()
     if record is not None and record.deletions:
         header["deletions"] = len(record.deletions)
+        run.write_json("record.json", record.as_json())
     if subject.came_from is None:
         save_weights(run.path / WEIGHTS, model, header=header)
     else:
         save_as_given(run.path / WEIGHTS, model, subject.came_from, header=header)
     parts.save(run.path / ROWS)
-    run.write_json(ABOUT, _about(subject, run.path))
+    places = {"path": config.data.path, "test": config.data.test}
+    about: dict[str, Any] = {
+        "schema_version": RUN_SCHEMA,
+        "network": {"name": config.model.name, "file": network},
+        "places": {k: os.path.relpath(place, run.path) for k, place in places.items() if place is not None},
+        "preprocess": subject.preprocess.describe(),
+        "classes": list(subject.table.classes),
+        "suffix": ".safetensors" if subject.came_from is None else subject.came_from.suffix,
+        "from": {"path": None if subject.path is None else str(subject.path), "model": model_digest(subject.model)},
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+        "device": str(subject.device),
+    }
+    if network is not None:
+        about["network"]["sha256"] = file_digest(network)
+    run.write_json(ABOUT, about)
 
 
 def load_run(path: str | Path, **options: Any) -> Subject:
@@ -231,18 +242,8 @@ def _told(given: Mapping[str, Any]) -> Options:
 
 def open_table(config: Config | PriorConfig) -> Table:
     """The rows of the user's data, in the order of the file."""
-    about = config.data
-    return load_table(
-        about.name,
-        about.path,
-        test=about.test,
-        holdout=about.holdout,
-        ids=about.ids,
-        size=about.size,
-        classes=about.classes,
-        fetch=about.fetch,
-        seed=config.seed,
-    )
+    about = config.data.model_dump(exclude={"name", "path", "scale", "mean", "std", "preprocess"})
+    return load_table(config.data.name, config.data.path, **about, seed=config.seed)
 
 
 def start_parts(config: Config, table: Table) -> Parts:
@@ -266,7 +267,7 @@ class Asked:
 
 def requested_rows(subject: Subject) -> Asked:
     """The rows that the configuration asks to forget."""
-    ask = subject.config.forget
+    ask, table, known = subject.config.forget, subject.table, subject.known
     given = [key for key in ("rows", "label", "fraction") if getattr(ask, key) is not None]
     if len(given) != 1:
         what = "nothing says what to forget" if not given else f"{' and '.join(given)} are both set"
@@ -276,53 +277,27 @@ def requested_rows(subject: Subject) -> Asked:
         )
     if ask.rows is not None:
         values = read_request(ask.rows, ask.column)
-        rows = find(values, subject.table, ask.by)
-        column = values.dtype.names[0] if values.dtype.names else None
         by_number = ask.by == "row" or (ask.by is None and values.dtype.kind in "iu")
         way = "mask" if values.dtype == bool else "numbers" if by_number else "ids" if ask.by == "id" else "names"
-        words = ask.rows.name + (f" (column {column})" if column else "")
-        return Asked(rows, way, words, "your word" if ask.drawn else "")
-    labels, known = subject.table.y, subject.known
+        words = ask.rows.name + (f" (column {values.dtype.names[0]})" if values.dtype.names else "")
+        return Asked(find(values, table, ask.by), way, words, "your word" if ask.drawn else "")
     if ask.label is not None:
-        label = class_number(ask.label, subject.table)
-        rows = known[labels[known] == label]
+        name = str(ask.label)
+        if name not in table.classes and name.isdigit() and int(name) < len(table.classes):
+            name = table.classes[int(name)]
+        if name not in table.classes:
+            raise InputError(f"no class is called {name!r}; the classes are {', '.join(table.classes[:20])}")
+        rows = known[table.y[known] == table.classes.index(name)]
         if not len(rows):
-            raise InputError(
-                f"the model knows no row of class {subject.table.classes[label]}; nothing is left to forget"
-            )
-        return Asked(rows, "class", f"class {subject.table.classes[label]}", "this software")
+            raise InputError(f"the model knows no row of class {name}; nothing is left to forget")
+        return Asked(rows, "class", f"class {name}", "this software")
     assert ask.fraction is not None
     count = round(ask.fraction * len(known))
     if not 0 < count < len(known):
         raise InputError(f"a share of {ask.fraction} of {len(known)} known rows is {count} rows; choose another share")
     generator = Streams(subject.config.seed).generator("forget", len(subject.record.deletions))
-    rows = known[draw_per_class(labels[known], count=count, generator=generator)]
+    rows = known[draw_per_class(table.y[known], count=count, generator=generator)]
     return Asked(rows, "fraction", f"a random share of {ask.fraction:g}", "this software")
-
-
-def class_number(name: str | int, table: Table) -> int:
-    """The number of a class given by number or by name."""
-    text = str(name)
-    if text in table.classes:
-        return table.classes.index(text)
-    if text.isdigit() and int(text) < len(table.classes):
-        return int(text)
-    raise InputError(f"no class is called {text!r}; the classes are {', '.join(table.classes[:20])}")
-
-
-def make_model(config: Config, table: Table, preprocess: Preprocess, builder: Builder | None) -> nn.Module:
-    """The untrained network of a configuration, its weights drawn from the seed."""
-    streams = Streams(config.seed, "initial weights")
-    if builder is not None:
-        # The user's code draws from torch's global generator, which is put back as it was.
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(streams.number("user"))
-            return as_network(builder(**config.model.options))
-    if config.model.name == "custom":
-        raise InputError("this model is one of your own; name it with --model FILE.py:build or hf:FOLDER")
-    shape = tuple(preprocess.inputs(table.x[np.array([0])]).shape[1:])
-    options = {**suggest_options(config.model.name, shape, len(table.classes)), **config.model.options}
-    return build_model(config.model.name, generator=streams.generator("weights"), **options)
 
 
 def check_one_data_set(subjects: Mapping[str, Subject]) -> None:
@@ -337,23 +312,19 @@ def check_one_data_set(subjects: Mapping[str, Subject]) -> None:
 
 def check_reference(retrained: Subject, forget: Index, path: Path) -> None:
     """Refuse a reference that was not retrained, or that learned from examples to forget."""
-    done = retrained.record.deletions
+    done, why = retrained.record.deletions, ""
     if done and not str(done[-1].method.get("name")).startswith("retrain"):
+        why = f"was made by {done[-1].method.get('name')}"
+    elif retrained.kind != "file" and len(known := np.intersect1d(retrained.known, forget)):
+        why = f"learned from {len(known)} of the {len(forget)} rows to forget (first: {known[0]})"
+    if why:
         raise InputError(
-            f"the retrained model {path} was made by {done[-1].method.get('name')}, so it is no reference; give a run "
-            "of `--method retrain` with the same rows to forget"
-        )
-    if retrained.kind == "file":
-        return
-    known = np.intersect1d(retrained.known, forget)
-    if len(known):
-        raise InputError(
-            f"the retrained model {path} learned from {len(known)} of the {len(forget)} rows to forget (first: "
-            f"{known[0]}), so it is no reference; retrain without them: --method retrain, same rows to forget"
+            f"the retrained model {path} {why}, so it is no reference; give a run of `--method retrain` with the same "
+            "rows to forget"
         )
 
 
-def _from_run(path: Path, options: Options, flags: Mapping[str, object]) -> Subject:
+def _from_run(path: Path, options: Options, overrides: list[str]) -> Subject:
     run = open_run(path)
     if not (path / ABOUT).is_file():
         raise InputError(
@@ -369,58 +340,72 @@ def _from_run(path: Path, options: Options, flags: Mapping[str, object]) -> Subj
         _Remembered.model_validate(about)
     except ValidationError as error:
         raise DataError(f"{path / ABOUT} is damaged ({error.errors()[0]['msg']}); make the run again") from error
-    base = _found_again({k: v for k, v in run.config().items() if k in Config.model_fields}, about, path)
-    config = resolve(base=_kept(base), file=options.config, overrides=options.settings(**flags))
-    _check_fixed(config, resolve(base=_kept(base)), path)
-    _use_threads(config)
-    network = _named(options) or _remembered(about["network"], path)
+    base = _kept({k: v for k, v in run.config().items() if k in Config.model_fields})
+    data = dict(base["data"]) if isinstance(base.get("data"), Mapping) else {}
+    for key, relative in about["places"].items():
+        # Where the data were, or beside the run as they were beside it.
+        if isinstance(data.get(key), str) and not Path(data[key]).exists() and (path / relative).exists():
+            data[key] = os.path.normpath(path / relative)
+    base = {**base, "data": data} if data else base
+    config, started = resolve(base=base, file=options.config, overrides=overrides), resolve(base=base)
+    _check_fixed(config, started, path)
+    network = _named(options) or about["network"].get("file")
+    spec, function = config.data.preprocess, None
+    for own, named in ((network, options.own_network), (spec, options.preprocess is not None)):
+        if own is not None and named:
+            trust(own)
+        if own is not None and not is_trusted(own):
+            raise InputError(
+                f"this run needs {own}, and code is executed only where its user has named it as it is now: if it is "
+                "yours, name it again (--model or --preprocess)"
+            )
     table = open_table(config)
-    function = None
-    if config.data.preprocess is not None:
-        _check_trust(config.data.preprocess, path, options.preprocess is not None)
-        function = load_function(config.data.preprocess, what="preprocessing")
+    if spec is not None:
+        function = load_function(spec, what="preprocessing")
     preprocess = Preprocess.from_plain(about["preprocess"], function=function)
-    builder, weights = _builder(network), replace(read_weights(path / WEIGHTS), suffix=about["suffix"])
-    model = make_model(config, table, preprocess, builder)
-    record = (
-        DeletionRecord.from_json(run.read_json("record.json")) if (path / "record.json").is_file() else DeletionRecord()
-    )
-    return Subject(
-        path=path,
-        kind=run.kind,
-        model=_with_weights(model, weights, config, source=str(path)),
-        came_from=weights,
-        table=table,
-        preprocess=preprocess,
-        parts=Parts.load(path / ROWS).align(table),
-        config=config,
-        record=record,
-        network=network,
-        builder=builder,
-    )
+    has_record = (path / "record.json").is_file()
+    record = DeletionRecord.from_json(run.read_json("record.json")) if has_record else DeletionRecord()
+    weights = replace(read_weights(path / WEIGHTS), suffix=about["suffix"])
+    parts = Parts.load(path / ROWS).align(table)
+    return _subject(path, run.kind, weights, table, preprocess, parts, config, record, network)
 
 
-def _use_threads(config: Config) -> None:
-    """The threads that a file of settings or a run asks for; those of the command line are set already."""
+def _subject(
+    path: Path | None,
+    kind: str,
+    weights: Weights | None,
+    table: Table,
+    preprocess: Preprocess,
+    parts: Parts,
+    config: Config,
+    record: DeletionRecord,
+    network: str | None,
+) -> Subject:
+    """The subject with its network, which has the weights, or those drawn from the seed."""
+    # Threads that a file of settings or a run asks for; those of the command line are set already.
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    streams, untrained = Streams(config.seed, "initial weights"), None
+    if network is not None:
+        untrained = partial(load_builder(network, untrained=weights is not None), **config.model.options)
+        # The user's code draws from torch's global generator, which is put back as it was.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(streams.number("user"))
+            model = untrained()
+    elif config.model.name == "custom":
+        raise InputError("this model is one of your own; name it with --model FILE.py:build or hf:FOLDER")
+    else:
+        shape = tuple(preprocess.inputs(table.x[np.array([0])]).shape[1:])
+        options = {**suggest_options(config.model.name, shape, len(table.classes)), **config.model.options}
+        model = build_model(config.model.name, generator=streams.generator("weights"), **options)
+    if weights is not None:
+        model = _with_weights(model, weights, config, source=str(path))
+    return Subject(path, kind, model, weights, table, preprocess, parts, config, record, network, untrained)
 
 
 def _kept(base: Mapping[str, Any]) -> dict[str, Any]:
     """What a configuration that goes on from another keeps of it."""
     return {k: v for k, v in base.items() if k not in ("method", "forget", "defense", "accuracy")}
-
-
-def _found_again(base: dict[str, Any], about: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The configuration with the data where they are now: where they were, or beside the run as they were beside it."""
-    data = base.get("data")
-    if not isinstance(data, Mapping):
-        return base
-    data = dict(data)
-    for key, relative in about["places"].items():
-        if isinstance(data.get(key), str) and not Path(data[key]).exists() and (path / relative).exists():
-            data[key] = os.path.normpath(path / relative)
-    return {**base, "data": data}
 
 
 def _check_fixed(config: Config, started: Config, path: Path) -> None:
@@ -436,51 +421,24 @@ def _check_fixed(config: Config, started: Config, path: Path) -> None:
 
 
 def _named(options: Options) -> str | None:
-    """The user's own network where the command line names one, which makes its file a trusted one."""
+    """The user's own network where the command line names one, which makes its file a trusted one; absolute."""
     if not options.own_network or options.model is None:
         return None
     trust(options.model)
-    return options.model
+    if options.model.startswith("hf:"):
+        return f"hf:{Path(options.model.removeprefix('hf:')).resolve()}"
+    file, _, name = options.model.rpartition(":")
+    return f"{Path(file).resolve()}:{name}"
 
 
-def _remembered(about: Mapping[str, Any], path: Path) -> str | None:
-    spec = about.get("file")
-    if spec is not None:
-        _check_trust(spec, path, named=False)
-    return spec
-
-
-def _check_trust(spec: str, path: Path, named: bool) -> None:
-    if named:
-        trust(spec)
-    elif not is_trusted(spec):
-        raise InputError(
-            f"the run {path} needs {spec}, which you have not named since it last changed, and code is executed only "
-            f"where its user names it: add --model {spec} (or --preprocess) if it is yours"
-        )
-
-
-def _builder(network: str | None) -> Builder | None:
-    return None if network is None else load_builder(network)
-
-
-def _described(config: Config, weights: Weights, network: str | None) -> Config:
-    """The configuration, with the network that the weight file names where the configuration leaves it open."""
-    name, options = weights.header.get("model"), weights.header.get("options")
-    if network is not None or "model" in config.model_fields_set:
-        return config
-    if not isinstance(name, str) or not isinstance(options, Mapping) or name not in MODELS:
-        raise InputError(
-            "nothing says which network the weights are of; give --model FILE.py:build, --model hf:FOLDER, or one of "
-            f"ours: --model {'|'.join(MODELS)}"
-        )
-    return config.model_copy(update={"model": config.model.model_copy(update={"name": name, "options": dict(options)})})
+def _half(weights: Weights) -> torch.dtype | None:
+    kinds = {tensor.dtype for tensor in weights.state.values()}
+    return next(iter(kinds & {torch.float16, torch.bfloat16}), None)
 
 
 def _with_weights(model: nn.Module, weights: Weights, config: Config, *, source: str) -> nn.Module:
     """The model with the weights, in the precision of the file, or in that which the configuration asks for."""
-    kinds = {t.dtype for t in weights.state.values() if t.is_floating_point()}
-    half = next(iter(kinds & {torch.float16, torch.bfloat16}), None)
+    half = _half(weights)
     if config.dtype is not None:
         model = model.to(getattr(torch, config.dtype))
     elif half is not None:
@@ -489,25 +447,25 @@ def _with_weights(model: nn.Module, weights: Weights, config: Config, *, source:
             f"{source} holds {kind} weights: small updates would be rounded away and nothing forgotten; say --dtype "
             f"float32 to compute in float32 and write {kind} again"
         )
-    elif kinds == {torch.float64}:
+    elif {t.dtype for t in weights.state.values() if t.is_floating_point()} == {torch.float64}:
         model = model.double()
     load_weights(model, weights, source=source, cast=config.dtype is not None)
     return model
 
 
-def _same_data(config: Config, other: Config) -> bool:
-    return config.data == other.data
-
-
-def _reads_as_usual(config: Config) -> bool:
+def _unsaid(config: Config) -> bool:
     """Whether nothing says how rows become inputs."""
     about = config.data
-    return about.scale is None and about.mean is None and about.std is None and about.preprocess is None
+    return (about.scale, about.mean, about.std, about.preprocess) == (None,) * 4
 
 
-def _preprocess(config: Config, table: Table) -> Preprocess:
-    """As the configuration says; otherwise bytes over 255 and floating-point numbers as they are."""
+def _preprocess(config: Config, table: Table, header: Mapping[str, Any]) -> Preprocess:
+    """As the configuration says, else as a weight file of ours says; else bytes over 255 and floating-point numbers
+    as they are.
+    """
     about = config.data
+    if _unsaid(config) and isinstance(header.get("preprocess"), Mapping):
+        return Preprocess.from_plain(header["preprocess"])
     if about.preprocess is not None:
         trust(about.preprocess)
         function = load_function(about.preprocess, what="preprocessing")
@@ -516,30 +474,3 @@ def _preprocess(config: Config, table: Table) -> Preprocess:
     mean, std = (() if v is None else (v,) if isinstance(v, float) else tuple(v) for v in (about.mean, about.std))
     mean, std = mean or (0.0,) * len(std), std or (1.0,) * len(mean)
     return Preprocess(about.scale or usual, mean, std, table.layout)
-
-
-def _about(subject: Subject, out: Path) -> dict[str, Any]:
-    """What `run.json` says."""
-    places = {key: getattr(subject.config.data, key) for key in ("path", "test")}
-    file = None if subject.network is None else _absolute(subject.network)
-    return {
-        "schema_version": RUN_SCHEMA,
-        "network": {"name": subject.config.model.name, "file": file}
-        | ({} if subject.network is None else {"sha256": file_digest(subject.network)}),
-        "places": {k: os.path.relpath(place, out) for k, place in places.items() if place is not None},
-        "preprocess": subject.preprocess.describe(),
-        "classes": list(subject.table.classes),
-        "suffix": ".safetensors" if subject.came_from is None else subject.came_from.suffix,
-        "from": {"path": None if subject.path is None else str(subject.path), "model": model_digest(subject.model)},
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-        "device": str(subject.device),
-    }
-
-
-def _absolute(spec: str) -> str:
-    """FILE.py:NAME or hf:FOLDER with an absolute path."""
-    if spec.startswith("hf:"):
-        return f"hf:{Path(spec.removeprefix('hf:')).resolve()}"
-    file, _, name = spec.rpartition(":")
-    return f"{Path(file).resolve()}:{name}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import By, Column, ForgetClass, ForgetFile, Json, Options, prepare, takes_options
+from .options import By, Column, ForgetClass, ForgetFile, Json, Options, prepare, request_flags, takes_options
 from .show import finish, print_json
 
 if TYPE_CHECKING:
@@ -54,99 +55,76 @@ def teleport(
     Options of the symmetry go by -o too, as in -o spread=0.5. Exit code 1: the function was not kept. Exact symmetries
     may change a logit by 1e-4 of the largest in float32 and 1e-10 in float64, others the retain loss by the tolerance.
     """
+    from math import isfinite
+
+    from ..config import RESOLVED, Config, as_plain, parse_override
+    from ..data.files import array_digest, to_json
+    from ..defense.teleporter import teleport as move_model
     from ..errors import InputError
+    from ..models.weights import model_digest
+    from ..report.schema import Teleport
+    from ..runs.directory import start_run
+    from ..symmetry.symmetry import settings_of
+    from .subject import PLACES, open_subject, save_subject
 
     if not tolerance >= 0:
         raise InputError(f"the tolerance is {tolerance}; it must be at least 0")
     prepare(options.threads)
-    results = teleport_run(
-        source,
-        out,
-        symmetry,
-        options=options,
-        tolerance=tolerance,
-        seed=defense_seed,
-        forget__rows=forget,
-        forget__label=forget_class,
-        forget__column=column,
-        forget__by=by,
-    )
+    settings: list[str] = []
+    given: dict[str, Any] = {}
+    for setting in options.override or []:
+        for key, value in parse_override(setting).items():
+            if key in Config.model_fields:
+                settings.append(setting)
+            else:
+                both = isinstance(value, dict) and isinstance(given.get(key), dict)
+                given[key] = given[key] | value if both else value
+    moving = _choose_symmetry(symmetry, given)
+    flags = request_flags(forget, forget_class, column, by)
+    subject = open_subject(source, replace(options, override=settings), flags=flags)
+    retain, gone, notes = _choose_rows(subject)
+    found = subject.identity() | {
+        "symmetries": [{"name": type(part).__name__, "options": settings_of(part)} for part in _parts(moving)],
+        "tolerance": tolerance,
+        "defense_seed": defense_seed,
+        "forget": array_digest(subject.parts.digests[gone]),
+    }
+    config = as_plain(subject.config) | {RESOLVED: to_json(found)}
+    if not out.exists() or not start_run(out, kind="teleport", config=config, places=PLACES).complete:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            moved, certificate = move_model(
+                subject.model.to(subject.device),
+                moving,
+                retain=subject.examples(retain),
+                forget=subject.examples(gone) if len(gone) else None,
+                seed=defense_seed,
+            )
+        # A network that cannot be moved leaves no folder, so that the next try may use its name.
+        run = start_run(out, kind="teleport", config=config, places=PLACES)
+        save_subject(run, subject, moved, parts=subject.parts)
+        before, after = model_digest(subject.model), model_digest(moved)
+        still = ["nothing moved: the result is bit-identical"] if before == after else []
+        what, measured, bound = _measured(certificate, moving, moved, tolerance)
+        found_out = Teleport(
+            outcome="holds" if measured <= bound else "does not hold",
+            what=what,
+            measured=measured if isfinite(measured) else None,
+            bound=bound,
+            experiment_only=defense_seed is not None,
+            original=before,
+            teleported=after,
+            certificate=to_json(certificate.as_json()),
+            notes=tuple(dict.fromkeys((*notes, *still, *certificate.notes, *(str(w.message) for w in caught)))),
+        )
+        run.write_json("results.json", found_out.model_dump(mode="json"))
+        run.finish()
+    results = Teleport.model_validate_json((out / "results.json").read_text())
     code = 0 if results.outcome == "holds" else 1
     if as_json:
         print_json(out / "results.json")
         raise typer.Exit(code)
     finish(_lines(results, " then ".join(symmetry)), exit_code=code, out=out)
-
-
-def teleport_run(
-    source: Path,
-    out: Path,
-    symmetries: Sequence[str],
-    *,
-    options: Options | None = None,
-    tolerance: float = 0.01,
-    seed: int | None = None,
-    **flags: object,
-) -> Results:
-    """Teleport, or do nothing where the run is complete; returns its results."""
-    from dataclasses import replace
-    from math import isfinite
-
-    from ..config import RESOLVED, as_plain
-    from ..data.files import array_digest, to_json
-    from ..defense.teleporter import teleport as move_model
-    from ..models.weights import model_digest
-    from ..report.schema import Teleport as Results
-    from ..runs.directory import start_run
-    from ..symmetry.symmetry import settings_of
-    from .subject import PLACES, open_subject, save_subject
-
-    options = options or Options()
-    overrides, given = _split_settings(options.override or [])
-    symmetry = _choose_symmetry(symmetries, given)
-    subject = open_subject(source, replace(options, override=overrides), flags=flags)
-    retain, forget, notes = _choose_rows(subject)
-    found = subject.identity() | {
-        "symmetries": [{"name": type(part).__name__, "options": settings_of(part)} for part in _parts(symmetry)],
-        "tolerance": tolerance,
-        "defense_seed": seed,
-        "forget": array_digest(subject.parts.digests[forget]),
-    }
-    config = as_plain(subject.config) | {RESOLVED: to_json(found)}
-    if out.exists():
-        run = start_run(out, kind="teleport", config=config, places=PLACES)
-        if run.complete:
-            return run.results(Results)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        moved, certificate = move_model(
-            subject.model.to(subject.device),
-            symmetry,
-            retain=subject.examples(retain),
-            forget=subject.examples(forget) if len(forget) else None,
-            seed=seed,
-        )
-    # A network that cannot be moved leaves no folder, so that the next try may use its name.
-    run = start_run(out, kind="teleport", config=config, places=PLACES)
-    save_subject(run, subject, moved, parts=subject.parts)
-    before, after = model_digest(subject.model), model_digest(moved)
-    if before == after:
-        notes = (*notes, "nothing moved: the result is bit-identical")
-    what, measured, bound = _measured(certificate, symmetry, moved, tolerance)
-    results = Results(
-        outcome="holds" if measured <= bound else "does not hold",
-        what=what,
-        measured=measured if isfinite(measured) else None,
-        bound=bound,
-        experiment_only=seed is not None,
-        original=before,
-        teleported=after,
-        certificate=to_json(certificate.as_json()),
-        notes=tuple(dict.fromkeys((*notes, *certificate.notes, *(str(w.message) for w in caught)))),
-    )
-    run.write_json("results.json", results.model_dump(mode="json"))
-    run.finish()
-    return results
 
 
 def _choose_rows(subject: Subject) -> tuple[Index, Index, tuple[str, ...]]:
@@ -160,12 +138,12 @@ def _choose_rows(subject: Subject) -> tuple[Index, Index, tuple[str, ...]]:
 
     ask = subject.config.forget
     notes: tuple[str, ...] = ()
-    if ask.rows is None and ask.label is None and ask.fraction is None:
+    if ask.rows is not None or ask.label is not None or ask.fraction is not None:
+        forget = requested_rows(subject).rows
+    else:
         forget = subject.forgotten
         if len(forget):
             notes = (f"the rows to forget are the {len(forget)} that this model was asked to forget",)
-    else:
-        forget = requested_rows(subject).rows
     retain = np.setdiff1d(subject.known, forget)
     if not len(retain):
         raise DataError("every row is to be forgotten; leave some to keep")
@@ -186,23 +164,6 @@ def _measured(
     double = {str(p.dtype) for p in model.parameters() if p.is_floating_point()} == {"torch.float64"}
     what, bound = "largest logit change, relative to the largest logit", EXACT["float64" if double else "float32"]
     return what, max(drift.relative for drift in drifts), bound
-
-
-def _split_settings(settings: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """The settings that belong to the configuration, as they are, and the others as options of symmetries."""
-    from ..config import Config, parse_override
-
-    overrides: list[str] = []
-    options: dict[str, Any] = {}
-    for setting in settings:
-        for key, value in parse_override(setting).items():
-            if key in Config.model_fields:
-                overrides.append(setting)
-            elif isinstance(value, dict) and isinstance(options.get(key), dict):
-                options[key] |= value
-            else:
-                options[key] = value
-    return overrides, options
 
 
 def _choose_symmetry(names: Sequence[str], options: Mapping[str, Any]) -> Symmetry:

@@ -58,7 +58,7 @@ def train_run(
 ) -> dict[str, Any]:
     """Train, or go on, or do nothing where the run is complete; returns its results."""
     from ..config import RESOLVED, as_plain
-    from ..data.table import TEST
+    from ..data.table import TEST, VALIDATION
     from ..errors import DivergedError
     from ..models.own import check_examples
     from ..randomness import Streams
@@ -70,7 +70,7 @@ def train_run(
     from .subject import PLACES, new_subject, save_subject
 
     subject = new_subject(config, options or Options())
-    parts = {"train": subject.known, "validation": subject.validation, "test": subject.parts.rows(TEST)}
+    parts = {"train": subject.known, "validation": subject.parts.rows(VALIDATION), "test": subject.parts.rows(TEST)}
     examples = {what: subject.examples(rows) for what, rows in parts.items() if len(rows)}
     model = subject.model.to(subject.device)
     check_examples(model, examples)
@@ -80,12 +80,12 @@ def train_run(
     training = Training(
         model,
         examples["train"],
-        recipe=Recipe(**config.training.model_dump(exclude={"recipe", "checkpoint_seconds"})),
+        recipe=Recipe(**config.training.model_dump(exclude={"recipe"})),
         streams=Streams(config.seed, "training"),
         fill=subject.fill,
     )
     try:
-        _train(training, run, config.training.checkpoint_seconds, watch)
+        _train(training, run, config.checkpoint_seconds, watch)
     except DivergedError as error:
         keep_diverged(run, error, header={"model": config.model.name})
         raise
@@ -129,28 +129,21 @@ def _train(training: Training, run: RunDirectory, seconds: float, watch: Callabl
         watch(update)
         if not update.ends_epoch and len(recent) < 50:
             continue
+        state = training.model.state_dict()
         try:
             check_finite(recent, training, update.step)
-            if update.ends_epoch:
-                _check_weights(training, update.step)
+            # The update after the last finite loss may have broken the weights.
+            if update.ends_epoch and not all(bool(value.isfinite().all()) for value in state.values()):
+                rate = f"lower the learning rate (lr={training.recipe.lr})"
+                raise DivergedError(
+                    f"a weight is no longer finite after update {update.step}; {rate}", state={}, update=update.step
+                )
         except DivergedError as error:
             error.state = finite
             raise
         recent.clear()
         if update.ends_epoch:
-            finite = {n: t.clone() for n, t in training.model.state_dict().items()}
-        if update.ends_epoch and monotonic() - written >= seconds:
-            save_weights(checkpoint, training.state())
-            written = monotonic()
-
-
-def _check_weights(training: Training, step: int) -> None:
-    """Raise where the update after the last finite loss left weights that are not finite."""
-    from ..errors import DivergedError
-
-    if not all(bool(value.isfinite().all()) for value in training.model.state_dict().values()):
-        raise DivergedError(
-            f"a weight is no longer finite after update {step}; lower the learning rate (lr={training.recipe.lr})",
-            state={},
-            update=step,
-        )
+            finite = {name: tensor.clone() for name, tensor in state.items()}
+            if monotonic() - written >= seconds:
+                save_weights(checkpoint, training.state())
+                written = monotonic()

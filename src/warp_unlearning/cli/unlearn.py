@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +22,7 @@ from .options import (
     Options,
     Stated,
     prepare,
+    request_flags,
     takes_options,
 )
 from .show import Progress, finish, points, print_json
@@ -100,24 +100,20 @@ def unlearn(
         plan=plan,
         accuracy=accuracy,
         say=(lambda line: typer.echo(line, err=as_json)),
-        forget__rows=forget,
-        forget__label=forget_class,
         forget__fraction=forget_fraction,
-        forget__column=column,
-        forget__by=by,
-        forget__drawn=True if drawn else None,
-        forget__again=True if again else None,
+        forget__drawn=drawn or None,
+        forget__again=again or None,
         method__name=method,
         defense__name=defense,
         defense__seed=defense_seed,
+        **request_flags(forget, forget_class, column, by),
     )
     if results is None or out is None:
         return
-    verdict = results.verdict.exit
     if as_json:
         print_json(out / "results.json")
-        raise typer.Exit(verdict)
-    finish(_lines(results), exit_code=verdict, out=out)
+        raise typer.Exit(results.verdict.exit)
+    finish(_lines(results), exit_code=results.verdict.exit, out=out)
 
 
 def unlearn_run(
@@ -169,8 +165,7 @@ def unlearn_run(
     say(_row_line(subject, request))
     say(f"settings  {method.name}, {settings}" + (f"; defended by {defense.name}" if defense else ""))
     if plan:
-        for line in _plan_lines(subject, parts, method, drawn=bool(asked.drawn)):
-            say(line)
+        say("\n".join(_plan_lines(subject, parts, method, drawn=bool(asked.drawn))))
         return None
     if out is None:
         raise InputError("nothing says where the result goes; give --out FOLDER, or --plan to see what would be done")
@@ -214,7 +209,7 @@ def _carry_out(
 
     rows = {"forget": FORGET, "retain": RETAIN, "validation": VALIDATION, "test": TEST}
     sets = {what: subject.examples(parts.rows(code)) for what, code in rows.items() if len(parts.rows(code))}
-    original, builder, config = subject.model.to(subject.device), subject.builder, subject.config
+    original, config = subject.model.to(subject.device), subject.config
     began = process_time()
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -227,7 +222,7 @@ def _carry_out(
                 validation=sets.get("validation"),
                 method=method,
                 defense=defense,
-                untrained=None if builder is None else partial(builder, **config.model.options),
+                untrained=subject.untrained,
                 drawn=asked.drawn or False,
                 seed=config.seed,
                 defense_seed=config.defense.seed,
@@ -255,7 +250,6 @@ def _carry_out(
     )
     record = subject.record.then(done)
     save_subject(run, subject, model, parts=parts, record=record)
-    run.write_json("record.json", record.as_json())
     teleports = [to_json(certificate.as_json()) for certificate in result.teleports]
     run.write_json("history.json", {"schema_version": 2, "updates": result.history, "teleports": teleports})
     about = describe_defense(defense)
@@ -370,19 +364,15 @@ def _choose_method(subject: Subject, *, train: str | None, our_recipe: bool) -> 
     small = about.recipe == "small" or (about.recipe == "auto" and ours and subject.table.train < SMALL)
     settings: dict[str, Any] = dict(SMALL_DATA.get(about.name, {})) if small else {}
     if about.name == "retrain":
-        settings = subject.config.training.model_dump(exclude={"recipe", "checkpoint_seconds"})
+        settings = subject.config.training.model_dump(exclude={"recipe"})
         settings |= {"fill": subject.fill}
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in about.options.items()}
     method = make_method(about.name, **(settings | given))
     said = ", ".join(f"{key}={value}" for key, value in (settings | given).items())
-    kind = (
-        ("as trained" if ours else "our recipe")
-        if about.name == "retrain"
-        else "for small data"
-        if small
-        else "published"
-    )
-    return method, f"{kind}{': ' if said else ''}{said}"
+    kind = "for small data" if small else "published"
+    if about.name == "retrain":
+        kind = "as trained" if ours else "our recipe"
+    return method, f"{kind}: {said}".removesuffix(": ")
 
 
 def _choose_defense(subject: Subject) -> Defense | None:
@@ -419,14 +409,22 @@ def _plan_lines(subject: Subject, parts: Parts, method: Method, *, drawn: bool) 
     """What would be done, how long it may take, and what could be judged afterwards."""
     import numpy as np
 
-    from ..data.table import FORGET, RETAIN, TEST
+    from ..data.table import FORGET, RETAIN, TEST, VALIDATION
     from ..stats.verdict import rows_needed
+    from ..unlearning.driver import expected_seconds
 
-    forget, retain, test = (parts.rows(code) for code in (FORGET, RETAIN, TEST))
+    forget, retain, held, test = (parts.rows(code) for code in (FORGET, RETAIN, VALIDATION, TEST))
+    seconds = expected_seconds(
+        subject.model.to(subject.device),
+        forget=subject.examples(forget),
+        retain=subject.examples(retain),
+        validation=subject.examples(held) if len(held) else None,
+        method=method,
+    )
     unseen = int(np.isin(subject.table.y[test], subject.table.y[forget]).sum())
     lines = [
         f"keeps     {len(retain):,} rows; {len(test):,} unseen, {unseen:,} of the forgotten classes",
-        f"takes     about {_seconds(subject, parts, method):.0f} s on {subject.device}, without a defence's moves",
+        f"takes     about {seconds:.0f} s on {subject.device}, without a defence's moves",
     ]
     if method.name.startswith("retrain"):
         return [*lines, "judged    holds by construction, unless test accuracy collapses"]
@@ -442,17 +440,6 @@ def _plan_lines(subject: Subject, parts: Parts, method: Method, *, drawn: bool) 
             "ways out  --method retrain; warp compare --retrained, beside two; warp audit shadow; --drawn, if true"
         )
     return lines
-
-
-def _seconds(subject: Subject, parts: Parts, method: Method) -> float:
-    """About how long the method takes."""
-    from ..data.table import FORGET, RETAIN, VALIDATION
-    from ..unlearning.driver import expected_seconds
-
-    forget, retain, held = (subject.examples(parts.rows(code)) for code in (FORGET, RETAIN, VALIDATION))
-    validation = held if len(held) else None
-    model = subject.model.to(subject.device)
-    return expected_seconds(model, forget=forget, retain=retain, validation=validation, method=method)
 
 
 def _lines(results: Unlearning) -> list[str]:

@@ -290,11 +290,11 @@ class ImageData:
 
 def image_data(table: Table, preprocess: Preprocess | None = None, *, test: Index | None = None) -> ImageData:
     """The training rows and the unseen rows of a table, or `test`, which may be empty, normalised."""
-    unseen = table.unseen if test is None else test
+    known, unseen = (table.learned, table.unseen) if test is None else (np.arange(table.train), test)
     if test is None and len(unseen) == 0:
         raise DataError(f"{table.name} has no rows to test on; give a test part, or hold a share out")
     preprocess = preprocess or Preprocess.standard(table)
-    parts = [(table.x[rows], table.y[rows]) for rows in (np.arange(table.train), unseen)]
+    parts = [(table.x[rows], table.y[rows]) for rows in (known, unseen)]
     train, held = (TensorExamples(preprocess.inputs(x), torch.from_numpy(y)) for x, y in parts)
     digest = array_digest(*(array for x, y in parts for array in (_channels_first(x, table.layout), y)))
     channels = table.x.shape[3 if table.layout == "nhwc" else 1] if len(table.x.shape) == 4 else 1

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from itertools import chain
-from typing import cast
 
 import torch
 from torch import nn
@@ -31,19 +30,16 @@ def fresh(
         reinitialise(copy, generator=generator)
         return copy
     found = untrained if isinstance(untrained, nn.Module) else _built(untrained, generator)
-    ours, theirs = model.state_dict(), found.state_dict()
-    for name in (*(ours.keys() - theirs.keys()), *(theirs.keys() - ours.keys())):
-        where = "lacks" if name in ours else "has"
-        raise InputError(f"the untrained network {where} {name}, unlike the model; build it as the model was built")
-    for name, tensor in theirs.items():
-        if tensor.shape != ours[name].shape:
-            raise InputError(
-                f"{name} of the untrained network is {tuple(tensor.shape)} and of the model {tuple(ours[name].shape)}; "
-                "build it with the model's options"
-            )
-    if all(torch.equal(tensor.to(ours[name]), ours[name]) for name, tensor in theirs.items()):
+    try:
+        copy.load_state_dict(found.state_dict())
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"the untrained network is unlike the model: {reason} Build it as the model was built"
+        ) from error
+    ours = model.state_dict()
+    if all(torch.equal(tensor, ours[name]) for name, tensor in copy.state_dict().items()):
         raise InputError("the untrained network has the weights of the model itself; give one that was not trained")
-    copy.load_state_dict(theirs)
     return copy
 
 
@@ -58,13 +54,24 @@ def reinitialise(model: nn.Module, *, generator: torch.Generator) -> None:
     >>> reinitialise(layer, generator=torch.Generator().manual_seed(0))
     """
     with _seeded(generator), torch.no_grad():
-        blank = _blank_copy(model)
+        blank = _copy_of(model).cpu()
+        for parameter in blank.parameters():
+            # So that one which nobody resets is found out.
+            if parameter.is_floating_point() or parameter.is_complex():
+                parameter.fill_(torch.nan)
         # Modules are listed parents first, so reversed every child comes before its parent.
         for module in reversed(list(blank.modules())):
-            reset = _reset_of(module)
-            if reset is not None:
+            # nn.MultiheadAttention and nn.Transformer keep theirs private.
+            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            if callable(reset):
                 reset()
-        _check_all_reset(blank)
+        for name, parameter in blank.named_parameters():
+            if parameter.isnan().any():
+                owner = type(blank.get_submodule(name.rpartition(".")[0])).__name__
+                raise InputError(
+                    f"nothing says how the parameter {name} of a {owner} starts; give `untrained`, or define "
+                    f"`reset_parameters` in {owner}, or in a module around it, to set it"
+                )
         values = dict(chain(blank.named_parameters(), blank.named_buffers()))
         for name, tensor in chain(model.named_parameters(), model.named_buffers()):
             tensor.copy_(values[name])
@@ -87,10 +94,8 @@ def _built(factory: Callable[[], nn.Module], generator: torch.Generator) -> nn.M
     except WarpError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"`untrained` failed to build a network: {type(error).__name__}: {reason}; give one without arguments"
-        ) from error
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InputError(f"`untrained` failed to build a network: {reason}; give one without arguments") from error
     if not isinstance(found, nn.Module):
         raise InputError(f"`untrained` is a {type(found).__name__}; give a network, or a function that builds one")
     return found
@@ -107,31 +112,3 @@ def _copy_of(model: nn.Module) -> nn.Module:
             f"{type(model).__name__} cannot be copied: {error}; use `torch.nn.utils.parametrizations`, "
             "or keep no tensors in it that have a gradient history"
         ) from error
-
-
-def _blank_copy(model: nn.Module) -> nn.Module:
-    """A copy on the CPU whose parameters are NaN, so that one which nobody resets is found out."""
-    copy = _copy_of(model).cpu()
-    for parameter in copy.parameters():
-        if parameter.is_floating_point() or parameter.is_complex():
-            parameter.fill_(torch.nan)
-    return copy
-
-
-def _reset_of(module: nn.Module) -> Callable[[], object] | None:
-    # nn.MultiheadAttention and nn.Transformer keep theirs private.
-    for name in ("reset_parameters", "_reset_parameters"):
-        reset = getattr(module, name, None)
-        if callable(reset):
-            return cast(Callable[[], object], reset)
-    return None
-
-
-def _check_all_reset(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.isnan().any():
-            owner = model.get_submodule(name.rpartition(".")[0])
-            raise InputError(
-                f"nothing says how the parameter {name} of a {type(owner).__name__} starts; give `untrained`, or "
-                f"define `reset_parameters` in {type(owner).__name__}, or in a module around it, to set it"
-            )

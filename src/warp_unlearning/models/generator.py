@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
 from pathlib import Path
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,31 +32,23 @@ PRIOR = "prior.safetensors"
 """The name of a prior in a run directory."""
 _DIGITS = 16
 """Characters of the digest of one image."""
-_OUTSIDE = 1e-4
-"""How far beyond [0, 1] rounding may carry a value."""
 
 
 @runtime_checkable
 class Staged(Protocol):
-    """A generator of images in stages, of which there is at least one; `classes` is None where it takes no labels, else
-    it has `condition(latents, labels)`, of shape (n, ...).
+    """A generator of images in stages, of which there is at least one: the shape of one latent, of one image (channels,
+    height, width), and the number of labels; where that is not None it also has `condition(latents, labels)`, of shape
+    (n, ...).
     """
 
     @property
-    def latent(self) -> tuple[int, ...]:
-        """The shape of one latent."""
-
+    def latent(self) -> tuple[int, ...]: ...  # noqa: D102
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width."""
-
+    def image_shape(self) -> tuple[int, int, int]: ...  # noqa: D102
     @property
-    def classes(self) -> int | None:
-        """The number of labels, or None."""
-
+    def classes(self) -> int | None: ...  # noqa: D102
     @property
-    def stages(self) -> Sequence[nn.Module]:
-        """In order."""
+    def stages(self) -> Sequence[nn.Module]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,17 +71,14 @@ def condition_of(generator: Staged, latents: Tensor, labels: Tensor | None) -> T
     """The second argument of every stage, or None for a generator without labels, which ignores those given."""
     if generator.classes is None:
         return None
-    name, condition = type(generator).__name__, getattr(generator, "condition", None)
+    about, condition = (
+        f"{type(generator).__name__} has {generator.classes} classes",
+        getattr(generator, "condition", None),
+    )
     if condition is None:
-        raise InputError(
-            f"{name} has {generator.classes} classes and no method condition(latents, labels); define it, or set "
-            "classes to None"
-        )
+        raise InputError(f"{about} and no method condition(latents, labels); define it, or set classes to None")
     if labels is None:
-        raise InputError(
-            f"{name} draws images of {generator.classes} classes and got no labels; give one for each latent, or use a "
-            "generator without classes"
-        )
+        raise InputError(f"{about} and got no labels; give one for each latent, or use a generator without classes")
     return cast(Tensor, condition(latents, labels))
 
 
@@ -121,9 +110,7 @@ def dtype_of(generator: Staged) -> torch.dtype:
 
 @torch.no_grad()
 def check_generator(generator: Staged, *, shape: tuple[int, ...], device: torch.device | str = "cpu") -> None:
-    """Raise where `generator` cannot stand for images of `shape`: its own size differs, a stage fails, or images come
-    out with another size, outside [0, 1] or not finite. Two images are drawn to see.
-    """
+    """Raise where `generator` cannot stand for images of `shape`, as two drawn images show."""
     if not generator.stages:
         raise InputError("the generator has no stages; give at least one that maps latents to images")
     if tuple(generator.image_shape) != tuple(shape):
@@ -136,25 +123,18 @@ def check_generator(generator: Staged, *, shape: tuple[int, ...], device: torch.
     try:
         images = generate(generator, latents.to(device, dtype_of(generator)), labels)
     except (RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"the generator cannot take latents {_text(generator.latent)} on {device}: {reason}; its stages must fit "
-            "its latent and each other, and be on that device"
+            f"the generator cannot take latents {_text(generator.latent)} on {device}: "
+            f"{str(error).partition(chr(10))[0]}; its stages must fit its latent and each other, and be on that device"
         ) from error
     if tuple(images.shape) != (2, *shape):
-        raise InputError(
-            f"the generator says that its images are {_text(shape)} and two of them came out as {tuple(images.shape)}; "
-            "mend its last stage or its image_shape"
-        )
-    if not bool(images.isfinite().all()):
-        raise InputError(
-            "the generator draws values that are not finite; its weights are damaged: load or train others"
-        )
+        raise InputError(f"two images of {_text(shape)} came out as {tuple(images.shape)}; mend the last stage")
     low, high = float(images.min()), float(images.max())
-    if low < -_OUTSIDE or high > 1 + _OUTSIDE:
+    # Rounding may carry a value a little beyond; NaN is in no range.
+    if not (low >= -1e-4 and high <= 1 + 1e-4):
         raise InputError(
             f"the generator draws values from {low:.3g} to {high:.3g} and images lie in [0, 1]; end its last stage "
-            "with a sigmoid, or map its range there"
+            "with a sigmoid, or load other weights"
         )
 
 
@@ -162,25 +142,14 @@ def _text(shape: Sequence[int]) -> str:
     return "×".join(str(size) for size in shape)
 
 
-def resolutions(height: int, width: int) -> list[tuple[int, int]]:
-    """Heights and widths from the smallest to the whole image; each is half of the next, none is below 4.
-
-    >>> resolutions(28, 14)
-    [(14, 7), (28, 14)]
+def _plan(height: int, width: int, channels: int) -> list[tuple[int, tuple[int, int]]]:
+    """Channels, height and width from the smallest resolution to the whole image: each size is half of the next, none
+    is below 4; `channels` at the end, and at most 4 times as many before.
     """
-    found = [(height, width)]
-    while all(size % 2 == 0 and size >= 8 for size in found[0]):
-        found.insert(0, (found[0][0] // 2, found[0][1] // 2))
-    return found
-
-
-def stage_channels(count: int, width: int) -> list[int]:
-    """Channels at each of `count` resolutions, from the smallest: `width` at the largest, at most 4 times as many.
-
-    >>> stage_channels(4, 64)
-    [256, 256, 128, 64]
-    """
-    return [width * min(4, 2**below) for below in reversed(range(count))]
+    sizes = [(height, width)]
+    while all(size % 2 == 0 and size >= 8 for size in sizes[0]):
+        sizes.insert(0, (sizes[0][0] // 2, sizes[0][1] // 2))
+    return [(channels * min(4, 2 ** (len(sizes) - 1 - i)), size) for i, size in enumerate(sizes)]
 
 
 class _Block(nn.Module):
@@ -206,48 +175,45 @@ def _modulated(x: Tensor, modulation: nn.Module | None, condition: Tensor | None
     return cast(Tensor, x * (1 + scale) + shift)
 
 
-class UpBlock(_Block):
+class _UpBlock(_Block):
     """shortcut(x) + conv(silu(norm(conv(silu(norm(x)))))), x first doubled in height and width if `up`; with
     `conditions` the second norm is modulated.
     """
 
-    def __init__(self, channels_in: int, channels_out: int, *, up: bool, conditions: int | None = None) -> None:
+    def __init__(self, channels_in: int, channels_out: int, *, up: bool, conditions: int | None) -> None:
         super().__init__(channels_in, channels_out)
         self.up = up
         self.modulation = nn.Linear(conditions, 2 * channels_out) if conditions else None
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Features (n, channels_out, h, w), or of twice that size, of features (n, channels_in, h, w)."""
         if self.up:
             x = F.interpolate(x, scale_factor=2.0, mode="nearest")
         inner = _modulated(self.norm2(self.conv1(F.silu(self.norm1(x)))), self.modulation, condition)
         return cast(Tensor, self.shortcut(x) + self.conv2(F.silu(inner)))
 
 
-class DownBlock(_Block):
+class _DownBlock(_Block):
     """shortcut(x) + conv(silu(norm(conv(silu(norm(x)))))), then halved in height and width by averages of four."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features (n, channels_out, h / 2, w / 2) of features (n, channels_in, h, w)."""
         inner = self.conv2(F.silu(self.norm2(self.conv1(F.silu(self.norm1(x))))))
         return F.avg_pool2d(cast(Tensor, self.shortcut(x) + inner), 2)
 
 
-class FirstStage(nn.Module):
-    """Latents (n, latent) to features (n, channels, height, width) of the smallest resolution."""
+class _FirstStage(nn.Module):
+    """Latents (n, latent) to features (n, channels, height, width): a linear map and a residual block."""
 
     def __init__(self, latent: int, channels: int, size: tuple[int, int], *, conditions: int | None) -> None:
         super().__init__()
         self.shape = (channels, *size)
         self.linear = nn.Linear(latent, channels * size[0] * size[1])
-        self.block = UpBlock(channels, channels, up=False, conditions=conditions)
+        self.block = _UpBlock(channels, channels, up=False, conditions=conditions)
 
     def forward(self, latents: Tensor, condition: Tensor | None = None) -> Tensor:
-        """A linear map and a residual block."""
         return cast(Tensor, self.block(self.linear(latents).unflatten(1, self.shape), condition))
 
 
-class LastStage(nn.Module):
+class _LastStage(nn.Module):
     """Features of the whole resolution to images, sigmoid(conv(silu(norm(x))))."""
 
     def __init__(self, channels_in: int, channels_out: int, *, conditions: int | None) -> None:
@@ -257,7 +223,6 @@ class LastStage(nn.Module):
         self.modulation = nn.Linear(conditions, 2 * channels_in) if conditions else None
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Images (n, channels_out, h, w) with values in (0, 1)."""
         return torch.sigmoid(self.conv(F.silu(_modulated(self.norm(x), self.modulation, condition))))
 
 
@@ -276,27 +241,20 @@ class ConvGenerator(nn.Module):
         if len(shape) != 3:
             raise InputError(f"images have shape {tuple(shape)}; give (channels, height, width)")
         named = dict(zip(("channels", "height", "width of the image"), shape, strict=True))
-        labels = {} if classes is None else {"classes": classes}
-        require_positive({**named, "latent": latent, "width": width, **labels})
+        require_positive({**named, "latent": latent, "width": width, "classes": 1 if classes is None else classes})
         self.latent, self.image_shape, self.classes = (latent,), (shape[0], shape[1], shape[2]), classes
         self.width = width
         conditions = None if classes is None else latent
         self.embedding = None if classes is None else nn.Embedding(classes, latent)
-        sizes = resolutions(shape[1], shape[2])
-        channels = stage_channels(len(sizes), width)
-        first = FirstStage(latent, channels[0], sizes[0], conditions=conditions)
-        blocks = [UpBlock(a, b, up=True, conditions=conditions) for a, b in pairwise(channels)]
-        self.blocks = nn.ModuleList([first, *blocks, LastStage(channels[-1], shape[0], conditions=conditions)])
+        plan = _plan(shape[1], shape[2], width)
+        first = _FirstStage(latent, *plan[0], conditions=conditions)
+        blocks = [_UpBlock(a, b, up=True, conditions=conditions) for (a, _), (b, _) in pairwise(plan)]
+        self.blocks = nn.ModuleList([first, *blocks, _LastStage(width, shape[0], conditions=conditions)])
 
     @property
     def stages(self) -> Sequence[nn.Module]:
         """One for each resolution, and one that makes the image."""
         return list(self.blocks)
-
-    @property
-    def options(self) -> dict[str, object]:
-        """What builds one alike, as plain data."""
-        return {"shape": list(self.image_shape), "latent": self.latent[0], "width": self.width, "classes": self.classes}
 
     def condition(self, latents: Tensor, labels: Tensor) -> Tensor:
         """The embeddings (n, latent) of labels (n,)."""
@@ -314,12 +272,12 @@ class ConvEncoder(nn.Module):
 
     def __init__(self, *, shape: tuple[int, int, int], latent: int, width: int) -> None:
         super().__init__()
-        sizes = resolutions(shape[1], shape[2])
-        channels = stage_channels(len(sizes), width)[::-1]
-        self.first = nn.Conv2d(shape[0], channels[0], 3, padding=1)
-        self.blocks = nn.Sequential(*(DownBlock(a, b) for a, b in pairwise(channels)))
-        self.norm = _group_norm(channels[-1])
-        self.last = nn.Linear(channels[-1] * sizes[0][0] * sizes[0][1], 2 * latent)
+        plan = _plan(shape[1], shape[2], width)[::-1]
+        last, (high, wide) = plan[-1]
+        self.first = nn.Conv2d(shape[0], width, 3, padding=1)
+        self.blocks = nn.Sequential(*(_DownBlock(a, b) for (a, _), (b, _) in pairwise(plan)))
+        self.norm = _group_norm(last)
+        self.last = nn.Linear(last * high * wide, 2 * latent)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance (n, latent) of the latents of images (n, channels, h, w) with values in [0, 1]."""
@@ -330,7 +288,9 @@ class ConvEncoder(nn.Module):
 
 def save_prior(path: Path, generator: ConvGenerator, *, header: Mapping[str, object]) -> None:
     """Write the generator to `path` (.safetensors) with `header`, which holds what `seen_header` gave."""
-    save_weights(path, generator, header={**header, "kind": "prior", "options": generator.options})
+    options = {"shape": list(generator.image_shape), "latent": generator.latent[0], "width": generator.width}
+    built = {"kind": "prior", "options": {**options, "classes": generator.classes}}
+    save_weights(path, generator, header={**header, **built})
 
 
 def load_prior(path: Path) -> tuple[nn.Module, dict[str, object] | None]:
@@ -347,13 +307,11 @@ def load_prior(path: Path) -> tuple[nn.Module, dict[str, object] | None]:
         return found.eval().requires_grad_(False), None
     path = path / PRIOR if path.is_dir() else path
     weights = read_weights(path)
-    options = weights.header.get("options")
-    if weights.header.get("kind") != "prior" or not isinstance(options, Mapping):
+    options: Any = weights.header.get("options")
+    known = isinstance(options, Mapping) and set(options) == {"shape", "latent", "width", "classes"}
+    if weights.header.get("kind") != "prior" or not known or not isinstance(options["shape"], list):
         raise WeightsError(f"{path} holds no generator of `warp train-prior`; give the prior.safetensors of such a run")
-    shape = options.get("shape")
-    if not isinstance(shape, Sequence) or set(options) != {"shape", "latent", "width", "classes"}:
-        raise WeightsError(f"the header of {path} has the options {dict(options)}; it is damaged: train it again")
-    generator = ConvGenerator(**{**options, "shape": tuple(shape)})
+    generator = ConvGenerator(**{**options, "shape": tuple(options["shape"])})
     load_weights(generator, weights, source=str(path))
     return generator.eval().requires_grad_(False), weights.header
 
@@ -369,5 +327,4 @@ def saw(header: Mapping[str, object], images: Tensor) -> Index:
     if not isinstance(text, str) or len(text) % _DIGITS:
         raise WeightsError("the prior's header does not say which images it has seen; train it again")
     known = {text[at : at + _DIGITS] for at in range(0, len(text), _DIGITS)}
-    rows = [row for row, digest in enumerate(image_digests(images)) if digest in known]
-    return np.array(rows, dtype=np.int64)
+    return np.array([row for row, one in enumerate(image_digests(images)) if one in known], dtype=np.int64)

@@ -62,7 +62,8 @@ def predict(model: nn.Module, x: Tensor) -> Tensor:
     """`model(x)`, where a batch of one example, which has no statistics of its own, passes batch norm by the running
     ones even in train mode. Images come in the memory layout of the weights.
     """
-    if x.dim() == 4 and _channels_last(model):
+    filters = next((p for p in model.parameters() if p.dim() == 4), None) if x.dim() == 4 else None
+    if filters is not None and not filters.is_contiguous() and filters.is_contiguous(memory_format=torch.channels_last):
         x = x.contiguous(memory_format=torch.channels_last)
     waiting = [norm for norm in batch_norms(model) if norm.training] if len(x) == 1 else []
     for norm in waiting:
@@ -73,12 +74,6 @@ def predict(model: nn.Module, x: Tensor) -> Tensor:
         for norm in waiting:
             norm.train()
     return output
-
-
-def _channels_last(model: nn.Module) -> bool:
-    """Whether the filters of the first convolution have their channels last in memory."""
-    first = next((p for p in model.parameters() if p.dim() == 4), None)
-    return first is not None and not first.is_contiguous() and first.is_contiguous(memory_format=torch.channels_last)
 
 
 def choose_device(name: str) -> torch.device:

@@ -24,10 +24,7 @@ Stem = Literal["imagenet", "cifar"]
 
 
 def require_positive(options: Mapping[str, object]) -> None:
-    """Refuse any option that is not an integer of at least 1; a bool is no count of anything.
-
-    >>> require_positive({"classes": 10, "width": 16})
-    """
+    """Refuse any option that is not an integer of at least 1; a bool is no count of anything."""
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(f"{name} is {value!r}; give a whole number of at least 1")
@@ -180,29 +177,19 @@ def build_model(name: str, *, generator: torch.Generator | None = None, **option
     >>> type(build_model("mlp", inputs=4, classes=2)).__name__
     'MLP'
     """
-    model, known = _model(name), model_options(name)
+    known = _options(name)
     for option in options:
         if option not in known:
             raise InputError(f"{name} has no option {option!r}; {nearest(option, known)}")
-    missing = [option for option, default in known.items() if default is None and option not in options]
-    if missing:
-        raise InputError(f"{name} needs the option {missing[0]!r}; give it a value")
+    for option, about in known.items():
+        if about.default is Parameter.empty and option not in options:
+            raise InputError(f"{name} needs the option {option!r}; give it a value")
     if generator is None:
-        return model(**options)
+        return MODELS[name](**options)
     with torch.random.fork_rng(devices=[]):
-        built = model(**options)
+        built = MODELS[name](**options)
     reinitialise(built, generator=generator)
     return built
-
-
-def model_options(name: str) -> dict[str, object]:
-    """The options of the model `name` and their defaults; None marks an option that must be given.
-
-    >>> model_options("small_resnet")
-    {'classes': 10, 'width': 16, 'in_channels': 1, 'stem_stride': 1}
-    """
-    parameters = signature(_model(name)).parameters.values()
-    return {p.name: None if p.default is Parameter.empty else p.default for p in parameters}
 
 
 def suggest_options(name: str, shape: tuple[int, ...], classes: int) -> dict[str, int]:
@@ -211,24 +198,21 @@ def suggest_options(name: str, shape: tuple[int, ...], classes: int) -> dict[str
     >>> suggest_options("resnet18", (3, 32, 32), 10)
     {'in_channels': 3, 'classes': 10}
     """
-    known = model_options(name)
+    known = _options(name)
     require_positive({"classes": classes, **{f"shape[{i}]": size for i, size in enumerate(shape)}})
     if "inputs" in known:
         return {"inputs": prod(shape), "classes": classes}
-    if len(shape) != 3:
+    if len(shape) != 3 or ("size" in known and shape[1] != shape[2]):
+        kind = "square images" if "size" in known else "images"
         raise InputError(
-            f"{name} takes images (channels, height, width) and an example has shape {tuple(shape)}; "
+            f"{name} takes {kind} (channels, height, width) and an example has shape {tuple(shape)}; "
             "reshape them or use the model 'mlp'"
         )
     options = {"in_channels": shape[0], "classes": classes}
-    if "size" not in known:
-        return options
-    if shape[1] != shape[2]:
-        raise InputError(f"{name} takes square images and an example has shape {tuple(shape)}; use another model")
-    return options | {"size": shape[1]}
+    return options | {"size": shape[1]} if "size" in known else options
 
 
-def _model(name: str) -> type[nn.Module]:
+def _options(name: str) -> Mapping[str, Parameter]:
     if name not in MODELS:
         raise InputError(f"no model is called {name!r}; {nearest(name, MODELS)}")
-    return MODELS[name]
+    return signature(MODELS[name]).parameters

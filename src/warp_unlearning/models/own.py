@@ -5,10 +5,9 @@ are objects, and checks that something is a network that can take examples.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -32,16 +31,14 @@ def load_function(spec: str, *, what: str = "function") -> Callable[..., Any]:
 
     Importing runs the file: only ever call this with a path that the user gave or that `is_trusted`.
     """
-    file, colon, name = spec.rpartition(":")
-    if not (colon and name and file.endswith(".py")):
+    file, _, name = spec.rpartition(":")
+    if not (name and file.endswith(".py")):
         raise InputError(f"{spec!r} names no {what}; write it as FILE.py:NAME, such as own.py:build")
     module = _import(Path(file))
-    if not hasattr(module, name):
-        public = [key for key, value in vars(module).items() if key[0] != "_" and callable(value)]
-        raise InputError(f"{file} has no {name!r}; {nearest(name, public)}")
-    found = getattr(module, name)
+    found = getattr(module, name, None)
     if not callable(found):
-        raise InputError(f"{name!r} in {file} is a {type(found).__name__}; name a function or class for the {what}")
+        known = [key for key, value in vars(module).items() if key[0] != "_" and callable(value)]
+        raise InputError(f"{file} has no {what} {name!r}; {nearest(name, known)}")
     return found  # type: ignore[no-any-return]
 
 
@@ -49,9 +46,10 @@ def load_builder(spec: str, *, untrained: bool = False) -> Callable[..., nn.Modu
     """What builds the network of `spec` when called: FILE.py:NAME, or hf:FOLDER for a Hugging Face image classifier on
     disk, with its weights or `untrained`. The network is checked, and wrapped in `Logits` if it is known to need it.
     """
-    builder = (
-        _hugging_face(spec, untrained) if spec.startswith(HUGGING_FACE) else load_function(spec, what="model builder")
-    )
+    if spec.startswith(HUGGING_FACE):
+        builder: Callable[..., object] = partial(_hugging_face, spec, untrained)
+    else:
+        builder = load_function(spec, what="model builder")
 
     @wraps(builder)
     def build(*args: object, **options: object) -> nn.Module:
@@ -68,28 +66,22 @@ def load_builder(spec: str, *, untrained: bool = False) -> Callable[..., nn.Modu
     return build
 
 
-def _hugging_face(spec: str, untrained: bool) -> Callable[[], nn.Module]:
+def _hugging_face(spec: str, untrained: bool) -> nn.Module:
     folder = _file_of(spec).parent
-
-    def build() -> nn.Module:
-        try:
-            from transformers import AutoConfig, AutoModelForImageClassification
-        except ImportError as error:
-            raise InputError(f"{spec} needs the package transformers; install it, or give FILE.py:build") from error
-        if not (folder / "config.json").is_file():
-            raise InputError(f"{folder} holds no config.json; give the folder of a model's `save_pretrained`")
-        if untrained:
-            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            return AutoModelForImageClassification.from_config(config)  # type: ignore[no-any-return, no-untyped-call]
-        model, found = AutoModelForImageClassification.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, dtype="auto", output_loading_info=True
-        )
-        if found["missing_keys"]:
-            name = min(found["missing_keys"])
-            raise InputError(f"{folder} lacks weights for {name}; give the folder of a trained image classifier")
-        return model  # type: ignore[no-any-return]
-
-    return build
+    try:
+        from transformers import AutoConfig
+        from transformers import AutoModelForImageClassification as Classifier
+    except ImportError as error:
+        raise InputError(f"{spec} needs the package transformers; install it, or give FILE.py:build") from error
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder} holds no config.json; give the folder of a model's `save_pretrained`")
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    if untrained:
+        return Classifier.from_config(AutoConfig.from_pretrained(folder, **options))  # type: ignore[no-any-return, no-untyped-call]
+    model, found = Classifier.from_pretrained(folder, dtype="auto", output_loading_info=True, **options)
+    if found["missing_keys"]:
+        raise InputError(f"{folder} lacks weights for {min(found['missing_keys'])}; give a trained image classifier")
+    return model  # type: ignore[no-any-return]
 
 
 def _import(file: Path) -> ModuleType:
@@ -98,11 +90,10 @@ def _import(file: Path) -> ModuleType:
     path = file.resolve()
     name = f"user_model_{sha256(str(path).encode()).hexdigest()[:16]}"
     spec = spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{file} cannot be imported; give a Python file that ends in .py")
-    module = module_from_spec(spec)
+    assert spec is not None
+    assert spec.loader is not None
     # Dataclasses and pickling look their module up by name.
-    sys.modules[name] = module
+    sys.modules[name] = module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -133,32 +124,26 @@ def file_digest(spec: str) -> str:
 
 def trust(spec: str) -> None:
     """Remember the file in `spec` as it is now, which the user has named on a command line, as one of hers."""
-    digest, known = file_digest(spec), _trusted()
+    digest, (listing, known) = file_digest(spec), _trusted()
     if digest not in known:
-        listing = _trust_list()
         listing.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(listing, "".join(f"{one}\n" for one in (*known, digest)).encode())
 
 
 def is_trusted(spec: str) -> bool:
     """Whether the user has named the file in `spec`, as it is now, herself. hf:FOLDER always is: it runs no code."""
-    return spec.startswith(HUGGING_FACE) or file_digest(spec) in _trusted()
+    return spec.startswith(HUGGING_FACE) or file_digest(spec) in _trusted()[1]
 
 
-def _trust_list() -> Path:
-    state = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
-    return base / "warp" / "trusted"
-
-
-def _trusted() -> list[str]:
+def _trusted() -> tuple[Path, list[str]]:
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    listing = (state if state.is_absolute() else Path.home() / ".local" / "state") / "warp" / "trusted"
     try:
-        lines = _trust_list().read_text().split()
+        return listing, listing.read_text().split()
     except FileNotFoundError:
-        return []
+        return listing, []
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the list of trusted files {_trust_list()} cannot be read: {error}; delete it") from error
-    return [line for line in lines if re.fullmatch("[0-9a-f]{64}", line)]
+        raise InputError(f"the list of trusted files {listing} cannot be read: {error}; delete it") from error
 
 
 class Logits(nn.Module):
@@ -169,21 +154,19 @@ class Logits(nn.Module):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        training = model.training
         super().__init__()
         self._modules, self._parameters, self._buffers = model._modules, model._parameters, model._buffers
         self._non_persistent_buffers_set = model._non_persistent_buffers_set
         # In a tuple, or it would be a module of its own.
         self._wrapped = (model,)
-        self.training = training
+        self.training = model.training
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits (batch, classes) of inputs `x`."""
         inner = unwrap(self)
         # Called as a function, so that torch.fx, which knows only registered modules, follows it.
         watched = inner._forward_hooks or inner._forward_pre_hooks
-        output = (inner if watched else inner.forward)(x)
-        return output["logits"] if isinstance(output, Mapping) else output.logits  # type: ignore[no-any-return]
+        return _logits_of((inner if watched else inner.forward)(x))  # type: ignore[no-any-return]
 
     def __getattr__(self, name: str) -> Any:
         """What the wrapper does not have, such as `config` or `reset_parameters`, is the model's."""
@@ -202,12 +185,10 @@ def as_network(model: nn.Module, *, example: Tensor | None = None, what: str = "
     check_network(model, what=what)
     if isinstance(model, Logits):
         return model
-    if any(kind.__module__ == "transformers.modeling_utils" for kind in type(model).__mro__):
-        return Logits(model)
-    if example is None:
-        return model
-    output = _output(model, example, "given")
-    return Logits(model) if not isinstance(output, Tensor) and _logits_of(output) is not None else model
+    wraps_logits = any(kind.__module__ == "transformers.modeling_utils" for kind in type(model).__mro__)
+    if not wraps_logits and example is not None:
+        wraps_logits = _logits_of(_output(model, example, "given")) is not None
+    return Logits(model) if wraps_logits else model
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -228,10 +209,7 @@ def check_network(model: object, *, what: str = "the model") -> None:
     parameters = dict(model.named_parameters())
     for name, tensor in (*parameters.items(), *model.named_buffers()):
         if is_lazy(tensor):
-            raise InputError(
-                f"{name} of {what} has no shape yet: a lazy layer takes it from the first batch; call the network once "
-                "on an example when it is built"
-            )
+            raise InputError(f"{name} of {what} has no shape yet; call the lazy network once on an example")
         if tensor.is_meta:
             raise InputError(f"{name} of {what} is on the device meta and holds no numbers; load its weights first")
     for path, module in model.named_modules():
@@ -252,11 +230,6 @@ def failed(error: Exception, doing: str) -> InputError:
     return InputError(f"the model failed while {doing} ({reason(error)}); mend its code")
 
 
-def half_weights(model: nn.Module) -> torch.dtype | None:
-    """A type of fewer than 32 bits that some weights have, in which small updates are lost; None where none has."""
-    return next((p.dtype for p in model.parameters() if p.is_floating_point() and p.itemsize < 4), None)
-
-
 def check_examples(model: nn.Module, sets: Mapping[str, Examples]) -> int:
     """The number of classes of the model, if every set is non-empty, finite, of one shape, and labelled within the
     classes.
@@ -266,8 +239,11 @@ def check_examples(model: nn.Module, sets: Mapping[str, Examples]) -> int:
     for what, examples in sets.items():
         if len(examples) == 0:
             raise DataError(f"the {what} set is empty; give at least one example")
-        if isinstance(examples, TensorExamples):
-            _check_finite(examples, what)
+        for at, part in enumerate(torch.split(examples.x, 4096) if isinstance(examples, TensorExamples) else ()):
+            finite = part.flatten(1).isfinite().all(1)
+            if not bool(finite.all()):
+                row = at * 4096 + int((~finite).nonzero()[0])
+                raise DataError(f"the {what} set has a value that is not finite at row {row}; remove or repair it")
         x = examples.take(torch.arange(min(2, len(examples)))).x
         # A model that takes one example takes every other of that shape and type.
         if (x.shape[1:], x.dtype) not in seen:
@@ -283,29 +259,19 @@ def check_examples(model: nn.Module, sets: Mapping[str, Examples]) -> int:
     return classes
 
 
-def _check_finite(examples: TensorExamples, what: str) -> None:
-    for first, part in enumerate(torch.split(examples.x, 4096)):
-        finite = part.isfinite().reshape(len(part), -1).all(1)
-        if not bool(finite.all()):
-            row = first * 4096 + int((~finite).nonzero()[0])
-            raise DataError(
-                f"the {what} set has a value that is not finite (NaN or infinite) at row {row}; remove or repair it"
-            )
-
-
 @torch.no_grad()
-def _output(model: nn.Module, x: Tensor, what: str) -> object:
+def _output(model: nn.Module, x: Tensor, what: str) -> Any:
     try:
         with norm_mode(model, "eval"):
             return model(x)
     except Exception as error:
         raise DataError(
-            f"the model cannot take an example of the {what} set, "
-            f"of shape {tuple(x.shape[1:])} and type {x.dtype}: {reason(error)}"
+            f"the model cannot take an example of the {what} set, of shape {tuple(x.shape[1:])} and type {x.dtype}: "
+            f"{reason(error)}"
         ) from error
 
 
-def _logits_of(output: object) -> object:
+def _logits_of(output: Any) -> Any:
     return output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
 
 
@@ -319,7 +285,5 @@ def _classes(model: nn.Module, x: Tensor, what: str) -> int:
         kind = f"{str(output.dtype)[6:]}, {output.layout}, {tuple(output.shape)} on {output.device}"
         raise InputError(f"the model's output is {kind}; it must be dense floating-point logits with values")
     if not bool(output.isfinite().all()):
-        raise InputError(
-            f"the model's output on the {what} set is not finite; its weights are damaged or it diverged in training"
-        )
+        raise InputError(f"the model's output on the {what} set is not finite; its weights are damaged")
     return output.shape[1]

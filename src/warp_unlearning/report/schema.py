@@ -204,26 +204,6 @@ class Unlearning(Results):
     notes: tuple[str, ...] = ()
 
 
-class Compared(Record):
-    """One model of a comparison: accuracy, mean loss on the forgotten rows, and the mean total variation of its outputs
-    there from those of the first retrained model, where there is one.
-    """
-
-    name: str
-    digest: str
-    accuracy: Accuracy
-    forgotten_loss: FiniteFloat
-    distance: Share | None
-
-
-class Comparison(Results):
-    """What `warp compare` measured: the original, the unlearned, and the retrained models, and the verdict."""
-
-    kind: Literal["compare"] = "compare"
-    models: tuple[Compared, ...]
-    verdict: Verdict
-
-
 class Check(Results):
     """What `warp check` found: the model fits these data, read as `reading`. `known` and `test` are accuracies on so
     many rows, `readings` the accuracy on the known rows by other ways to read them, `movable` the share of the weights

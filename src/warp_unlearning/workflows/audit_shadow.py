@@ -132,7 +132,7 @@ def shadow_settings(config: ShadowConfig, data: ImageData, network_file: str | N
         data=config.data.load_options(),
         network=config.model.name,
         network_options=config.model.options,
-        training=config.training.model_dump(exclude={"recipe", "checkpoint_seconds"}),
+        training=config.training.model_dump(exclude={"recipe"}),
         arms=tuple(arms),
         shadows=config.shadows,
         forget_sets=config.forget_sets,

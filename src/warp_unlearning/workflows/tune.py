@@ -130,7 +130,7 @@ def tuning_settings(config: TuneConfig, data: ImageData, network_file: str | Non
         data=config.data.load_options(),
         network=config.model.name,
         network_options=config.model.options,
-        training=config.training.model_dump(exclude={"recipe", "checkpoint_seconds"}),
+        training=config.training.model_dump(exclude={"recipe"}),
         arms=tuned_arms(config, examples=len(data.train), retained=retained),
         trials=config.trials,
         sampler=config.sampler,
