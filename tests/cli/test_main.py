@@ -148,11 +148,7 @@ def test_bad_usage_is_code_two_with_what_was_wrong(warp: Warp, args: list[str], 
         (OSError("the disk is gone"), 2, "error: the disk is gone\n"),
         (RuntimeError("boom"), 70, "defect: RuntimeError: boom (WARP_DEBUG=1 shows where; please report it)\n"),
         (KeyError("k"), 70, "defect: KeyError: 'k' (WARP_DEBUG=1 shows where; please report it)\n"),
-        (
-            MemoryError(),
-            2,
-            "error: memory is full; lower the batch size (-o training.batch_size=32, -o method.options.batch_size=32)\n",
-        ),
+        (MemoryError(), 2, f"error: {MEMORY_IS_FULL}\n"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
