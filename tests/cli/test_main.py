@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import warp_unlearning.cli.train as train_module
+from warp_unlearning.cli.main import MEMORY_IS_FULL
 from warp_unlearning.data.table import Parts
 from warp_unlearning.errors import ConformanceError, DataError, DivergedError, InputError, WeightsError
 from warp_unlearning.version import __version__
