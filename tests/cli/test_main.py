@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import warp_unlearning.cli.train as train_module
+from warp_unlearning.cli.main import MEMORY_IS_FULL
 from warp_unlearning.data.table import Parts
 from warp_unlearning.errors import ConformanceError, DataError, DivergedError, InputError, WeightsError
 from warp_unlearning.version import __version__
@@ -148,7 +149,7 @@ def test_bad_usage_is_code_two_with_what_was_wrong(warp: Warp, args: list[str], 
         (OSError("the disk is gone"), 2, "error: the disk is gone\n"),
         (RuntimeError("boom"), 70, "defect: RuntimeError: boom (WARP_DEBUG=1 shows where; please report it)\n"),
         (KeyError("k"), 70, "defect: KeyError: 'k' (WARP_DEBUG=1 shows where; please report it)\n"),
-        (MemoryError(), 70, "defect: MemoryError:  (WARP_DEBUG=1 shows where; please report it)\n"),
+        (MemoryError(), 2, f"error: {MEMORY_IS_FULL}\n"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )

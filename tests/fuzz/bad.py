@@ -117,6 +117,7 @@ def _pools() -> dict[str, list[str]]:
     texts = re.findall(r"^(\w+):(.*(?:\n .*)*)", VALUES.read_text(), re.MULTILINE)
     found = {name: [" ".join(one.split()) for one in text.split(";") if one.strip()] for name, text in texts}
     found["sets"], found["seeds_or_none"] = found["examples"][1:], found["seeds"][1:]
+    found["asked"] = [*found["rows"], *found["masks"]]
     found["references"] = [*found["networks"][1:], *found["more_references"]]
     return found
 

@@ -45,7 +45,7 @@ as_examples: source=examples
 read_weights: path=paths
 load_weights: weights=states model=no_networks
 load_table: kind=kinds path=paths test=paths holdout=holdouts ids=odd size=sizes classes=classes seed=seeds
-find: asked=rows table=no_tables by=odd
+find: asked=asked table=no_tables by=odd
 read_request: path=paths column=odd
 Parts.start: table=no_tables validation=numbers
 Parts.request: table=no_tables rows=rows

@@ -229,7 +229,7 @@ def config(draw: random.Random) -> Case:
     given.setdefault(draw.choice(["method", "forget", "defense", "accuracy", "dtype"]), {})
     text = (Path("c.yaml").read_text() if "3" in end else yaml.safe_dump(changed(draw, changed(draw, given)))) + end
     Path("c.yaml").write_text(text)
-    return "! " * ("3" in end) + text[-200:], command
+    return ("! " + text, GIVEN["configs"][0]) if "3" in end else (text[-200:], command)
 
 
 def options(draw: random.Random) -> Case:

@@ -75,6 +75,7 @@ app.add_typer(runs_app, name="runs", rich_help_panel=_KEEP)
 
 
 INTERRUPTED = 130
+MEMORY_IS_FULL = "memory is full; lower the batch size (-o training.batch_size=32, -o method.options.batch_size=32)"
 
 
 def _version(wanted: bool) -> None:
@@ -115,8 +116,7 @@ def main() -> None:
             raise
         # Torch's own kind is known by its name: it is not imported for --help.
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-            way = "lower the batch size (-o training.batch_size=32, -o method.options.batch_size=32)"
-            typer.echo(f"error: memory is full; {way}", err=True)
+            typer.echo(f"error: {MEMORY_IS_FULL}", err=True)
             sys.exit(2)
         typer.echo(f"defect: {type(error).__name__}: {error} (WARP_DEBUG=1 shows where; please report it)", err=True)
         sys.exit(70)

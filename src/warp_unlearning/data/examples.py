@@ -209,14 +209,14 @@ def _classes(y: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
 
 def _from_pair(x: Tensor, y: Tensor, what: str) -> TensorExamples:
     x, y = _inputs(x, what), _labels(y, what)
+    if x.dim() == 0 or y.dim() == 0:
+        raise DataError(f"the {what} set has a single number for x or y; give one row and one label an example")
     if x.dim() < 2 and x.numel():
         raise DataError(
             f"x of the {what} set has shape {tuple(x.shape)}; give a row of numbers an example, shape (n, ...)"
         )
-    if y.dim() == 0 or len(x) != len(y):
-        raise DataError(
-            f"the {what} set has {len(x)} inputs and {len(y) if y.dim() else 1} labels; they must be as many"
-        )
+    if len(x) != len(y):
+        raise DataError(f"the {what} set has {len(x)} inputs and {len(y)} labels; they must be as many")
     if len(x) and not x.numel():
         raise DataError(f"x of the {what} set has shape {tuple(x.shape)} and holds no numbers; give some an example")
     _check_finite(x, what)

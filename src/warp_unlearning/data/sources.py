@@ -481,7 +481,7 @@ class ImageFiles:
 @contextmanager
 def _opened(file: Path) -> Iterator[Image.Image]:
     if not file.is_file():
-        raise DataError(f"{file} is no file; give an image there, or leave it out")
+        raise DataError(f"{file} cannot be decoded as an image (it is no file); replace or remove it")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
