@@ -140,7 +140,7 @@ def test_a_defence_that_can_move_little_is_noted(model: nn.Module, known: Pair) 
     none = check_model(bare, known=known, preprocess=Scaled(255.0), defense="cob")
     assert none.movable == 0
     assert "the defence" in none.notes[-1]
-    assert "the defence moves 0% of the parameters" in str(none)
+    assert "the defence can move 0% of the parameters" in str(none)
 
 
 def fitted(known: Pair) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,12 +60,10 @@ def check(
 
 
 def _results(subject: Subject, checked: Checked) -> schema.Check:
-    from ..data.files import to_json
     from ..models.weights import model_digest
     from ..report import schema
 
-    found = to_json(asdict(checked))
-    return schema.Check(**found, digest=model_digest(subject.model))
+    return schema.Check(**checked.as_json(), digest=model_digest(subject.model))
 
 
 def check_subject(subject: Subject, *, as_given: bool = False, defense: str | None = None) -> Checked:
