@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from warp_unlearning.errors import DataError, DivergedError, InputError
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
@@ -104,27 +104,13 @@ def test_the_seed_alone_decides(name: str) -> None:
         assert not same(states[0], states[2])
 
 
-class Pairs(Dataset[tuple[Tensor, int]]):
-    """A map-style data set that is no `TensorDataset`."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        return self.x[i], int(self.y[i])
-
-
 def test_tensors_datasets_and_loaders_give_the_same_result() -> None:
     method = NegGradPlus(epochs=2, batch_size=8, saturate=True)
     forms: dict[str, Any] = {
         "tensors": lambda pair: pair,
         "tensor dataset": lambda pair: TensorDataset(*pair),
-        "dataset": lambda pair: Pairs(*pair),
+        "dataset": lambda pair: Subset(TensorDataset(*pair), range(len(pair[1]))),
         "loader": lambda pair: DataLoader(TensorDataset(*pair), batch_size=4),
-        "loader of a dataset": lambda pair: DataLoader(Pairs(*pair), batch_size=5),
     }
     results = {
         form: unlearn(build(), method=method, **{k: wrap(v) for k, v in sets().items()}) for form, wrap in forms.items()
@@ -143,8 +129,6 @@ def test_tensors_datasets_and_loaders_give_the_same_result() -> None:
     ("options", "message"),
     [
         ({"method": "scrubb"}, r"unknown method 'scrubb'; did you mean 'scrub'\?"),
-        ({"method": 3}, "the method is a int"),
-        ({"defense": 3}, "the defence is a int"),
         ({"defense": "wrap"}, r"unknown defence 'wrap'; did you mean 'warp'\?"),
         ({"forget": "data"}, "the forget set is a str"),
         ({"retain": None}, "the retain set is a NoneType"),
@@ -153,17 +137,13 @@ def test_tensors_datasets_and_loaders_give_the_same_result() -> None:
         ({"test": points(9, 1)[:1]}, "the test set is a tuple"),
         ({"forget": (torch.empty(3, 5, device="meta"), torch.zeros(3, dtype=torch.int64))}, "forget set is on the dev"),
         ({"model": nn.Linear(5, 3, device="meta")}, "weight of the model is on the device meta"),
-        ({"model": len}, "the model is a builtin_function_or_method"),
         ({"model": nn.ReLU()}, "no parameters"),
         ({"model": build().requires_grad_(False)}, "no trainable parameter"),
         (
             {"model": build().bfloat16()},
             r"0.weight is bfloat16, .* give model\.float\(\) \(on the .* --dtype float32\)",
         ),
-        ({"model": build().half()}, "0.weight is float16"),
-        ({"seed": "a"}, "seed is 'a'; give a whole number"),
         ({"seed": 1.5}, "seed is 1.5; give a whole number"),
-        ({"seed": float("nan")}, "seed is nan; give a whole number"),
         ({"seed": None}, "seed is None; give a whole number"),
         ({"seed": False}, "seed is False; give a whole number"),
         ({"defense_seed": True, "defense": "cob"}, "defense_seed is True; give a whole number"),
@@ -177,11 +157,6 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) 
     given: dict[str, Any] = {"model": build(), "method": "ngp", **sets(), **options}
     with pytest.raises((InputError, DataError), match=message):
         unlearn(given.pop("model"), **given)
-
-
-def test_a_method_has_to_be_chosen() -> None:
-    with pytest.raises(TypeError, match="method"):
-        unlearn(build(), **sets())
 
 
 def test_a_method_may_be_a_class_in_a_file(tmp_path: Path) -> None:
@@ -224,40 +199,29 @@ def test_the_result_shows_itself_and_is_saved_whole(tmp_path: Path, capsys: pyte
     assert [f.name for f in tmp_path.iterdir()] == ["new.safetensors"]
 
 
-def test_the_verdict_needs_test_rows(tmp_path: Path) -> None:
+def test_the_verdict_needs_test_rows() -> None:
     options = {"epochs": 2, "lr": 0.1}
     without, given = (
         unlearn(build(), method="ngp", options=options, test=test, **sets()) for test in (None, points(90, 5))
     )
     assert same(state_of(without.model), state_of(given.model))
-    assert without.verdict.exit == 3
-    assert without.verdict.reasons == ("no test rows", "no unseen rows")
+    assert (without.verdict.exit, without.verdict.reasons) == (3, ("no test rows", "no unseen rows"))
     assert given.verdict.unseen == 90
-    kept = given.record.deletions[0].verdict
-    assert kept is not None
-    assert json.loads(json.dumps(given.verdict.as_json())) == kept
+    assert json.loads(json.dumps(given.verdict.as_json())) == given.record.deletions[0].verdict
 
 
-def test_the_history_and_every_update_are_told() -> None:
-    seen: list[Update] = []
-    result = unlearn(build(), method=NegGradPlus(epochs=3, batch_size=8), on_update=seen.append, **sets())
+def test_history_and_record_tell_what_was_done() -> None:
+    model, method, seen = build(), NegGradPlus(epochs=3, batch_size=8, alpha=0.7), list[Update]()
+    result = unlearn(model, method=method, seed=9, on_update=seen.append, **sets())
     assert [u.step for u in seen] == list(range(1, 13))
     assert result.history == [
         {"update": u.step, "epoch": u.epoch, **{n: float(v) for n, v in u.losses.items()}} for u in seen
     ]
-    assert result.teleports == []
-    assert result.seconds > 0
-
-
-def test_the_record_tells_what_was_done() -> None:
-    model, method = build(), NegGradPlus(epochs=2, alpha=0.7)
-    result = unlearn(model, method=method, seed=9, **sets())
+    assert (result.teleports, result.seconds > 0) == ([], True)
     (deletion,) = result.record.deletions
-    assert deletion.original == model_digest(model)
-    assert deletion.unlearned == model_digest(result.model)
+    assert (deletion.original, deletion.unlearned) == (model_digest(model), model_digest(result.model))
     assert deletion.original != deletion.unlearned
-    assert deletion.method["name"] == "ngp"
-    assert deletion.method["options"]["alpha"] == 0.7
+    assert (deletion.method["name"], deletion.method["options"]["alpha"]) == ("ngp", 0.7)
     assert (deletion.requested, deletion.retained, deletion.seed) == (11, 27, 9)
     assert (deletion.defense, deletion.experiment_only) == (None, False)
     assert deletion.request == {"how": "examples", "rows": 11, "copies": 0, "drawn": False}

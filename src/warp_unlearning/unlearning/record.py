@@ -26,7 +26,7 @@ from ..version import __version__
 SCHEMA_VERSION = 2
 # What may be said of a request: the way of asking, numbers, and digests in hexadecimal. Nothing that names a person.
 WAYS = ("examples", "numbers", "mask", "names", "ids", "class", "fraction")
-_REQUEST = {"how": str, "rows": int, "copies": int, "drawn": bool, "digests": (list, tuple)}
+_REQUEST: dict[str, Any] = {"how": str, "rows": int, "copies": int, "drawn": bool, "digests": (list, tuple)}
 
 
 @dataclass(frozen=True)
