@@ -137,7 +137,8 @@ def unlearn(
         driven: Driven = end.value
     seconds = perf_counter() - began
     restore_modes(modes)
-    word = chosen.spec if isinstance(chosen, RetrainBy) else drawn if isinstance(drawn, str) else None
+    by = chosen.spec if isinstance(chosen, RetrainBy) else None
+    word = by or (drawn if isinstance(drawn, str) else None)
     if word is None and untrained is not None and isinstance(chosen, Retrain):
         word = "the untrained network that was given"
     try:
@@ -175,7 +176,7 @@ def unlearn(
         threads=torch.get_num_threads(),
         device=str(place),
         verdict=to_json(verdict.as_json()),
-        recipe="ours" if isinstance(chosen, Retrain) else chosen.spec if isinstance(chosen, RetrainBy) else None,
+        recipe="ours" if isinstance(chosen, Retrain) else by,
     )
     if deletion.original == deletion.unlearned:
         warnings.warn(
