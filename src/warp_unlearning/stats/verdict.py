@@ -203,8 +203,7 @@ def accuracy_rows_needed(tests: int, drop: Estimate, *, max_drop: float = MAX_DR
 
 
 def _moved(distance: float, changed: float) -> Claim:
-    percent = f"{100 * changed:.1f} %" if changed >= 0.001 else f"{100 * changed:.2g} %"
-    answers = f"{percent} of the answers changed" if changed else "no answer changed"
+    answers = f"{100 * changed:.3g} % of the answers changed" if changed else "no answer changed"
     found = f"outputs differ by {share(distance, 4)} on average and {answers}"
     if max(distance, changed) <= STILL:
         return Claim("moved", "does not hold", "nothing moved", f"{found}; what was known of these rows still is")
@@ -353,8 +352,7 @@ def p_value(p: float) -> str:
     """A p-value with one digit that counts: .03, 3e-4."""
     if p >= 0.001:
         return share(p, 2 if p >= 0.01 else 3)
-    digits, power = f"{p:.0e}".split("e")
-    return f"{digits}e{int(power)}"
+    return f"{p:.0e}".replace("e-0", "e-")
 
 
 def _ends(e: Estimate) -> str:
