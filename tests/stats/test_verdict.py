@@ -56,6 +56,7 @@ SAME = evidence(-0.02, 0.04)
 ABOVE = evidence(0.07, 0.13, adjusted=0.001)
 HIDDEN = evidence(0, 0.18, adjusted=0.001, needs="both weights", attack="weights")
 UNSEEN_HIDDEN = evidence(0, 0.03, needs="both weights", attack="weights")
+TWO = {"null": "retrained", "references": 2}
 FAKE = "retrained.pt gives the original's outputs"
 
 
@@ -88,16 +89,11 @@ FAKE = "retrained.pt gives the original's outputs"
         ([], {"null": "ours", "moved": (0.0, 0.0)}, 0, "forgotten by construction"),
         ([SAME], {"moved": (0.0001, 0.0)}, 1, "nothing moved"),
         ([evidence(0.22, 0.28, adjusted=2e-4)], {"moved": (0.0001, 0.002)}, 3, "differs from unseen rows"),
-        ([SAME], {"null": "retrained", "references": 2}, 0, "not recognised"),
+        ([SAME], TWO, 0, "not recognised"),
         ([SAME], {"null": "retrained", "references": 1}, 3, "one reference"),
         ([SAME], {"null": "retrained", "references": 2, "fake": FAKE}, 3, "no reference"),
-        ([evidence(0.17, 0.23, seen=(-0.01, 0.02))], {"null": "retrained", "references": 2}, 3, "blind"),
-        (
-            [evidence(0.17, 0.23, seen=(-0.01, 0.09), adjusted=0.001, error=0.05)],
-            {"null": "retrained", "references": 2},
-            3,
-            "too few rows",
-        ),
+        ([evidence(0.17, 0.23, seen=(-0.01, 0.02))], TWO, 3, "blind"),
+        ([evidence(0.17, 0.23, seen=(-0.01, 0.09), adjusted=0.001, error=0.05)], TWO, 3, "too few rows"),
         ([ABOVE], {"null": "retrained", "references": 1}, 1, "recognised"),
         ([ABOVE], {"null": "retrained", "references": 1, "moved": (0.0, 0.0), "fake": FAKE}, 1, "nothing moved"),
         ([SAME, HIDDEN], {"null": "drawn", "references": 2}, 1, "recognised"),
@@ -117,21 +113,10 @@ def test_golden_cases(attacks: list[Evidence], facts: dict[str, Any], code: int,
     json.dumps(found.as_json(), allow_nan=False)
 
 
-@pytest.mark.parametrize(
-    ("rows", "unseen", "error", "needed"),
-    [
-        (1, 200, np.inf, 435),
-        (20, 200, None, 476),
-        (150, 3000, None, 454),
-        (700, 1400, None, 648),
-        (700, 1400, 0.035, 4446),
-    ],
-)
-def test_rows_needed(rows: int, unseen: int, error: float | None, needed: int) -> None:
-    assert rows_needed(rows, unseen, error=error) == needed
-
-
-def test_rows_needed_goes_with_the_square_of_the_margin() -> None:
+def test_rows_needed() -> None:
+    without = ((1, 200, 435), (20, 200, 476), (150, 3000, 454), (700, 1400, 648))
+    assert all(rows_needed(rows, unseen) == needed for rows, unseen, needed in without)
+    assert (rows_needed(1, 200, error=np.inf), rows_needed(700, 1400, error=0.035)) == (435, 4446)
     assert [rows_needed(700, 1400, margin=margin) for margin in (0.02, 0.1)] == pytest.approx([4050, 162], abs=10)
     assert accuracy_rows_needed(500, Estimate(0.005, -0.011, 0.021)) == 655
 

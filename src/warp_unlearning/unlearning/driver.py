@@ -113,7 +113,8 @@ def unlearn(
     chosen, guarding, seed = as_method(method, options), as_defense(defense), _whole("seed", seed)
     defense_seed = None if defense_seed is None else _whole("defense_seed", defense_seed)
     place = device_of(model) if device is None else choose_device(str(device))
-    working = network_for(working_copy(model, place), as_examples(forget, what="forget"))
+    forget = as_examples(forget, what="forget")
+    working = network_for(working_copy(model, place), forget)
     task = make_task(working, forget=forget, retain=retain, validation=validation, untrained=untrained, seed=seed)
     unseen = None if test is None else as_examples(test, what="test").to(place)
     if unseen is not None:
