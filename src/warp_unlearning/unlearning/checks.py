@@ -89,7 +89,6 @@ def check_disjoint(forget: Examples, retain: Examples) -> None:
 
 
 def _part_of(dataset: object) -> tuple[object, Sequence[int]]:
-    """The data set that all `Subset`s around it are parts of, and the indices of the part."""
     if not isinstance(dataset, Subset):
         return dataset, range(len(cast("list[object]", dataset)))
     whole, index = _part_of(dataset.dataset)
@@ -199,7 +198,6 @@ def check_model(
 
 
 def _drawn(examples: Examples, what: str) -> TensorExamples:
-    """At most 2,000 of the rows, each class in proportion, from a fixed stream."""
     if len(examples) == 0:
         raise DataError(f"the {what} set is empty; give at least one example")
     generator = Streams(0, "check").generator(what)
@@ -245,9 +243,7 @@ def _mcnemar(now: Right, before: Right) -> float:
 def _other_readings(
     network: nn.Module, known: TensorExamples, right: Right, readings: Mapping[str, Read], name: str
 ) -> tuple[dict[str, float], list[tuple[float, str]]]:
-    """The accuracy for each other reading; for those that are better beyond chance, by exact McNemar, the accuracy and
-    the sentence of a refusal.
-    """
+    """The accuracy for each reading; of those better by exact McNemar, the accuracy and a refusal's sentence."""
     found: dict[str, float] = {}
     better: list[tuple[float, str]] = []
     for other, read in readings.items():
@@ -269,7 +265,6 @@ def _other_readings(
 
 
 def _setting(read: Read, name: str) -> str:
-    """How to ask for a reading: the options of a scale, mean and deviation, else its name."""
     options = []
     for key, neutral in (("scale", 1.0), ("mean", 0.0), ("std", 1.0)):
         values = np.atleast_1d(getattr(read, key, neutral)).tolist()
@@ -279,9 +274,7 @@ def _setting(read: Read, name: str) -> str:
 
 
 def _other_order(answers: Tensor, y: Tensor) -> list[tuple[float, str]]:
-    """Where the outputs fit the labels better in another order, the accuracy in that and the sentence of a refusal:
-    matched on one half of the rows, tested on the other.
-    """
+    """The same of a better order of the classes, matched on one half of the rows and tested on the other."""
     from scipy.optimize import linear_sum_assignment
 
     truth, said, classes = y.cpu().numpy(), answers.argmax(1).numpy(), answers.shape[1]
@@ -304,7 +297,6 @@ def _other_order(answers: Tensor, y: Tensor) -> list[tuple[float, str]]:
 
 
 def _movable(network: nn.Module, x: Tensor, defense: str | Defense) -> tuple[float, list[str]]:
-    """The share of trainable parameters in tensors that the defence can move, and a note where that is little."""
     symmetry = getattr(as_defense(defense), "symmetry", None)
     if symmetry is None:
         raise InputError(f"the defence is a {type(defense).__name__} without a symmetry; nothing tells what it moves")

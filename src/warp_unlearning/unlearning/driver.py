@@ -199,7 +199,6 @@ def _whole(name: str, value: object) -> int:
 
 
 def _progress(name: str, on_update: Callable[[Update], None] | None) -> Callable[[Update], None]:
-    """Shows the share of updates on stderr, a line each tenth."""
     began, shown = perf_counter(), -1
 
     def show(update: Update) -> None:
@@ -207,8 +206,8 @@ def _progress(name: str, on_update: Callable[[Update], None] | None) -> Callable
         tenth = 10 * update.step // update.of
         if tenth > shown:
             shown = tenth
-            seconds = perf_counter() - began
-            print(f"{name}: update {update.step} of {update.of}, {seconds:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
+            done = f"{name}: update {update.step} of {update.of}, {perf_counter() - began:.1f} s"
+            print(done, file=sys.stderr, flush=True)  # noqa: T201
         if on_update is not None:
             on_update(update)
 

@@ -225,17 +225,14 @@ def _logits(model: nn.Module, name: str, examples: Examples) -> Tensor:
 
 
 def _scores(outputs: Parts, labels: Parts) -> ModelScores:
-    right = {what: int((output.argmax(1) == labels[what]).sum()) for what, output in outputs.items()}
-    accuracy = {what: proportion(right[what], len(output)) for what, output in outputs.items()}
+    accuracy = {w: proportion(int((o.argmax(1) == labels[w]).sum()), len(o)) for w, o in outputs.items()}
     losses = _losses(outputs["forget"], labels["forget"])
     quantiles = {f"{q:g}": float(v) for q, v in zip(QUANTILES, np.quantile(losses, QUANTILES), strict=True)}
     return ModelScores(accuracy, mean(losses), quantiles)
 
 
 def _distances(output: Tensor, reference: Tensor, y: Tensor) -> tuple[Estimate, float]:
-    """Mean total variation distance of outputs, and Kolmogorov-Smirnov distance of losses."""
-    # Takes a second to import.
-    from scipy.stats import ks_2samp
+    from scipy.stats import ks_2samp  # takes a second to import
 
     outputs = mean(output_distance(output, reference).numpy())
     return outputs, float(ks_2samp(_losses(output, y), _losses(reference, y)).statistic)
