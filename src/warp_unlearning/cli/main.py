@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ..errors import InputError, WarpError
+from ..errors import InputError, WarpError, one_line
 from ..version import __version__
 from .audit import audit
 from .bench import bench
@@ -104,7 +104,7 @@ def main() -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
-        typer.echo(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": "), err=True)
+        typer.echo(one_line(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": ")), err=True)
         sys.exit(2)
     except SystemExit as end:
         # Typer ends so at an interrupt, without a word.
