@@ -117,7 +117,10 @@ def compare(
     if len(set(classes.values())) > 1:
         found = ", ".join(f"{name} {count}" for name, count in classes.items())
         raise InputError(f"the models have different numbers of classes ({found}); give models of one task")
-    outputs = {name: {what: _logits(m, name, part, what) for what, part in sets.items()} for name, m in models.items()}
+    outputs = {
+        name: {what: _logits(m, name, part, what, classes[name]) for what, part in sets.items()}
+        for name, m in models.items()
+    }
     labels = {what: examples.y.cpu() for what, examples in sets.items()}
     scores = {name: _scores(outputs[name], labels) for name in models}
     gaps = {
@@ -222,11 +225,11 @@ def _named(original: nn.Module, unlearned: nn.Module, retrained: Retrained, forg
     return {name: network_for(model, forget, what=f"the {name} model") for name, model in given.items()}
 
 
-def _logits(model: nn.Module, name: str, examples: Examples, what: str) -> Tensor:
+def _logits(model: nn.Module, name: str, examples: Examples, what: str, classes: int | None = None) -> Tensor:
     part = examples.to(device_of(model))
     # A data set that augments gives every model the same inputs.
     with generators_kept(part.y.device, start=0):
-        found = checked_logits(model, part, what)
+        found = checked_logits(model, part, what, classes=classes)
     broken = (~found.isfinite().all(1)).nonzero()
     if len(broken):
         row = int(broken[0])
