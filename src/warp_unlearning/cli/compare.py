@@ -104,4 +104,4 @@ def _show(found: ModelComparison) -> None:
         rows.append([name, *cells, f"{scores.forget_loss_mean.value:.3f}", *far])
     print_table("Accuracy, with 95 % intervals", [*columns, *(["distance"] if found.gaps else [])], rows)
     if found.gaps:
-        typer.echo("distance: from the first retrained model, the mean total variation of outputs on forgotten rows, 0 to 1")
+        typer.echo("distance: mean total variation from the first retrained model on forgotten rows, 0 to 1")
