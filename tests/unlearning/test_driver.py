@@ -200,7 +200,7 @@ def test_a_method_may_be_a_class_in_a_file(tmp_path: Path) -> None:
     assert same(state_of(found.model), state_of(named.model))
     assert same(state_of(found.model), state_of(made.model))
     assert found.record.deletions[0].method["options"]["alpha"] == 0.7
-    for spec, message in ((f"{file}:Nobody", "has no 'Nobody'"), (f"{file}:other", "gives a int without")):
+    for spec, message in ((f"{file}:Nobody", "has no method 'Nobody'"), (f"{file}:other", "gives a int without")):
         with pytest.raises(InputError, match=message):
             unlearn(build(), method=spec, **sets())
     with pytest.raises(InputError, match=r"cannot be made with \{'alfa': 1\}"):

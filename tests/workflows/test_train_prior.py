@@ -13,6 +13,7 @@ from warp_unlearning.cli.options import Options
 from warp_unlearning.cli.subject import load_run
 from warp_unlearning.cli.unlearn import unlearn_run
 from warp_unlearning.data.preprocess import load_data, pixels_of
+from warp_unlearning.data.table import VALIDATION
 from warp_unlearning.errors import DataError, DivergedError, InputError
 from warp_unlearning.models.generator import load_prior, saw
 from warp_unlearning.models.weights import model_digest, read_weights
@@ -135,7 +136,7 @@ def test_a_run_for_an_unlearning_leaves_out_all_that_it_forgot(
     data = ("data.name=npz", f'data.path="{squares}"', "training.epochs=1", "validation=0.2")
     before = train(tmp_path / "trained", *data)
     once, twice = tmp_path / "once", tmp_path / "twice"
-    held = load_run(before).validation
+    held = load_run(before).parts.rows(VALIDATION)
     wanted = [i for i in (3, 30, 50, 51) if i not in held]
     np.save(tmp_path / "first.npy", np.array(wanted[:1]))
     np.save(tmp_path / "second.npy", np.array(wanted[1:]))
@@ -206,7 +207,7 @@ def test_settings_that_cannot_be(small: tuple[str, ...], tmp_path: Path, overrid
 
 def test_positions_that_are_not_there(small: tuple[str, ...], tmp_path: Path) -> None:
     np.save(tmp_path / "far.npy", np.array([60]))
-    with pytest.raises(DataError, match="1 of 1 row numbers are outside, first 60; training rows are numbered 0 to 59"):
+    with pytest.raises(DataError, match="1 of 1 are no row numbers, first 60; training rows are numbered 0 to 59"):
         attempt(tmp_path / "run", *small, f"exclude=[{tmp_path / 'far.npy'}]")
     with pytest.raises(DataError, match=r"there is no file .*none\.npy; give row numbers"):
         attempt(tmp_path / "run", *small, f"exclude=[{tmp_path / 'none.npy'}]")
