@@ -21,7 +21,7 @@ from warp_unlearning.data.sampling import (
     random_crop_flip,
     shuffled,
 )
-from warp_unlearning.errors import DataError, InputError
+from warp_unlearning.errors import InputError
 from warp_unlearning.randomness import Streams
 
 
@@ -70,11 +70,6 @@ def test_fixed_test_part_is_a_partition_with_the_classes_in_proportion() -> None
     assert sorted([*train.tolist(), *test.tolist()]) == list(range(200))
     assert np.bincount(y[test]).tolist() == [10, 30]
     assert test.tolist() == fixed_test_part(y, fraction=0.2, name="mine")[1].tolist()
-
-
-def test_too_few_examples_for_a_test_part() -> None:
-    with pytest.raises(DataError, match="has 2 examples, too few"):
-        fixed_test_part(np.array([0, 1]), fraction=0.2, name="mine")
 
 
 COUNTS = st.integers(1, 400)
@@ -187,13 +182,10 @@ def test_draws_are_the_same_on_a_gpu() -> None:
     assert torch.equal(cpu, gpu.cpu())
 
 
-@pytest.mark.parametrize(
-    ("shape", "padding", "message"),
-    [((4, 2, 3, 3), 1, "one a channel"), ((4, 3), 1, "one a channel"), ((4, 3, 3, 3), -1, "negative")],
-)
-def test_what_cannot_be_cropped_is_refused(shape: tuple[int, ...], padding: int, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        random_crop_flip(torch.zeros(shape), padding=padding, flip=True, fill=FILL, generator=torch.Generator())
+@pytest.mark.parametrize("shape", [(4, 2, 3, 3), (4, 3)])
+def test_what_cannot_be_cropped_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="one a channel"):
+        random_crop_flip(torch.zeros(shape), padding=1, flip=True, fill=FILL, generator=torch.Generator())
 
 
 class Squares(Dataset[tuple[Tensor, int]]):

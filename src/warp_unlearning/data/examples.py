@@ -144,121 +144,102 @@ def as_examples(source: object, *, what: str) -> Examples:
         return _from_loader(source, what)
     if isinstance(source, Mapping) or (isinstance(source, tuple | list) and len(source) == 2):
         return _from_pair(*_pair(source, what), what)
-    other = isinstance(source, IterableDataset | Tensor | str | bytes | tuple | list) or hasattr(source, "to_numpy")
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not other and not hasattr(source, "dtype"):
-        return _from_dataset(source, what)
-    raise InputError(
-        f"the {what} set is a {type(source).__name__}; give a pair of tensors or arrays (x, y), a map-style Dataset of "
-        "(x, y), or a DataLoader"
-    )
+    one = isinstance(source, IterableDataset | Tensor | str | bytes | tuple | list | np.ndarray)
+    if one or hasattr(source, "to_numpy") or not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
+        raise InputError(
+            f"the {what} set is a {type(source).__name__}; give a pair of tensors or arrays (x, y), a map-style "
+            "Dataset of (x, y), or a DataLoader"
+        )
+    return _from_dataset(source, what)
 
 
 def _pair(item: Any, what: str) -> tuple[Tensor, Tensor]:
     """Inputs and labels of a pair or mapping, as tensors."""
     if isinstance(item, Mapping):
-        found = [next((item[key] for key in keys if key in item), None) for keys in _KEYS]
-        if found[0] is None or found[1] is None:
-            raise DataError(
-                f"an item of the {what} set has {', '.join(map(str, item))}; pixel_values and labels are needed"
-            )
-    elif isinstance(item, tuple | list) and len(item) == 2:
-        found = list(item)
+        found = [item[key] for keys in _KEYS for key in keys if key in item]
+        way = f"has {', '.join(map(str, item))}; pixel_values and labels are needed"
     else:
-        raise DataError(f"an item of the {what} set is a {type(item).__name__}; each must be a pair (x, y)")
-    return _inputs(found[0], what), _labels(found[1], what)
+        found = list(item) if isinstance(item, tuple | list) else []
+        way = f"is a {type(item).__name__}; each must be a pair (x, y)"
+    if len(found) != 2:
+        raise DataError(f"an item of the {what} set {way}")
+    x, y = (_tensor(value) for value in found)
+    if not isinstance(x, Tensor) or x.is_complex() or x.dtype == torch.bool:
+        raise DataError(f"x of the {what} set has type {x.dtype}; give numbers, such as x.astype('float32')")
+    return x, y if isinstance(y, Tensor) else torch.from_numpy(check_labels(np.atleast_1d(y), f"the {what} set"))
 
 
-def _inputs(x: Any, what: str) -> Tensor:
-    if not isinstance(x, Tensor):
-        array = np.asarray(x.to_numpy() if hasattr(x, "to_numpy") else x)
-        if array.dtype.kind not in "iuf":
-            raise DataError(f"x of the {what} set has type {array.dtype}; give numbers, such as x.astype('float32')")
-        x = torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("=")))
-    if x.is_complex() or x.dtype == torch.bool:
-        raise DataError(f"x of the {what} set has type {x.dtype}; give numbers, such as x.float()")
-    return cast(Tensor, x)
-
-
-def _labels(y: Any, what: str) -> Tensor:
-    if isinstance(y, Tensor):
-        return y
-    array = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
-    return torch.from_numpy(array.copy()) if array.dtype.kind in "iufb" else torch.as_tensor(_classes(array, what))
-
-
-def _classes(y: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
-    return check_labels(y.reshape(-1) if y.ndim == 0 else y, f"the {what} set")
+def _tensor(values: Any) -> Any:
+    """A tensor where there are numbers, else an array."""
+    if isinstance(values, Tensor):
+        return values
+    array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    if array.dtype.kind not in "iufb":
+        return array
+    return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("=")))
 
 
 def _from_pair(x: Tensor, y: Tensor, what: str) -> TensorExamples:
-    if x.is_meta or y.is_meta:
-        raise DataError(f"the {what} set is on the device meta and holds no numbers; give its values")
-    if x.dim() == 0 or y.dim() == 0:
-        raise DataError(f"the {what} set has a single number for x or y; give one row an example, and one label a row")
-    if len(x) != len(y):
-        raise DataError(f"the {what} set has {len(x)} inputs and {len(y)} labels; they must be as many")
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
+        shapes = f"x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}"
+        raise DataError(f"the {what} set has {shapes}; give one row an example, and one label a row")
     _check_finite(x, what)
+    return TensorExamples(x, _labels(y, what))
+
+
+def _labels(y: Tensor, what: str) -> Tensor:
     if len(y):
-        _classes(y.cpu().numpy(), what)
-    return TensorExamples(x, y.long())
+        check_labels(y.cpu().numpy(), f"the {what} set")
+    return y.long()
 
 
 def _check_finite(x: Tensor, what: str, start: int = 0) -> None:
-    if not x.is_floating_point() or x.numel() == 0:
-        return
     for number, rows in enumerate(torch.split(x, 1024)):
-        bad = (~rows.isfinite()).reshape(len(rows), -1).any(1).nonzero()
-        if len(bad):
-            row = start + 1024 * number + int(bad[0])
+        bad = (~rows.isfinite()).unsqueeze(1).flatten(1).any(1)
+        if bad.any():
+            row = start + 1024 * number + int(bad.nonzero()[0])
             raise DataError(f"the {what} set has a value that is not finite at item {row}; remove or repair it")
 
 
 def _from_loader(loader: DataLoader[Any], what: str) -> TensorExamples:
-    way = "give its Dataset, or a pair of tensors"
-    if loader.drop_last:
+    if loader.drop_last or type(loader).__iter__ is not DataLoader.__iter__:
         raise InputError(
-            f"the {what} DataLoader has drop_last=True, so some examples would be left out without notice; "
-            "give it with drop_last=False"
+            f"the {what} DataLoader has drop_last=True or an order of its own, so some examples could be left out; "
+            "give it with drop_last=False, or give its Dataset"
         )
     batches: Any = loader
     count = None
     if not isinstance(loader.dataset, IterableDataset):
-        if type(loader).__iter__ is not DataLoader.__iter__:
-            raise InputError(f"the {what} DataLoader is a {type(loader).__name__} with an order of its own; {way}")
+        given: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        drawn = list(given) if loader.batch_sampler is None else [i for batch in given for i in batch]
         count = len(cast(Sized, loader.dataset))
-        whole = loader.batch_sampler is None
-        drawn = list(loader.sampler) if whole else [i for batch in cast(Any, loader.batch_sampler) for i in batch]
-        if sorted(int(i) for i in drawn) != list(range(count)):
+        if sorted(map(int, drawn)) != list(range(count)):
             raise InputError(
                 f"the {what} DataLoader reads {len(drawn)} rows, {len(set(map(int, drawn)))} different ones, of the "
-                f"{count} of its data set, as its sampler leaves some out or repeats them; {way}"
+                f"{count} of its data set; give its Dataset"
             )
+        size = None if loader.batch_sampler is None else loader.batch_size or 256
         batches = DataLoader(
-            loader.dataset,
-            batch_size=None if whole else loader.batch_size or 256,
-            collate_fn=loader.collate_fn,
-            num_workers=loader.num_workers,
+            loader.dataset, batch_size=size, collate_fn=loader.collate_fn, num_workers=loader.num_workers
         )
-        count = None if whole else count
+        count = count if size else None
     pairs = [_pair(item, what) for item in batches]
     if not pairs:
         return TensorExamples(torch.empty(0), torch.empty(0, dtype=torch.int64))
     found = _from_pair(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), what)
     if count is not None and len(found) != count:
-        raise InputError(f"the {what} DataLoader gives {len(found)} of the {count} rows of its data set; {way}")
+        raise InputError(f"the {what} DataLoader gives {len(found)} of the {count} rows of its data set; give that")
     return found
 
 
 def _from_dataset(dataset: Any, what: str) -> DatasetExamples:
-    labels, sums = [], []
+    labels, sums = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
     for i in range(len(dataset)):
         x, label = _pair(dataset[i], what)
         _check_finite(x.unsqueeze(0), what, i)
-        labels.append(label)
+        labels.append(label.unsqueeze(0))
         sums.append(checksums(x.unsqueeze(0)))
-    none = torch.empty(0, dtype=torch.int64)
-    y = torch.from_numpy(_classes(torch.stack(labels).numpy(), what)) if labels else none
-    return DatasetExamples(dataset, y, torch.device("cpu"), torch.cat(sums) if sums else none)
+    return DatasetExamples(dataset, _labels(torch.cat(labels), what), torch.device("cpu"), torch.cat(sums))
 
 
 def checksums(x: Tensor) -> Tensor:
@@ -296,7 +277,7 @@ def in_order(count: int, batch_size: int) -> Iterator[Tensor]:
 
 def as_tensors(examples: Examples, *, batch_size: int = 256) -> TensorExamples:
     """The examples as two tensors, each fetched once, so that augmentation gives every reader the same inputs."""
-    if isinstance(examples, TensorExamples) or len(examples) == 0:
-        return examples if isinstance(examples, TensorExamples) else TensorExamples(torch.empty(0), examples.y)
-    batches = [examples.take(index) for index in in_order(len(examples), batch_size)]
-    return TensorExamples(torch.cat([batch.x for batch in batches]), torch.cat([batch.y for batch in batches]))
+    if isinstance(examples, TensorExamples):
+        return examples
+    batches = [examples.take(index) for index in in_order(len(examples), batch_size) if len(index)]
+    return TensorExamples(torch.cat([batch.x for batch in batches] or [torch.empty(0)]), examples.y)
