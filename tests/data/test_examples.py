@@ -18,7 +18,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from warp_unlearning.data.examples import DatasetExamples, TensorExamples, as_examples, as_tensors, in_order
+from warp_unlearning.data.examples import TensorExamples, as_examples, as_tensors
 from warp_unlearning.errors import DataError, InputError
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -108,15 +108,6 @@ def test_whatever_users_have_gives_the_same_batches(source: object) -> None:
     assert torch.equal(examples.take(index).y, Y[index])
 
 
-def test_a_dataset_is_asked_again_for_every_batch() -> None:
-    rows = Rows()
-    examples = as_examples(rows, what="retain")
-    assert isinstance(examples, DatasetExamples)
-    before = rows.visits
-    examples.take(torch.tensor([1, 2]))
-    assert rows.visits == before + 2
-
-
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
@@ -159,13 +150,6 @@ def test_what_cannot_be_used_is_an_error(source: object, error: type[Exception],
         as_examples(source, what="retain")
 
 
-def test_a_frame_of_pandas_is_read() -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0], "y": [0, 1]})
-    examples = as_examples((frame[["a", "b"]], frame["y"]), what="forget")
-    assert (examples.take(torch.tensor([1])).x.tolist(), examples.y.tolist()) == ([[2.0, 4.0]], [0, 1])
-
-
 def test_a_value_that_is_not_finite_in_a_dataset_is_named() -> None:
     class Damaged(Rows):
         def __getitem__(self, i: int) -> tuple[Tensor, int]:
@@ -174,10 +158,6 @@ def test_a_value_that_is_not_finite_in_a_dataset_is_named() -> None:
 
     with pytest.raises(DataError, match="not finite at item 3"):
         as_examples(Damaged(), what="forget")
-
-
-def test_in_order_visits_every_example_once() -> None:
-    assert torch.cat(list(in_order(7, 3))).tolist() == list(range(7))
 
 
 def test_a_data_set_becomes_tensors_by_one_visit_to_each_item() -> None:
@@ -189,3 +169,5 @@ def test_a_data_set_becomes_tensors_by_one_visit_to_each_item() -> None:
     assert torch.equal(found.x, X)
     assert torch.equal(found.y, Y)
     assert as_tensors(found) is found
+    examples.take(torch.tensor([1, 2]))
+    assert rows.visits == before + len(Y) + 2

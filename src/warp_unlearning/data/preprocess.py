@@ -94,12 +94,6 @@ class Preprocess:
         mean, std = (f"({text})" if "," in text else text for text in (mean, std))
         return f"({scaled} - {mean})/{std}"
 
-    def images(self, x: Tensor) -> Tensor:
-        """Inputs before mean and std were applied: v / scale."""
-        if self.function is not None:
-            raise InputError(f"{self.spec} cannot be undone; give scale, mean and std to see images")
-        return x * _by_channel(self.std, x) + _by_channel(self.mean, x) if self.mean else x
-
     def describe(self) -> dict[str, Any]:
         """As plain data, from which `from_plain` makes it again."""
         if self.function is not None:
@@ -188,9 +182,10 @@ class TableExamples:
     dtype: torch.dtype = torch.float32
 
     def take(self, index: Tensor) -> Batch:
-        """The examples at `index`."""
-        x = _read(self.table, self.index[index.cpu().numpy()], self.preprocess, self.y.device)
-        return Batch(x.to(self.dtype), self.y[index.to(self.y.device)])
+        """The examples at `index`. Bytes are sent to the device, not floats, and preprocessed there."""
+        raw = self.table.x[self.index[index.cpu().numpy()]]
+        sent = torch.from_numpy(raw if raw.dtype == np.uint8 else raw.astype(np.float32)).to(self.y.device)
+        return Batch(self.preprocess.inputs(sent).to(self.dtype), self.y[index.to(self.y.device)])
 
     def to(self, device: torch.device | str) -> TableExamples:
         """The same examples, delivered on `device`."""
@@ -210,25 +205,13 @@ def table_examples(
     keep: int = 2**30,
 ) -> Examples:
     """Rows of a table as examples: tensors if the inputs take at most `keep` bytes, else read batch by batch."""
-    y = torch.from_numpy(table.y[index]).to(device)
-    later = TableExamples(table, index, preprocess, y, dtype)
-    if len(index) == 0:
+    later = TableExamples(table, index, preprocess, torch.from_numpy(table.y[index]).to(device), dtype)
+    if len(index) == 0 or (first := later.take(torch.tensor([0])).x).nbytes * len(index) > keep:
         return later
-    example = _read(table, index[:1], preprocess, y.device).to(dtype)
-    if example.numel() * example.element_size() * len(index) > keep:
-        return later
-    x = example.new_empty(len(index), *example.shape[1:])
-    start = 0
-    for part in chunks(table.x, index):
-        x[start : start + len(part)] = _read(table, part, preprocess, y.device)
-        start += len(part)
-    return TensorExamples(x, y)
-
-
-def _read(table: Table, rows: Index, preprocess: Preprocess, device: torch.device) -> Tensor:
-    raw = table.x[rows]
-    # Bytes are sent, not floats, and read there.
-    return preprocess.inputs(torch.from_numpy(raw if raw.dtype == np.uint8 else raw.astype(np.float32)).to(device))
+    x = first.new_empty(len(index), *first.shape[1:])
+    for part in chunks(table.x, np.arange(len(index))):
+        x[part[0] : part[-1] + 1] = later.take(torch.from_numpy(part)).x
+    return TensorExamples(x, later.y)
 
 
 @dataclass(frozen=True, eq=False)

