@@ -13,6 +13,7 @@ from warp_unlearning.data.examples import Taken, TensorExamples, take_later, tak
 from warp_unlearning.data.sampling import (
     batch_shape,
     draw_per_class,
+    endless,
     epoch,
     random_crop_flip,
     shuffled,
@@ -133,7 +134,11 @@ def test_shuffled_batches_are_those_of_an_epoch_yet_to_be_taken() -> None:
     assert torch.equal(torch.cat([taken(y) for _, y in batches]), order)
     assert torch.equal(torch.cat([taken(x) for x, _ in batches]), examples.x[order])
     further = shuffled(examples, 4, generator=torch.Generator().manual_seed(0), endless=True)
-    assert torch.equal(torch.cat([taken(next(further)[1]) for _ in range(6)])[:9], order)
+    passes = torch.cat([taken(next(further)[1]) for _ in range(6)]).reshape(2, 9)
+    assert torch.equal(passes[0], order)
+    assert not torch.equal(passes[1], order)
+    again = endless(10, 4, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(torch.cat([next(again) for _ in range(6)]).reshape(2, 9), passes)
 
 
 def test_tensors_are_taken_when_they_are_asked_for() -> None:
