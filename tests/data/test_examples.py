@@ -63,7 +63,7 @@ class Named(Dataset[Any]):
         return len(Y)
 
     def __getitem__(self, i: int) -> dict[str, Any]:
-        return {self.keys[0]: X[i].numpy(), self.keys[1]: int(Y[i]), "name": f"{i}"}
+        return {self.keys[0]: X[i].numpy(), self.keys[1]: int(Y[i]), "name": f"{i}", "y": int(Y[i])}
 
 
 def loader(dataset: Any, **options: Any) -> DataLoader[Any]:
@@ -133,7 +133,7 @@ def test_whatever_users_have_gives_the_same_batches(source: object) -> None:
         ((np.where(X == 7, np.inf, X), Y), DataError, "not finite at item 3"),
         ((X, 3), DataError, "give one row an example, and one label a row"),
         ({"a": X, "b": Y}, DataError, "has a, b; pixel_values and labels are needed"),
-        (Named("pixels"), DataError, "has pixels, labels, name; pixel_values"),
+        (Named("pixels"), DataError, "has pixels, labels, name, y; pixel_values"),
         (loader(Rows(), drop_last=True), InputError, "drop_last=False"),
         (loader(TensorDataset(X), batch_size=2), DataError, r"pair \(x, y\)"),
         (loader(Rows(), sampler=[0, 1, 2, 3]), InputError, "reads 4 rows, 4 different ones, of the 6"),

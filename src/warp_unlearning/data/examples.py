@@ -156,7 +156,8 @@ def as_examples(source: object, *, what: str) -> Examples:
 def _pair(item: Any, what: str) -> tuple[Tensor, Tensor]:
     """Inputs and labels of a pair or mapping, as tensors."""
     if isinstance(item, Mapping):
-        found = [item[key] for keys in _KEYS for key in keys if key in item]
+        names = [next((key for key in keys if key in item), None) for keys in _KEYS]
+        found = [item[name] for name in names if name is not None]
         way = f"has {', '.join(map(str, item))}; pixel_values and labels are needed"
     else:
         found = list(item) if isinstance(item, tuple | list) else []

@@ -135,10 +135,10 @@ def _own(
     size: tuple[int, int] | None,
     classes: Sequence[str] | None,
 ) -> Table:
-    for place in filter(None, (path, test)):
-        if not place.exists():
+    for setting, place in (("path", path), ("test", test)):
+        if place is not None and not place.exists():
             seen = "" if place.is_absolute() else f", seen from {Path.cwd()}"
-            raise DataError(f"there is nothing at {place}{seen}; give {_KINDS[kind][1]} (the setting data.path)")
+            raise DataError(f"there is nothing at {place}{seen}; give {_KINDS[kind][1]} (the setting data.{setting})")
     read = {"npz": _npz, "npy": _npy, "folder": _folder, "csv": _csv}[kind]
     train, held = read(path, ids, classes)
     if test is not None:
