@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warp_unlearning.data.table import VALIDATION
 from warp_unlearning.cli.subject import load_run
+from warp_unlearning.data.table import VALIDATION
 from warp_unlearning.runs.directory import open_run
 
 Warp = Callable[..., Any]

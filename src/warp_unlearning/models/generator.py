@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..data.image_digests import image_digests
+from ..data.preprocess import image_digests
 from ..data.table import Index
 from ..errors import InputError, WeightsError
 from .networks import require_positive
