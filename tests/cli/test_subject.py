@@ -278,3 +278,40 @@ def test_a_hugging_face_model_is_retrained_from_fresh_weights(warp: Warp, tmp_pa
     answer = warp("unlearn", tmp_path / "w.pt", *given, *ask, "--out", tmp_path / "out")
     assert answer.code in (0, 1, 3), answer.err
     assert "the weights of the model itself" not in answer.err
+
+
+def test_a_hugging_face_folder_is_network_and_weights_in_one(warp: Warp, tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = ViTConfig(image_size=8, patch_size=4, num_channels=1, num_labels=10, **sizes)
+    ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    images = torch.randint(0, 256, (120, 8, 8)).numpy().astype(np.uint8)
+    np.savez(tmp_path / "d.npz", x=images[:90], y=np.arange(90) % 10, x_test=images[90:], y_test=np.arange(30) % 10)
+    more = ("--data", tmp_path / "d.npz", "--forget-class", 1, "--method", "retrain", "--our-recipe")
+    refused = warp("unlearn", tmp_path / "vit", *more, "--out", tmp_path / "out")
+    # Its weights are random, which the check before says.
+    assert refused.code == 2
+    assert "this is not a model of these data" in refused.err
+
+
+def test_what_a_model_knows_cannot_be_held_out(
+    warp: Warp, weights: Path, own: Path, points: Path, tmp_path: Path
+) -> None:
+    arrays = dict(np.load(points))
+    np.savez(tmp_path / "all.npz", x=arrays["x"], y=arrays["y"])
+    answer = warp("check", weights, "--model", f"{own}:build", "--data", tmp_path / "all.npz", "--holdout", "0.2")
+    assert answer.code == 2
+    assert "this model knows its rows: give --test instead" in answer.err
+
+
+def test_a_teleport_of_half_precision_is_refused(
+    warp: Warp, weights: Path, own: Path, points: Path, tmp_path: Path
+) -> None:
+    state = torch.load(weights, weights_only=True)["model_state_dict"]
+    torch.save({k: v.half() for k, v in state.items()}, tmp_path / "half.pt")
+    given = ("--model", f"{own}:build", "--data", points, "--dtype", "float32", "--symmetry", "permutation")
+    answer = warp("teleport", tmp_path / "half.pt", *given, "--out", tmp_path / "out")
+    assert answer.code == 2
+    assert "the weights are float16" in answer.err

@@ -141,7 +141,7 @@ def test_a_dataset_is_asked_again_for_every_batch() -> None:
         ((X.to("meta"), Y), DataError, "on the device meta"),
         ((torch.where(X == 7, torch.nan, X), Y), DataError, "not finite at item 3"),
         ((np.where(X == 7, np.inf, X), Y), DataError, "not finite at item 3"),
-        ((X, 3), DataError, "they must be as many"),
+        ((X, 3), DataError, "single number for x or y"),
         ({"a": X, "b": Y}, DataError, "has a, b; pixel_values and labels are needed"),
         (Named("pixels"), DataError, "has pixels, labels, name; pixel_values"),
         (loader(Rows(), drop_last=True), InputError, "drop_last=False"),

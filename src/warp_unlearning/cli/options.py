@@ -97,7 +97,7 @@ class Options:
             data__scale=self.scale,
             data__mean=_numbers(self.mean),
             data__std=_numbers(self.std),
-            data__preprocess=self.preprocess,
+            data__preprocess=absolute(self.preprocess),
             dtype=self.dtype,
             seed=self.seed,
             device=self.device,
@@ -153,6 +153,17 @@ def _quoted(value: object) -> str:
     if isinstance(value, bool | int | float):
         return str(value).lower() if isinstance(value, bool) else repr(value)
     return json.dumps(value if isinstance(value, list) else str(value), ensure_ascii=False)
+
+
+def absolute(spec: str | None) -> str | None:
+    """FILE.py:NAME or hf:FOLDER with an absolute path, by which it is found from every folder."""
+    if spec is None or (":" not in spec and not spec.endswith(".py")):
+        return spec
+    kind, separator, folder = spec.partition(":")
+    if kind == "hf":
+        return f"hf:{Path(folder).resolve()}"
+    file, separator, name = spec.rpartition(":")
+    return f"{Path(file).resolve()}{separator}{name}" if separator else spec
 
 
 def _numbers(text: str | None) -> list[float] | None:

@@ -34,7 +34,7 @@ from ..models.weights import Weights, load_weights, model_digest, read_weights, 
 from ..randomness import Streams
 from ..runs.directory import RunDirectory, open_run
 from ..unlearning.record import DeletionRecord, versions
-from .options import Options
+from .options import Options, absolute
 
 WEIGHTS, ROWS, ABOUT = "model.safetensors", "rows.npz", "run.json"
 RUN_SCHEMA = 2
@@ -142,10 +142,15 @@ def open_subject(
         raise InputError(f"there is nothing at {path}; give the --out of a finished command, or a weight file")
     if path.is_file() and path.name == WEIGHTS and (path.parent / ABOUT).is_file():
         path = path.parent
+    if path.is_dir() and (path / "config.json").is_file():
+        # A folder of Hugging Face is network and weights in one.
+        options = replace(options, model=options.model or f"hf:{path}")
+        weights = Weights(load_builder(f"hf:{path}")().state_dict(), {}, ".safetensors")
+    elif path.is_dir():
+        return _from_run(path, options, options.settings(**(flags or {})))
+    else:
+        weights = read_weights(path)
     overrides = options.settings(**(flags or {}))
-    if path.is_dir():
-        return _from_run(path, options, overrides)
-    weights = read_weights(path)
     config = resolve(
         base=_kept({} if beside is None else as_plain(beside.config)), file=options.config, overrides=overrides
     )
@@ -164,6 +169,8 @@ def open_subject(
     if beside is not None and config.data == beside.config.data:
         table, preprocess, parts = beside.table, beside.preprocess, beside.parts
     else:
+        if config.data.holdout is not None:
+            raise InputError("a holdout is drawn before training, and this model knows its rows: give --test instead")
         table = open_table(config)
         preprocess, parts = _preprocess(config, table, weights.header), start_parts(config, table)
     return _subject(path, "file", weights, table, preprocess, parts, config, DeletionRecord(), network)
@@ -425,10 +432,7 @@ def _named(options: Options) -> str | None:
     if not options.own_network or options.model is None:
         return None
     trust(options.model)
-    if options.model.startswith("hf:"):
-        return f"hf:{Path(options.model.removeprefix('hf:')).resolve()}"
-    file, _, name = options.model.rpartition(":")
-    return f"{Path(file).resolve()}:{name}"
+    return absolute(options.model)
 
 
 def _half(weights: Weights) -> torch.dtype | None:

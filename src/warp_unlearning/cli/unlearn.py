@@ -160,7 +160,7 @@ def unlearn_run(
         found=len(forget),
         copies=len(np.setdiff1d(forget, asked.rows)),
         first=tuple(int(row) for row in asked.rows[:5]),
-        digest=array_digest(parts.digests[forget]),
+        digest=array_digest(np.sort(parts.digests[forget])),
     )
     say(_row_line(subject, request))
     say(f"settings  {method.name}, {settings}" + (f"; defended by {defense.name}" if defense else ""))
@@ -269,7 +269,7 @@ def _carry_out(
         original=done.original,
         unlearned=done.unlearned,
         requests=len(record.deletions),
-        notes=tuple(dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning))),
+        notes=tuple(note for note in dict.fromkeys(str(w.message) for w in caught) if verdict.sentence not in note),
     )
 
 
