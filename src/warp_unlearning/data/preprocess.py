@@ -208,7 +208,7 @@ def table_examples(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    keep: int = 2**30,
+    keep: int = 2**28,
 ) -> Examples:
     """Rows of a table as examples: tensors if the inputs take at most `keep` bytes, else read batch by batch."""
     later = TableExamples(table, index, preprocess, torch.from_numpy(table.y[index]).to(device), dtype)

@@ -21,9 +21,10 @@ from ..gradients.energy import gradient_energy
 from ..models.modes import norm_mode
 from ..models.own import failed
 
-_AT_ONCE = 512
+# Examples at once: of tensors, and of what is read batch by batch, which may be large.
+_AT_ONCE, _READ_AT_ONCE = 512, 64
 # Small inputs are better asked many at a time on a GPU, where asking takes longer than answering; numbers of a batch.
-_NUMBERS_ON_GPUS, _MOST_ON_GPUS = 2**24, 4096
+_NUMBERS, _MOST_ON_GPUS = 2**24, 4096
 
 
 @torch.no_grad()
@@ -53,9 +54,10 @@ def checked_logits(model: nn.Module, examples: Examples, what: str, *, classes: 
 
 
 def _at_once(examples: Examples) -> int:
-    if not isinstance(examples, TensorExamples) or not examples.x.is_cuda or len(examples) == 0:
-        return _AT_ONCE
-    return max(1, min(_MOST_ON_GPUS, _NUMBERS_ON_GPUS // max(1, examples.x[0].numel())))
+    if not isinstance(examples, TensorExamples) or len(examples) == 0:
+        return _READ_AT_ONCE
+    most = _MOST_ON_GPUS if examples.x.is_cuda else _AT_ONCE
+    return max(1, min(most, _NUMBERS // max(1, examples.x[0].numel())))
 
 
 def _inputs(examples: Examples, size: int) -> Iterator[Tensor]:
