@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from warp_unlearning.cli.subject import load_run
+from warp_unlearning.data.table import VALIDATION
 from warp_unlearning.runs.directory import open_run
 
 Warp = Callable[..., Any]
@@ -216,7 +217,7 @@ def test_what_changed_between_two_audits(warp: Warp, trained: Path, runs: dict[s
 def test_an_original_that_never_knew_what_was_forgotten(
     warp: Warp, trained: Path, runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    np.save(tmp_path / "held.npy", load_run(trained).validation[:5])
+    np.save(tmp_path / "held.npy", load_run(trained).parts.rows(VALIDATION)[:5])
     answer = warp("audit", "pair", trained, runs["unlearned"], "--forget", tmp_path / "held.npy")
     assert answer.code == 2
     assert "never learned from 5 of the 5 forgotten rows" in answer.err

@@ -18,21 +18,8 @@ from warp_unlearning.version import __version__
 
 Warp = Callable[..., Any]
 COMMANDS = (
-    "demo",
-    "check",
-    "train",
-    "unlearn",
-    "compare",
-    "teleport",
-    "methods",
-    "defenses",
-    "config",
-    "train-prior",
-    "bounds",
-    "reconstruct",
-    "tune",
-    "reproduce",
-    "bench",
+    *("demo", "check", "train", "unlearn", "compare", "teleport", "methods", "defenses", "config", "train-prior"),
+    *("bounds", "reconstruct", "tune", "reproduce", "bench"),
 )
 SCRIPT = Path(sys.executable).parent / "warp"
 
@@ -65,20 +52,13 @@ def test_help_needs_nothing_heavy(command: tuple[str, ...]) -> None:
     assert answer.stdout.endswith("HEAVY []\n")
 
 
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_has_help(warp: Warp, command: str, flag: str) -> None:
-    answer = warp(command, flag) if flag == "--help" else warp(command, "-h", "--help")
-    assert answer.code == 0
-    assert f"warp {command}" in answer.out
-    assert "Usage" in answer.out
-    assert answer.err == ""
-
-
 def test_every_option_of_every_command_is_explained(warp: Warp) -> None:
     """By three words at least, beside the option or, where that is long, below it."""
     for command in COMMANDS:
-        lines = warp(command, "--help").out.splitlines()
+        answer = warp(command, "--help")
+        assert (answer.code, answer.err) == (0, "")
+        assert f"warp {command}" in answer.out.splitlines()[0]
+        lines = answer.out.splitlines()
         places = [place for place, line in enumerate(lines) if line.startswith("  -")]
         assert any("--" in lines[place] for place in places)
         for place in places:
@@ -86,6 +66,7 @@ def test_every_option_of_every_command_is_explained(warp: Warp) -> None:
             # What stands below is no explanation if it is the next option.
             explained = beside or ("" if place + 1 in places else lines[place + 1].strip())
             assert len(explained.split()) >= 3, (command, lines[place])
+    assert warp("train", "-h").out == warp("train", "--help").out
 
 
 def test_boxes_are_for_a_terminal() -> None:
@@ -165,23 +146,17 @@ def test_each_error_has_its_code_and_one_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_interrupt_is_neither_a_result_nor_a_defect(
+def test_an_interrupt_is_no_result_and_a_developer_can_see_where_a_defect_is(
     warp: Warp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def interrupt(*args: object, **options: object) -> None:
-        raise KeyboardInterrupt
+    found: list[BaseException] = [KeyboardInterrupt(), RuntimeError("boom")]
 
-    monkeypatch.setattr(train_module, "train_run", interrupt)
-    answer = warp("train", "--out", tmp_path / "run")
-    assert answer.code == 130
-    assert answer.err == "stopped; the same command goes on from what has been kept\n"
-
-
-def test_a_developer_can_see_where_a_defect_is(warp: Warp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail(*args: object, **options: object) -> None:
-        raise RuntimeError("boom")
+        raise found.pop(0)
 
     monkeypatch.setattr(train_module, "train_run", fail)
+    answer = warp("train", "--out", tmp_path / "run")
+    assert (answer.code, answer.err) == (130, "stopped; the same command goes on from what has been kept\n")
     monkeypatch.setenv("WARP_DEBUG", "1")
     with pytest.raises(RuntimeError, match="boom"):
         warp("train", "--out", tmp_path / "run")

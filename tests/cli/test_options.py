@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +60,5 @@ def test_all_options_become_settings() -> None:
 @pytest.mark.parametrize("command", SHARING, ids=" ".join)
 def test_every_command_that_reads_data_takes_them(warp: Warp, command: list[str]) -> None:
     help_text = warp(*command, "--help").out
-    for option in (
-        "--model",
-        "--data",
-        "--kind",
-        "--test",
-        "--holdout",
-        "--ids",
-        "--classes",
-        "--scale",
-        "--mean",
-        "--std",
-    ):
-        assert f"{option} " in help_text
-    for option in ("--preprocess", "--dtype", "--seed", "--device", "--threads", "--config", "--override", "--json"):
-        assert f"{option} " in help_text
+    assert all(f"--{field.name} " in help_text for field in fields(Options))
+    assert "--json " in help_text

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import ViTConfig, ViTForImageClassification
 
 from warp_unlearning.cli.subject import load_run
 from warp_unlearning.data.table import FORGET, RETAIN, TEST
@@ -175,18 +176,14 @@ def test_a_run_of_a_stranger_executes_nothing_of_theirs(warp: Warp, points: Path
     with tarfile.open(fileobj=packed) as tar:
         tar.extractall(tmp_path / "mine", filter="data")
     run = tmp_path / "mine" / "theirs" / "run"
-    for command in (
-        ("compare", run, run),
-        ("unlearn", run, "--forget-class", 1, "--method", "ngp", "--out", tmp_path / "o"),
-    ):
+    request = ("unlearn", run, "--forget-class", 1, "--method", "ngp", "--out", tmp_path / "o")
+    for command in (("compare", run, run), request):
         answer = warp(*command)
         assert answer.code == 2
         assert f"this run needs {file}:build, and code is executed only" in answer.err
         assert "name it again (--model" in answer.err
     assert not marker.exists()
-    named = warp(
-        "unlearn", run, "--model", f"{file}:build", "--forget-class", 1, "--method", "ngp", "--out", tmp_path / "o"
-    )
+    named = warp(*request, "--model", f"{file}:build")
     assert named.code in (0, 1, 3)
     assert marker.exists()
 
@@ -256,3 +253,28 @@ def test_a_weight_file_takes_what_the_run_beside_it_remembers(
     assert json.loads(beside.out) == json.loads(whole.out)
     inside = warp("compare", trained / "model.safetensors", unlearned, "--json")
     assert json.loads(inside.out) == json.loads(whole.out)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_hugging_face_model_is_retrained_from_fresh_weights(warp: Warp, tmp_path: Path) -> None:
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = ViTForImageClassification(ViTConfig(**small, image_size=8, patch_size=4, num_labels=2))
+    model.save_pretrained(tmp_path / "vit")
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    images = np.random.default_rng(0).integers(0, 255, (40, 8, 8, 3)).astype(np.uint8)
+    np.savez(tmp_path / "d.npz", x=images, y=np.arange(40) % 2)
+    given = ("--model", f"hf:{tmp_path / 'vit'}", "--data", tmp_path / "d.npz", "--device", "cpu")
+    ask = (
+        "--forget-fraction",
+        0.2,
+        "--method",
+        "retrain",
+        "--our-recipe",
+        "-o",
+        "training.epochs=1",
+        "--device",
+        "cpu",
+    )
+    answer = warp("unlearn", tmp_path / "w.pt", *given, *ask, "--out", tmp_path / "out")
+    assert answer.code in (0, 1, 3), answer.err
+    assert "the weights of the model itself" not in answer.err

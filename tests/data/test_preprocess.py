@@ -16,6 +16,7 @@ from warp_unlearning.data.preprocess import (
     Pixels,
     Preprocess,
     image_data,
+    image_digests,
     load_data,
     moments,
     pixels_of,
@@ -99,7 +100,6 @@ def test_each_pixel_is_scaled_and_normalised_by_its_channel() -> None:
     found = read.inputs(t.x[np.arange(30)])
     assert found.dtype == torch.float32
     np.testing.assert_allclose(found.numpy(), expected.transpose(0, 3, 1, 2), atol=1e-6)
-    np.testing.assert_allclose(read.images(found).numpy() * 255, channels_last(t).transpose(0, 3, 1, 2), atol=1e-4)
     data = image_data(t, read)
     np.testing.assert_array_equal(data.test.x.numpy(), found[24:].numpy())
     assert data.fill == pytest.approx((-2.5, -0.4 / 0.3, -0.75))
@@ -164,8 +164,6 @@ def test_preprocessing_is_remembered_as_plain_data() -> None:
     assert torch.equal(again.inputs(raw), torch.from_numpy(raw).float() / 3)
     with pytest.raises(InputError, match=r"read by mine\.py:read; give that function"):
         Preprocess.from_plain(mine.describe())
-    with pytest.raises(InputError, match="cannot be undone"):
-        mine.images(again.inputs(raw))
 
 
 def test_other_readings_are_the_usual_mistakes() -> None:
@@ -196,11 +194,8 @@ def test_rows_are_examples_in_memory_or_read_by_batch() -> None:
         batch = examples.take(torch.tensor([2, 0]))
         assert torch.equal(batch.x, expected[[2, 0]])
         assert (batch.y.tolist(), examples.y.tolist(), len(examples)) == ([1, 2], [2, 0, 1, 1], 4)
-    bad = Table(np.array([[0.0], [np.nan]]), np.zeros(2, dtype=np.int64), 2, ("a",))
-    with pytest.raises(DataError, match="row 1 of npz has a value that is not finite"):
-        table_examples(bad, np.arange(2), Preprocess())
     with pytest.raises(DataError, match="no rows to test on"):
-        image_data(bad)
+        image_data(table(train=30))
 
 
 @given(
@@ -237,7 +232,7 @@ def test_pixels_of_a_data_set_give_its_raw_values() -> None:
     [
         ((8, 8), (0.0,), (1.0,), r"\(8, 8\)"),
         ((0, 8, 8), (), (), r"\(0, 8, 8\)"),
-        ((3, 8, 8), (0.0,), (1.0,), "1 means and 1 deviations"),
+        ((3, 8, 8), (0.0,), (1.0,), "1 means for 3 channels"),
         ((1, 8, 8), (0.0,), (-1.0,), "above 0"),
         ((1, 8, 8), (float("inf"),), (1.0,), "inf"),
     ],
@@ -256,3 +251,26 @@ def test_a_first_use_in_inference_mode_leaves_later_ones_differentiable() -> Non
     images = torch.zeros(1, 2, 2, requires_grad=True)
     (slope,) = torch.autograd.grad(pixels.inputs(images).sum(), images)
     torch.testing.assert_close(slope, torch.full((1, 2, 2), 1 / 0.9876))
+
+
+def test_an_image_is_known_again_after_any_normalisation() -> None:
+    raw = np.random.default_rng(0).integers(0, 256, (5000, 3, 4, 4), dtype=np.uint8)
+    exact = torch.from_numpy(raw.astype(np.float64) / 255)
+    expected = image_digests(exact)
+    assert len(set(expected)) == 5000
+    for mean, std in ((0.0, 1.0), (0.4734, 0.2513), (-3.0, 7.1)):
+        pixels = Pixels((3, 4, 4), (mean,) * 3, (std,) * 3)
+        assert image_digests(pixels.images(pixels.inputs(exact.float()))) == expected
+
+
+@pytest.mark.parametrize("scale", [16, 255])
+def test_one_value_place_or_shape_makes_another_image_and_rounding_none(scale: int) -> None:
+    exact = torch.arange(scale + 1, dtype=torch.float64)[:, None, None, None] / scale
+    expected = image_digests(exact)
+    assert len({*expected}) == scale + 1
+    for error in (-1e-6, 1e-6):
+        assert image_digests(exact + error) == expected
+    image, moved = torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 2, 8)
+    image[0, 0, 0, 0] = moved[0, 0, 1, 0] = 1
+    found = [image_digests(i)[0] for i in (image, moved, image.reshape(1, 1, 4, 4), image.reshape(1, 2, 1, 8))]
+    assert [len(digest) for digest in {*found}] == [16] * 4

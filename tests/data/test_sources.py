@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from warp_unlearning.data.sources import KINDS, load_table
+from warp_unlearning.data.sources import load_table
 from warp_unlearning.data.table import Table
 from warp_unlearning.errors import DataError, InputError
 
@@ -84,7 +84,7 @@ def test_a_test_part_may_be_another_file(tmp_path: Path) -> None:
     assert (table.name, len(table), table.train) == ("npy", 24, 20)
     with pytest.raises(InputError, match="has a test part of its own; leave out"):
         npz(tmp_path, {"test": tmp_path / "test.npz"}, x=x, y=Y, x_test=x, y_test=Y)
-    with pytest.raises(DataError, match="no array 'ids_train'"):
+    with pytest.raises(DataError, match=r"ids_train\.npy is no whole"):
         load_table(None, tmp_path / "x_train.npy", ids="ids")
     with pytest.raises(DataError, match=r"nothing at .*none\.npz"):
         npz(tmp_path, {"test": tmp_path / "none.npz"}, x=x, y=Y)
@@ -97,8 +97,8 @@ def test_a_share_is_held_out_of_each_class_once_and_row_numbers_stay(tmp_path: P
     assert tables[0].unseen.tolist() == tables[1].unseen.tolist() != tables[2].unseen.tolist()
     assert (tables[0].train, len(tables[0].learned)) == (20, 16)
     np.testing.assert_array_equal(whole(tables[0]), x)
-    for share, message in ((0.0, "share of 0.0"), (1.0, "share of 1.0"), (0.01, "is 0; hold out some")):
-        with pytest.raises((InputError, DataError), match=message):
+    for share in (0.0, 1.0, 0.01):
+        with pytest.raises(DataError, match="hold out some, and not all"):
             npz(tmp_path, {"holdout": share}, x=x, y=Y)
     with pytest.raises(InputError, match="397 rows to test on already"):
         load_table("digits", holdout=0.2)
@@ -107,18 +107,17 @@ def test_a_share_is_held_out_of_each_class_once_and_row_numbers_stay(tmp_path: P
 def test_a_class_may_be_missing(tmp_path: Path) -> None:
     y = np.where(Y == 2, 3, Y)
     assert npz(tmp_path, x=images(6, 5), y=y).classes == ("0", "1", "2", "3")
-    assert npz(tmp_path, {"classes": 6}, x=images(6, 5), y=y).classes[-1] == "5"
-    assert npz(tmp_path, {"classes": list("abcd")}, x=images(6, 5), y=y).classes == tuple("abcd")
+    assert npz(tmp_path, {"classes": list("abcde")}, x=images(6, 5), y=y).classes == tuple("abcde")
     with pytest.raises(DataError, match="labels up to 3 and 3 classes"):
-        npz(tmp_path, {"classes": 3}, x=images(6, 5), y=y)
+        npz(tmp_path, {"classes": list("abc")}, x=images(6, 5), y=y)
 
 
 @pytest.mark.parametrize("load", [npz, pair])
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"y": None}, "no array 'y' but"),
-        ({"y": Y[:19]}, "one label a row"),
+        ({"y": None}, r"no array 'y' but|y\.npy is no whole"),
+        ({"y": Y[:19]}, r"\(20,\), \(19,\)\] rows in x, y"),
         ({"y": Y + 0.5}, "type float64; give whole-number classes, from 0: real numbers are not classes"),
         ({"y": Y > 1}, "type bool"),
         ({"y": np.eye(4)[Y]}, r"several classes at once; .*argmax\(1\)"),
@@ -131,12 +130,12 @@ def test_a_class_may_be_missing(tmp_path: Path) -> None:
         ({"x": np.where(Y[:, None] == 3, np.nan, np.ones((20, 3)))}, "row 3 of x is not finite"),
         ({"x": np.where(Y[:, None] == 1, 1e300, np.ones((20, 3)))}, "row 1 of x is not finite in 32 bits"),
         ({"x_test": np.full((20, 6, 5), np.inf), "y_test": Y}, "row 0 of x_test is not finite"),
-        ({"x_test": images(5, 5), "y_test": Y}, "both parts must be alike"),
+        ({"x_test": images(5, 5), "y_test": Y}, "give parts alike"),
         ({"x_test": images(6, 5)}, "y_test"),
-        ({"x": images(6, 5, 5)}, "neither axis 1 nor axis 3"),
-        ({"x": images(3, 2, 4)}, "both axis 1 and axis 3 could be"),
+        ({"x": images(6, 5, 5)}, "of 1, 3 or 4 channels"),
+        ({"x": images(3, 2, 4)}, "where both axes could be the channels"),
         ({"x": images(6)}, r"x of shape \(20, 6\) and type uint8"),
-        ({"x": np.zeros((20, 0))}, "which is empty"),
+        ({"x": np.zeros((20, 0))}, r"x of shape \(20, 0\)"),
         ({"x": np.zeros((0, 3)), "y": Y[:0]}, r"shape \(0,\)"),
     ],
 )
@@ -151,7 +150,7 @@ def test_arrays_that_cannot_be_used_are_refused(
 def test_layout_and_ids_of_an_npz(tmp_path: Path) -> None:
     x = images(3, 2, 4)
     assert npz(tmp_path, x=x, y=Y, layout="nhwc").layout == "nhwc"
-    with pytest.raises(DataError, match="layout 'hwcn'"):
+    with pytest.raises(DataError, match="layout hwcn"):
         npz(tmp_path, x=x, y=Y, layout="hwcn")
     for ids, message in ((Y[:5], "as many"), (Y[:, None], r"ids of shape \(20, 1\)"), (Y / 2, "type float64")):
         with pytest.raises(DataError, match=message):
@@ -168,20 +167,16 @@ def test_damaged_array_files_are_refused(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"is not a whole \.npz"):
             load_table("npz", path)
-    with path.open("wb") as file:
-        np.save(file, Y)
-    with pytest.raises(DataError, match="a single array"):
-        load_table("npz", path)
     for name in ("x", "y"):
         np.save(tmp_path / f"{name}.npy", images(6, 5) if name == "x" else Y)
     content = (tmp_path / "x.npy").read_bytes()
-    for damaged in (b"", b"\x93NUMPY", content[:100], content[:-1], content + b"x"):
+    for damaged in (b"", b"\x93NUMPY", content[:100], content[:-1]):
         (tmp_path / "x.npy").write_bytes(damaged)
         with pytest.raises(DataError, match=r"x\.npy .*write it again"):
             load_table(None, tmp_path)
-    for bad in (np.asfortranarray(images(6, 5)), np.array([{}] * 20), np.array(3)):
+    for bad in (np.array([{}] * 20), np.array(3)):
         np.save(tmp_path / "x.npy", bad)
-        with pytest.raises(DataError, match=r"x\.npy is stored as"):
+        with pytest.raises(DataError, match=r"of a plain array|must be as many"):
             load_table(None, tmp_path / "x.npy")
 
 
@@ -258,31 +253,20 @@ def test_train_and_test_folders_are_kept_apart(tmp_path: Path) -> None:
     assert (other.train, other.digests().tolist()) == (10, table.digests().tolist())
 
 
-@pytest.mark.parametrize("name", ["c.jpg", "c.JPEG", "c.webp", "c.png"])
-def test_one_colour_image_makes_all_of_them_colour(tmp_path: Path, name: str) -> None:
-    two_classes(tmp_path)
-    colour = np.zeros((4, 3, 3), dtype=np.uint8)
-    colour[..., 0] = 200
-    put(tmp_path / "dog" / name, colour)
-    spread = np.ptp(whole(load_table("folder", tmp_path)).astype(int), axis=3).max(axis=(1, 2))
-    assert ((spread > 150).sum(), (spread == 0).sum()) == (1, 10)
-
-
-def test_palette_transparency_and_single_bit_images_are_read(tmp_path: Path) -> None:
+def test_images_of_other_kinds_and_sizes_are_read_as_one(tmp_path: Path) -> None:
     two_classes(tmp_path)
     put(tmp_path / "dog" / "bit.png", grey(255), mode="1")
-    assert load_table("folder", tmp_path).x.shape[3] == 1
+    assert load_table("folder", tmp_path).x.shape == (11, 4, 3, 1)
     palette = Image.fromarray(grey(3)).convert("P")
     palette.save(tmp_path / "dog" / "palette.png", transparency=bytes([0, 100]))
-    assert whole(load_table("folder", tmp_path)).shape == (12, 4, 3, 3)
-
-
-def test_images_of_several_sizes_need_a_size(tmp_path: Path) -> None:
-    two_classes(tmp_path)
+    for name in ("c.jpg", "c.JPEG", "c.webp", "c.png"):
+        put(tmp_path / "dog" / name, np.array([200, 0, 0], dtype=np.uint8) * np.ones((4, 3, 1), dtype=np.uint8))
+    spread = np.ptp(whole(load_table("folder", tmp_path)).astype(int), axis=3).max(axis=(1, 2))
+    assert ((spread > 150).sum(), (spread == 0).sum()) == (4, 12)
     put(tmp_path / "dog" / "z.png", grey(7, height=8, width=8))
     with pytest.raises(DataError, match=r"z\.png is \(8, 8\).*give a size"):
         load_table("folder", tmp_path)
-    assert whole(load_table("folder", tmp_path, size=(6, 5))).shape == (11, 6, 5, 1)
+    assert whole(load_table("folder", tmp_path, size=(6, 5))).shape == (17, 6, 5, 3)
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n" + b"\0" * 40, None])
@@ -312,8 +296,6 @@ def test_folders_that_do_not_fit_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no folders"):
         load_table("folder", tmp_path)
     two_classes(tmp_path / "train")
-    with pytest.raises(DataError, match="2 folders for 3 classes; give the names"):
-        load_table("folder", tmp_path, classes=3)
     put(tmp_path / "test" / "bird" / "a.png", grey(1))
     with pytest.raises(DataError, match="bird is a class without training images; the classes are cat, dog"):
         load_table("folder", tmp_path)
@@ -326,7 +308,7 @@ def test_a_csv_lists_files_beside_it(tmp_path: Path) -> None:
     two_classes(tmp_path / "images", 2)
     path = tmp_path / "mine.csv"
     path.write_text("label,customer,file\n1,x,images/dog/1.bmp\n0,y,images/cat/0.png\n1,x,images/dog/0.bmp\n")
-    table = load_table(None, path, ids="customer", classes=2)
+    table = load_table(None, path, ids="customer")
     assert (table.name, table.y.tolist(), whole(table)[:, 0, 0, 0].tolist()) == ("csv", [1, 0, 1], [15, 0, 5])
     assert table.names is not None
     assert table.names.tolist() == ["x", "y", "x"]
@@ -347,30 +329,24 @@ def test_a_csv_lists_files_beside_it(tmp_path: Path) -> None:
 
 
 def test_options_of_other_data_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="need no path"):
+    with pytest.raises(InputError, match="digits takes no path"):
         load_table("digits", tmp_path)
-    with pytest.raises(InputError, match="fetch is for cifar10"):
+    with pytest.raises(InputError, match="digits takes no fetch"):
         load_table("digits", fetch=True)
-    with pytest.raises(InputError, match=r"size \(4, 4\) is for a folder or csv"):
+    with pytest.raises(InputError, match=r"digits takes no size, such as \(4, 4\)"):
         load_table("digits", size=(4, 4))
-    with pytest.raises(InputError, match="ids id is for"):
+    with pytest.raises(InputError, match="folder takes no ids"):
         load_table("folder", tmp_path, ids="id")
     with pytest.raises(InputError, match="no data set 'cifar'; did you mean 'cifar10'"):
         load_table("cifar")
-    for kind in KINDS[1:]:
-        with pytest.raises(InputError, match=f"{kind} needs a path: give"):
+    for kind in ("cifar10", "fashion_mnist", "npz", "npy", "folder", "csv"):
+        with pytest.raises(InputError, match=f"{kind} needs a path; give"):
             load_table(kind)
+    with pytest.raises(DataError, match=r"nothing at mine\.npz, seen from .*the setting data\.path"):
+        load_table("npz", Path("mine.npz"))
     (tmp_path / "mine.xlsx").touch()
     with pytest.raises(DataError, match=r"mine\.xlsx is no kind of data that is known"):
         load_table(None, tmp_path / "mine.xlsx")
-
-
-def test_a_relative_path_is_told_with_the_folder_it_is_seen_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=rf"nothing at mine\.npz, seen from {tmp_path}; .*the setting data\.path"):
-        load_table("npz", Path("mine.npz"))
 
 
 def test_digits_hold_the_same_rows_out_for_everybody() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from warp_unlearning import check_model
+from warp_unlearning import ChangeOfBasis, Compose, NullSpace, Warp, check_model
 from warp_unlearning.errors import DataError, InputError
 
 Pair = tuple[Tensor, Tensor]
@@ -107,18 +108,15 @@ def test_twenty_rows_cannot_tell(model: nn.Module, known: Pair) -> None:
     assert "one class" in check_model(model, known=(known[0][one], known[1][one]), preprocess=Scaled(255)).notes[0]
 
 
-def test_a_model_of_other_data_is_refused(known: Pair) -> None:
-    stranger = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+def test_other_data_and_another_accuracy_than_stated_are_refused(model: nn.Module, known: Pair, test: Pair) -> None:
+    stranger, read = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), Scaled(255.0)
     with pytest.raises(InputError, match=r"right on \d+ of 1000 rows that it is said to have learned from"):
-        check_model(stranger, known=known, preprocess=Scaled(255.0))
-
-
-def test_another_accuracy_than_stated_is_refused(model: nn.Module, known: Pair, test: Pair) -> None:
+        check_model(stranger, known=known, preprocess=read)
     with pytest.raises(InputError, match=r"of 797 test rows \(99.9 % interval\), and was stated to be on 0.8:"):
-        check_model(model, known=known, test=test, preprocess=Scaled(255.0), accuracy=0.8)
+        check_model(model, known=known, test=test, preprocess=read, accuracy=0.8)
     for accuracy, rows in ((0.9, None), (90.0, test), (float("nan"), test)):
         with pytest.raises(InputError, match="give a share of test rows between 0 and 1, and the test rows"):
-            check_model(model, known=known, test=rows, preprocess=Scaled(255.0), accuracy=accuracy)
+            check_model(model, known=known, test=rows, preprocess=read, accuracy=accuracy)
 
 
 @pytest.mark.parametrize("rows", [100, 1000])
@@ -131,26 +129,29 @@ def test_classes_in_another_order_are_found(model: nn.Module, known: Pair, rows:
         check_model(model, known=part, preprocess=Scaled(255.0))
 
 
-def test_a_defence_that_can_move_little_is_noted(model: nn.Module, known: Pair) -> None:
-    found = check_model(model, known=known, preprocess=Scaled(255.0), defense="cob")
-    assert found.movable is not None
-    assert found.movable > 0.5
+@pytest.mark.parametrize(
+    ("defense", "share"),
+    [
+        ("warp", 1.0),
+        ("cob", (8 * 10 + 2880) / 2970),  # all but the last bias
+        (Warp(Compose(ChangeOfBasis(), NullSpace())), 1.0),
+    ],
+)
+def test_what_a_defence_can_move(model: nn.Module, known: Pair, defense: Any, share: float) -> None:
+    assert check_model(model, known=known, preprocess=Scaled(255.0), defense=defense).movable == pytest.approx(share)
+
+
+def test_a_defence_that_can_move_little_is_noted(known: Pair) -> None:
     bare = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    bare[1].load_state_dict(fitted(known))
-    none = check_model(bare, known=known, preprocess=Scaled(255.0), defense="cob")
-    assert none.movable == 0
-    assert "the defence" in none.notes[-1]
-    assert "the defence moves 0% of the parameters" in str(none)
-
-
-def fitted(known: Pair) -> dict[str, Tensor]:
-    layer = nn.Linear(64, 10)
-    optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(bare.parameters(), lr=0.05)
     for _ in range(40):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(layer(known[0].flatten(1) / 255), known[1]).backward()
+        nn.functional.cross_entropy(bare(known[0].float() / 255), known[1]).backward()
         optimizer.step()
-    return layer.state_dict()
+    none = check_model(bare, known=known, preprocess=Scaled(255.0), defense="cob")
+    assert none.movable == 0
+    assert none.notes[-1] == "the defence leaves 100% of the parameters where they are"
+    assert "the defence can move 0% of the parameters" in str(none)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +168,6 @@ def fitted(known: Pair) -> dict[str, Tensor]:
 def test_what_is_no_classifier_of_them_is_refused(
     model: nn.Module, known: Pair, change: Any, error: type[Exception], message: str
 ) -> None:
-    from copy import deepcopy
-
     with pytest.raises(error, match=message):
         check_model(change(deepcopy(model)), known=known, preprocess=Scaled(255.0))
     with pytest.raises(DataError, match="the known set is empty"):

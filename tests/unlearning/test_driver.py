@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from warp_unlearning.errors import DataError, DivergedError, InputError
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
-from warp_unlearning.methods.registry import BUILT_IN, make_method
 from warp_unlearning.models.weights import model_digest, read_weights
 from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.move import AxisMap, ChannelMove, apply_move
@@ -49,15 +48,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:the unlearning by langevin")  # it moves next to nothing here
-SHORT: dict[str, dict[str, Any]] = {
-    "srf_on": {"iterations": 5},
-    "pgu": {"epochs": 3, "energy": 0.5},
-    **{name: {"epochs": 2} for name in ("ngp", "scrub", "salun", "bad_teacher", "retrain", "finetune", "langevin")},
-}
-
-
-@pytest.mark.parametrize("name", list(BUILT_IN))
+@pytest.mark.parametrize("name", ["ngp", "scrub", "retrain"])
 def test_the_original_comes_back_untouched(name: str) -> None:
     """Weights, statistics, modes, which weights are trained, and gradients, all as given; the result differs."""
     model = build()
@@ -69,7 +60,7 @@ def test_the_original_comes_back_untouched(name: str) -> None:
     before, gradients = state_of(model), [p.grad for p in model.parameters()]
     data = sets()
     given = {k: (x.clone(), y.clone()) for k, (x, y) in data.items()}
-    result = unlearn(model, method=make_method(name, **SHORT[name]), **data)
+    result = unlearn(model, method=name, options={"epochs": 2}, **data)
 
     assert same(state_of(model), before)
     assert [m.training for m in (model, *model)] == [True, True, False, True, True]
@@ -91,40 +82,13 @@ def test_the_original_comes_back_untouched(name: str) -> None:
         assert torch.equal(result.model[1].bias, model[1].bias)
 
 
-@pytest.mark.parametrize("name", list(BUILT_IN))
-def test_the_seed_alone_decides(name: str) -> None:
-    states = []
-    for seed, noise in ((3, 0), (3, 1), (4, 0)):
-        with torch.random.fork_rng():
-            torch.manual_seed(noise)
-            result = unlearn(build(), method=make_method(name, **SHORT[name]), seed=seed, **sets())
-        states.append(state_of(result.model))
-    assert same(states[0], states[1])
-    if name != "pgu":  # one full batch of the forget set and all retained inputs: nothing is left to draw
-        assert not same(states[0], states[2])
-
-
-class Pairs(Dataset[tuple[Tensor, int]]):
-    """A map-style data set that is no `TensorDataset`."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        return self.x[i], int(self.y[i])
-
-
 def test_tensors_datasets_and_loaders_give_the_same_result() -> None:
     method = NegGradPlus(epochs=2, batch_size=8, saturate=True)
     forms: dict[str, Any] = {
         "tensors": lambda pair: pair,
         "tensor dataset": lambda pair: TensorDataset(*pair),
-        "dataset": lambda pair: Pairs(*pair),
+        "dataset": lambda pair: Subset(TensorDataset(*pair), range(len(pair[1]))),
         "loader": lambda pair: DataLoader(TensorDataset(*pair), batch_size=4),
-        "loader of a dataset": lambda pair: DataLoader(Pairs(*pair), batch_size=5),
     }
     results = {
         form: unlearn(build(), method=method, **{k: wrap(v) for k, v in sets().items()}) for form, wrap in forms.items()
@@ -143,8 +107,6 @@ def test_tensors_datasets_and_loaders_give_the_same_result() -> None:
     ("options", "message"),
     [
         ({"method": "scrubb"}, r"unknown method 'scrubb'; did you mean 'scrub'\?"),
-        ({"method": 3}, "the method is a int"),
-        ({"defense": 3}, "the defence is a int"),
         ({"defense": "wrap"}, r"unknown defence 'wrap'; did you mean 'warp'\?"),
         ({"forget": "data"}, "the forget set is a str"),
         ({"retain": None}, "the retain set is a NoneType"),
@@ -153,17 +115,13 @@ def test_tensors_datasets_and_loaders_give_the_same_result() -> None:
         ({"test": points(9, 1)[:1]}, "the test set is a tuple"),
         ({"forget": (torch.empty(3, 5, device="meta"), torch.zeros(3, dtype=torch.int64))}, "forget set is on the dev"),
         ({"model": nn.Linear(5, 3, device="meta")}, "weight of the model is on the device meta"),
-        ({"model": len}, "the model is a builtin_function_or_method"),
         ({"model": nn.ReLU()}, "no parameters"),
         ({"model": build().requires_grad_(False)}, "no trainable parameter"),
         (
             {"model": build().bfloat16()},
             r"0.weight is bfloat16, .* give model\.float\(\) \(on the .* --dtype float32\)",
         ),
-        ({"model": build().half()}, "0.weight is float16"),
-        ({"seed": "a"}, "seed is 'a'; give a whole number"),
         ({"seed": 1.5}, "seed is 1.5; give a whole number"),
-        ({"seed": float("nan")}, "seed is nan; give a whole number"),
         ({"seed": None}, "seed is None; give a whole number"),
         ({"seed": False}, "seed is False; give a whole number"),
         ({"defense_seed": True, "defense": "cob"}, "defense_seed is True; give a whole number"),
@@ -177,11 +135,6 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) 
     given: dict[str, Any] = {"model": build(), "method": "ngp", **sets(), **options}
     with pytest.raises((InputError, DataError), match=message):
         unlearn(given.pop("model"), **given)
-
-
-def test_a_method_has_to_be_chosen() -> None:
-    with pytest.raises(TypeError, match="method"):
-        unlearn(build(), **sets())
 
 
 def test_a_method_may_be_a_class_in_a_file(tmp_path: Path) -> None:
@@ -200,7 +153,7 @@ def test_a_method_may_be_a_class_in_a_file(tmp_path: Path) -> None:
     assert same(state_of(found.model), state_of(named.model))
     assert same(state_of(found.model), state_of(made.model))
     assert found.record.deletions[0].method["options"]["alpha"] == 0.7
-    for spec, message in ((f"{file}:Nobody", "has no 'Nobody'"), (f"{file}:other", "gives a int without")):
+    for spec, message in ((f"{file}:Nobody", "has no method 'Nobody'"), (f"{file}:other", "gives a int without")):
         with pytest.raises(InputError, match=message):
             unlearn(build(), method=spec, **sets())
     with pytest.raises(InputError, match=r"cannot be made with \{'alfa': 1\}"):
@@ -224,40 +177,29 @@ def test_the_result_shows_itself_and_is_saved_whole(tmp_path: Path, capsys: pyte
     assert [f.name for f in tmp_path.iterdir()] == ["new.safetensors"]
 
 
-def test_the_verdict_needs_test_rows(tmp_path: Path) -> None:
+def test_the_verdict_needs_test_rows() -> None:
     options = {"epochs": 2, "lr": 0.1}
     without, given = (
         unlearn(build(), method="ngp", options=options, test=test, **sets()) for test in (None, points(90, 5))
     )
     assert same(state_of(without.model), state_of(given.model))
-    assert without.verdict.exit == 3
-    assert without.verdict.reasons == ("no test rows", "no unseen rows")
+    assert (without.verdict.exit, without.verdict.reasons) == (3, ("no test rows", "no unseen rows"))
     assert given.verdict.unseen == 90
-    kept = given.record.deletions[0].verdict
-    assert kept is not None
-    assert json.loads(json.dumps(given.verdict.as_json())) == kept
+    assert json.loads(json.dumps(given.verdict.as_json())) == given.record.deletions[0].verdict
 
 
-def test_the_history_and_every_update_are_told() -> None:
-    seen: list[Update] = []
-    result = unlearn(build(), method=NegGradPlus(epochs=3, batch_size=8), on_update=seen.append, **sets())
+def test_history_and_record_tell_what_was_done() -> None:
+    model, method, seen = build(), NegGradPlus(epochs=3, batch_size=8, alpha=0.7), list[Update]()
+    result = unlearn(model, method=method, seed=9, on_update=seen.append, **sets())
     assert [u.step for u in seen] == list(range(1, 13))
     assert result.history == [
         {"update": u.step, "epoch": u.epoch, **{n: float(v) for n, v in u.losses.items()}} for u in seen
     ]
-    assert result.teleports == []
-    assert result.seconds > 0
-
-
-def test_the_record_tells_what_was_done() -> None:
-    model, method = build(), NegGradPlus(epochs=2, alpha=0.7)
-    result = unlearn(model, method=method, seed=9, **sets())
+    assert (result.teleports, result.seconds > 0) == ([], True)
     (deletion,) = result.record.deletions
-    assert deletion.original == model_digest(model)
-    assert deletion.unlearned == model_digest(result.model)
+    assert (deletion.original, deletion.unlearned) == (model_digest(model), model_digest(result.model))
     assert deletion.original != deletion.unlearned
-    assert deletion.method["name"] == "ngp"
-    assert deletion.method["options"]["alpha"] == 0.7
+    assert (deletion.method["name"], deletion.method["options"]["alpha"]) == ("ngp", 0.7)
     assert (deletion.requested, deletion.retained, deletion.seed) == (11, 27, 9)
     assert (deletion.defense, deletion.experiment_only) == (None, False)
     assert deletion.request == {"how": "examples", "rows": 11, "copies": 0, "drawn": False}
@@ -283,24 +225,19 @@ class Scripted:
             yield Update(step, self.steps, 0, False, {"loss": torch.tensor(torch.nan if step >= self.bad else 1.0)})
 
 
-@pytest.mark.parametrize(("bad", "checked"), [(3, 0), (10, 0), (11, 10), (20, 10), (21, 20), (25, 20)])
+@pytest.mark.parametrize(("bad", "checked"), [(3, 0), (10, 0), (11, 10), (25, 20)])
 def test_a_diverging_method_is_stopped_and_the_last_finite_weights_kept(bad: int, checked: int) -> None:
     model = build(torch.float64)
     with pytest.raises(DivergedError) as caught:
         unlearn(model, method=Scripted(bad=bad), **sets(torch.float64))
     for name, value in model.named_parameters():
         torch.testing.assert_close(caught.value.state[name], value.detach() + checked)
-    result = unlearn(model, method=Scripted(), **sets(torch.float64))
-    torch.testing.assert_close(result.model[0].weight.detach(), model[0].weight.detach() + 25)
 
 
 def test_a_real_method_that_diverges_is_stopped() -> None:
-    model = build()
-    before = state_of(model)
     with pytest.raises(DivergedError) as caught:
-        unlearn(model, method=NegGradPlus(lr=1e30, alpha=0.1, epochs=20, momentum=0.0), **sets())
+        unlearn(build(), method=NegGradPlus(lr=1e30, alpha=0.1, epochs=20, momentum=0.0), **sets())
     assert all(bool(t.isfinite().all()) for t in caught.value.state.values())
-    assert same(state_of(model), before)
 
 
 class Shuffling:
@@ -351,34 +288,14 @@ class ShuffleDefense:
         return self.session
 
 
-def defended(method: str, *, defense_seed: int | None = 1, **settings: Any) -> tuple[Unlearned, ShuffleDefense]:
-    defense = ShuffleDefense()
-    result = unlearn(
-        build(torch.float64),
-        method=make_method(method, **settings),
-        defense=defense,
-        defense_seed=defense_seed,
-        **sets(torch.float64),
-    )
-    return result, defense
-
-
-@pytest.mark.filterwarnings("ignore::warp_unlearning.errors.WarpWarning")
-@pytest.mark.parametrize("name", ["ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on", "finetune"])
-def test_a_defended_model_computes_the_same_function_with_other_weights(name: str) -> None:
-    settings = SHORT[name] | ({"anchor": 1.0, "batch_size": 8} if name == "ngp" else {})
-    settings |= {"rewind": True, "max_epochs": 1} if name == "scrub" else {}
-    plain = unlearn(build(torch.float64), method=make_method(name, **settings), **sets(torch.float64))
-    result, _ = defended(name, **settings)
-    x = points(40, 9, torch.float64)[0]
-    with torch.no_grad():
-        torch.testing.assert_close(result.model.eval()(x), plain.model.eval()(x), rtol=1e-9, atol=1e-9)
-    assert not torch.allclose(result.model[0].weight, plain.model[0].weight)
-    assert len(result.history) == len(plain.history)
+def defended(defense_seed: int | None = 1) -> tuple[Unlearned, ShuffleDefense]:
+    defense, data = ShuffleDefense(), sets(torch.float64)
+    method = NegGradPlus(epochs=1, batch_size=8)
+    return unlearn(build(torch.float64), method=method, defense=defense, defense_seed=defense_seed, **data), defense
 
 
 def test_the_defence_is_called_between_updates_and_at_the_end() -> None:
-    result, defense = defended("ngp", epochs=1, batch_size=8)
+    result, defense = defended()
     assert defense.log == ["start", "between 1", "between 2", "between 3", "between 4", "finish"]
     assert defense.session is not None
     # The method's mode is put back after every move, whatever the defence left.
@@ -387,13 +304,18 @@ def test_the_defence_is_called_between_updates_and_at_the_end() -> None:
     (deletion,) = result.record.deletions
     assert deletion.defense == {"name": "shuffle", "options": {}}
     assert deletion.verdicts == {"defense": ["shuffled"]}
-    assert deletion.experiment_only
     assert deletion.original == model_digest(build(torch.float64))
+    # The same function with other weights.
+    plain = unlearn(build(torch.float64), method=NegGradPlus(epochs=1, batch_size=8), **sets(torch.float64))
+    x = points(40, 9, torch.float64)[0]
+    torch.testing.assert_close(result.model.eval()(x), plain.model.eval()(x), rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(result.model[0].weight, plain.model[0].weight)
+    assert len(result.history) == len(plain.history)
 
 
 def test_a_defence_draws_from_entropy_unless_told_otherwise() -> None:
     def orders(seed: int | None) -> list[list[int]]:
-        result, defense = defended("ngp", epochs=4, batch_size=8, defense_seed=seed)
+        result, defense = defended(seed)
         assert result.record.deletions[0].experiment_only == (seed is not None)
         assert defense.session is not None
         return defense.session.orders

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from tests.networks import VisionTransformer, gated
 from torch import Tensor, nn
 
 from warp_unlearning import compare, unlearn
@@ -23,79 +23,25 @@ pytestmark = [
 SHORT: dict[str, dict[str, Any]] = {"srf_on": {"iterations": 3}, "langevin": {"epochs": 1}}
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.self_attention = nn.MultiheadAttention(width, 2, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.ln_1(x)
-        x = x + self.self_attention(y, y, y, need_weights=False)[0]
-        result: Tensor = x + self.mlp(self.ln_2(x))
-        return result
-
-
-class VisionTransformer(nn.Module):
-    """As in torchvision: a class token and positions, which no layer can reset."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.conv_proj = nn.Conv2d(1, width, 4, 4)
-        self.class_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.positions = nn.Parameter(0.02 * torch.randn(1, 5, width))
-        self.layers, self.ln = nn.Sequential(Block(width), Block(width)), nn.LayerNorm(width)
-        self.heads = nn.Linear(width, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv_proj(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.class_token.expand(len(x), -1, -1), x], 1) + self.positions
-        result: Tensor = self.heads(self.ln(self.layers(x))[:, 0])
-        return result
-
-
-class SqueezeExcite(nn.Module):
-    def __init__(self, channels: int = 6) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.SiLU())
-        self.fc1, self.fc2 = nn.Conv2d(channels, 2, 1), nn.Conv2d(2, channels, 1)
-        self.head = nn.Linear(channels, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        scale = torch.sigmoid(self.fc2(F.silu(self.fc1(x.mean((2, 3), keepdim=True)))))
-        result: Tensor = self.head((x * scale).mean((2, 3)))
-        return result
-
-
 def hugging_face() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        image_size=8,
-        patch_size=4,
-        num_channels=1,
-        num_labels=3,
-    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = ViTConfig(**sizes, image_size=6, patch_size=3, num_channels=1, num_labels=3)
     return ViTForImageClassification(config)
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "hugging face": hugging_face,
     "class token": VisionTransformer,
-    "squeeze and excite": SqueezeExcite,
+    "squeeze and excite": gated,
 }
 
 
 def sets(flat: bool = False) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(66) % 3
-    x = torch.randn(66, 1, 8, 8, generator=generator) + 0.5 * y[:, None, None, None]
+    x = torch.randn(66, 1, 6, 6, generator=generator) + 0.5 * y[:, None, None, None]
     x = x.flatten(1) if flat else x
     return {"forget": (x[:10], y[:10]), "retain": (x[10:50], y[10:50]), "test": (x[50:], y[50:])}
 
@@ -126,7 +72,7 @@ class Dictionary(nn.Module):
 
     def __init__(self, kind: Callable[..., Any]) -> None:
         super().__init__()
-        self.kind, self.hidden, self.head = kind, nn.Linear(64, 8), nn.Linear(8, 3)
+        self.kind, self.hidden, self.head = kind, nn.Linear(36, 8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Any:
         return self.kind(logits=self.head(torch.relu(self.hidden(x))))
@@ -135,11 +81,11 @@ class Dictionary(nn.Module):
 @pytest.mark.parametrize("kind", [dict, SimpleNamespace])
 def test_outputs_with_logits_are_understood(kind: Callable[..., Any]) -> None:
     model = Dictionary(kind)
-    plain = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+    plain = nn.Sequential(nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
     plain.load_state_dict(dict(zip(plain.state_dict(), model.state_dict().values(), strict=True)))
     found, expected = (unlearn(m, **sets(flat=True), method="ngp") for m in (model, plain))
     assert isinstance(found.model, Dictionary)
-    assert isinstance(found.model(torch.zeros(1, 64)), kind)
+    assert isinstance(found.model(torch.zeros(1, 36)), kind)
     assert found.history == expected.history
     assert found.verdict == expected.verdict
     assert compare(model, found.model, **sets(flat=True)).verdict == found.verdict

@@ -54,7 +54,7 @@ def subject(x: torch.Tensor, y: torch.Tensor, *, train: int = 60) -> Subject:
         config=resolve(),
         record=DeletionRecord(),
         network=None,
-        builder=None,
+        untrained=None,
     )
 
 

@@ -14,6 +14,7 @@ from warp_unlearning.cli.subject import load_run
 from warp_unlearning.cli.unlearn import unlearn_run
 from warp_unlearning.data.preprocess import load_data, pixels_of
 from warp_unlearning.data.sources import load_table
+from warp_unlearning.data.table import VALIDATION
 from warp_unlearning.errors import DataError, DivergedError, InputError
 from warp_unlearning.models.generator import load_prior, saw
 from warp_unlearning.models.weights import model_digest, read_weights
@@ -136,7 +137,7 @@ def test_a_run_for_an_unlearning_leaves_out_all_that_it_forgot(
     data = ("data.name=npz", f'data.path="{squares}"', "training.epochs=1", "validation=0.2")
     before = train(tmp_path / "trained", *data)
     once, twice = tmp_path / "once", tmp_path / "twice"
-    held = load_run(before).validation
+    held = load_run(before).parts.rows(VALIDATION)
     wanted = [i for i in (3, 30, 50, 51) if i not in held]
     np.save(tmp_path / "first.npy", np.array(wanted[:1]))
     np.save(tmp_path / "second.npy", np.array(wanted[1:]))

@@ -48,14 +48,12 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     return path.read_text(encoding=encoding)
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Put `data` at `path` in one step, with file mode `mode`; an earlier file stays whole until then."""
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data` at `path` in one step, for its owner alone; an earlier file stays whole until then."""
     _check_replaceable(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            if hasattr(os, "fchmod"):
-                os.fchmod(file.fileno(), mode)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -77,20 +75,17 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def safe_output(path: Path, *, overwrite: bool = False, within: Path | None = None) -> Path:
+def safe_output(path: Path, *, overwrite: bool = False) -> Path:
     """`path`, once it is known that a file may be written there; missing folders are made for their owner alone.
 
     Only a regular file is ever replaced, and only with `overwrite`: set it for a file that this software wrote or that
-    the user said to replace. With `within`, no link may lead out of that folder.
+    the user said to replace.
     """
-    if within is not None and not path.parent.resolve().is_relative_to(within.resolve()):
-        raise InputError(f"{path} leads out of {within} to {path.parent.resolve()}; remove that link")
     for folder in reversed([path.parent, *path.parent.parents]):
-        if not folder.is_dir():
-            try:
-                folder.mkdir(mode=0o700)
-            except OSError as error:
-                raise InputError(f"the folder {folder} cannot be made ({error}); give another") from error
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"the folder {folder} cannot be made ({error}); give another") from error
     if _check_replaceable(path) and not overwrite:
         raise InputError(f"there is a file {path} already; give another name, or say that it may be replaced")
     return path
@@ -110,22 +105,17 @@ def _check_replaceable(path: Path) -> bool:
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Every array of an `.npz` file. Arrays of Python objects, which need unpickling, are refused."""
-    if not path.is_file():
-        raise DataError(f"there is no file {path}; give a .npz written by numpy.savez")
     try:
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.lib.npyio.NpzFile):
-                found = {key: loaded[key] for key in loaded.files}
-                other = next((key for key, value in found.items() if not isinstance(value, np.ndarray)), None)
-                if other is not None:
-                    raise ValueError(f"{other!r} is no array")
-                return found
+        with path.open("rb") as file, np.lib.npyio.NpzFile(file) as loaded:
+            found = dict(loaded)
+            other = next((key for key, value in found.items() if not isinstance(value, np.ndarray)), None)
+            if other is not None:
+                raise ValueError(f"{other!r} is no array")
+            return found
     except UNREADABLE as error:
         raise DataError(
             f"{path} is not a whole .npz of plain arrays ({error}); write it again with numpy.savez"
         ) from error
-    raise DataError(f"{path} holds a single array; save x and y together with numpy.savez")
 
 
 def array_digest(*arrays: NDArray[Any]) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import isfinite
+from hashlib import sha256
+from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any, get_args
 
@@ -69,15 +70,12 @@ class Preprocess:
     def inputs(self, raw: NDArray[Any] | Tensor) -> Tensor:
         """What the model is given for raw rows, on the device they are on."""
         if not isinstance(raw, Tensor):
-            with np.errstate(over="ignore"):
-                raw = torch.from_numpy(raw if raw.dtype == np.uint8 else raw.astype(np.float32, copy=False))
+            raw = torch.from_numpy(raw if raw.dtype == np.uint8 else raw.astype(np.float32, copy=False))
         if self.function is not None:
             found = self.function(raw)
             if not isinstance(found, Tensor) or len(found) != len(raw):
                 kind = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-                raise InputError(
-                    f"{self.spec or 'the preprocessing'} gave {kind} for {len(raw)} rows; return one a row"
-                )
+                raise InputError(f"{self.spec} gave {kind} for {len(raw)} rows; return a tensor with one a row")
             return found.float()
         x: Tensor = _channels_first(raw, self.layout).to(torch.float32, copy=True).div_(self.scale)
         if self.mean and x.shape[1] != len(self.mean) != 1:
@@ -90,19 +88,13 @@ class Preprocess:
 
     def __str__(self) -> str:
         if self.function is not None:
-            return self.spec or "a function"
+            return str(self.spec)
         scaled = "x" if self.scale == 1 else f"x/{self.scale:g}"
         if not self.mean:
             return scaled
         mean, std = (", ".join(f"{v:.3g}" for v in values[:3]) for values in (self.mean, self.std))
         mean, std = (f"({text})" if "," in text else text for text in (mean, std))
         return f"({scaled} - {mean})/{std}"
-
-    def images(self, x: Tensor) -> Tensor:
-        """Inputs before mean and std were applied: v / scale."""
-        if self.function is not None:
-            raise InputError(f"{self.spec or 'a function'} cannot be undone; give scale, mean and std to see images")
-        return x * _by_channel(self.std, x) + _by_channel(self.mean, x) if self.mean else x
 
     def describe(self) -> dict[str, Any]:
         """As plain data, from which `from_plain` makes it again."""
@@ -126,26 +118,22 @@ class Preprocess:
 
 def readings(table: Table, preprocess: Preprocess) -> dict[str, Preprocess]:
     """Other plausible ways to read the same rows, by the name to show."""
-    layout, image = table.layout, len(table.x.shape) > 2
-    channels = 1 if layout == "nhw" else table.x.shape[3 if layout == "nhwc" else 1]
+    layout, bytes_ = table.layout, table.x.dtype == np.uint8
     rows = table.learned[:: max(len(table.learned) // 10_000, 1)]
-    mean, std = moments(table, rows, 1.0)
     found = {
         "x": Preprocess(layout=layout),
-        "(x - mean)/std of the training rows": Preprocess(1.0, mean, std, layout),
+        "(x - mean)/std of the training rows": Preprocess(1.0, *moments(table, rows, 1.0), layout),
     }
-    if image:
+    if layout != "nd":
         found["x/255"] = Preprocess(255.0, layout=layout)
         found["x/127.5 - 1"] = Preprocess(127.5, (1.0,), (1.0,), layout)
-    if channels == 3 and image:
-        scale = 255.0 if table.x.dtype == np.uint8 else 1.0
-        shown = "(x/255 - mean)/std" if scale == 255.0 else "(x - mean)/std"
-        found[f"{shown} of ImageNet"] = Preprocess(scale, *_IMAGENET, layout)
+    if layout in ("nhwc", "nchw") and table.x.shape[3 if layout == "nhwc" else 1] == 3:
+        shown = "(x/255 - mean)/std of ImageNet" if bytes_ else "(x - mean)/std of ImageNet"
+        found[shown] = Preprocess(255.0 if bytes_ else 1.0, *_IMAGENET, layout)
         found["in the order BGR"] = Preprocess(function=lambda raw: preprocess.inputs(raw).flip(1), spec="BGR")
-    if image:
+    if layout != "nd" and preprocess.inputs(table.x[rows[:1]]).dim() == 4:
         turned = Preprocess(function=lambda raw: preprocess.inputs(raw).transpose(-1, -2), spec="transposed")
-        if preprocess.inputs(table.x[rows[:1]]).dim() == 4:
-            found["transposed"] = turned
+        found["transposed"] = turned
     if table.name in MOMENTS or table.name == "digits":
         found["as our own networks"] = Preprocess.standard(table)
     return {name: other for name, other in found.items() if other != preprocess}
@@ -157,20 +145,16 @@ def moments(table: Table, rows: Index, scale: float) -> tuple[tuple[float, ...],
     A channel that never changes has deviation 1, so that it is normalised to zeros.
     """
     count, total, squares = 0, np.array(0), np.array(0)
-    whole = table.x.dtype == np.uint8
     for part in chunks(table.x, rows):
         raw = _channels_first(table.x[part], table.layout)
-        raw = raw.astype(np.int64 if whole else np.float64)
+        raw = raw.astype(np.int64 if raw.dtype == np.uint8 else np.float64)
         axes = tuple(axis for axis in range(raw.ndim) if axis != 1)
         total, squares = total + raw.sum(axis=axes), squares + (raw * raw).sum(axis=axes)
         count += raw.size // raw.shape[1]
-    if not whole:
-        mean, spread = total / count, np.maximum(squares / count - (total / count) ** 2, 0)
-        return tuple((mean / scale).tolist()), tuple(np.where(spread > 0, np.sqrt(spread) / scale, 1.0).tolist())
-    # Whole numbers up to the last step: the difference of two large sums would lose digits in floating point.
-    exact = [max(count * int(q) - int(t) ** 2, 0) / count**2 for t, q in zip(total, squares, strict=True)]
-    std = tuple(float(np.sqrt(v)) / scale if v > 0 else 1.0 for v in exact)
-    return tuple(float(t) / count / scale for t in total), std
+    # Of bytes, in Python's whole numbers: the difference of two large sums would lose digits in floating point.
+    sums = list(zip(total.tolist(), squares.tolist(), strict=True))
+    spread = [max(count * q - t * t, 0) / count**2 for t, q in sums]
+    return tuple(t / count / scale for t, _ in sums), tuple(sqrt(v) / scale if v > 0 else 1.0 for v in spread)
 
 
 def _channels_first(raw: Any, layout: Layout) -> Any:
@@ -204,9 +188,10 @@ class TableExamples:
     dtype: torch.dtype = torch.float32
 
     def take(self, index: Tensor) -> Batch:
-        """The examples at `index`."""
-        x = _read(self.table, self.index[index.cpu().numpy()], self.preprocess, self.y.device)
-        return Batch(x.to(self.dtype), self.y[index.to(self.y.device)])
+        """The examples at `index`. Bytes are sent to the device, not floats, and preprocessed there."""
+        raw = self.table.x[self.index[index.cpu().numpy()]]
+        sent = torch.from_numpy(raw if raw.dtype == np.uint8 else raw.astype(np.float32)).to(self.y.device)
+        return Batch(self.preprocess.inputs(sent).to(self.dtype), self.y[index.to(self.y.device)])
 
     def to(self, device: torch.device | str) -> TableExamples:
         """The same examples, delivered on `device`."""
@@ -226,32 +211,13 @@ def table_examples(
     keep: int = 2**30,
 ) -> Examples:
     """Rows of a table as examples: tensors if the inputs take at most `keep` bytes, else read batch by batch."""
-    y = torch.from_numpy(table.y[index]).to(device)
-    later = TableExamples(table, index, preprocess, y, dtype)
-    if len(index) == 0:
+    later = TableExamples(table, index, preprocess, torch.from_numpy(table.y[index]).to(device), dtype)
+    if len(index) == 0 or (first := later.take(torch.tensor([0])).x).nbytes * len(index) > keep:
         return later
-    example = _read(table, index[:1], preprocess, y.device).to(dtype)
-    if example.numel() * example.element_size() * len(index) > keep:
-        return later
-    x = example.new_empty(len(index), *example.shape[1:])
-    start = 0
-    for part in chunks(table.x, index):
-        x[start : start + len(part)] = _read(table, part, preprocess, y.device)
-        start += len(part)
-    return TensorExamples(x, y)
-
-
-def _read(table: Table, rows: Index, preprocess: Preprocess, device: torch.device) -> Tensor:
-    raw = table.x[rows]
-    if raw.dtype != np.uint8:
-        with np.errstate(over="ignore"):
-            raw = raw.astype(np.float32, copy=False)
-    # Bytes are sent, not floats, and read there.
-    x = preprocess.inputs(torch.from_numpy(raw).to(device))
-    if raw.dtype != np.uint8 and not bool(x.isfinite().all()):
-        row = rows[int((~x.isfinite()).flatten(1).any(1).nonzero()[0])]
-        raise DataError(f"row {row} of {table.name} has a value that is not finite; mend or drop that row")
-    return x
+    x = first.new_empty(len(index), *first.shape[1:])
+    for part in chunks(table.x, np.arange(len(index))):
+        x[part[0] : part[-1] + 1] = later.take(torch.from_numpy(part)).x
+    return TensorExamples(x, later.y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,14 +235,6 @@ class ImageData:
     std: tuple[float, ...]
     digest: str
 
-    def first(self, count: int) -> ImageData:
-        """The first `count` training examples and at most as many of the test part, normalised as they are."""
-        if not 1 <= count <= len(self.train):
-            raise InputError(f"{count} of the {len(self.train)} training examples of {self.name}; give 1 to all")
-        train, test = (part.select(torch.arange(min(count, len(part)))) for part in (self.train, self.test))
-        digest = array_digest(np.frombuffer(bytes.fromhex(self.digest), np.uint8), np.array(count))
-        return replace(self, train=train, test=test, digest=digest)
-
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one example: (channels, height, width), or (features,)."""
@@ -289,12 +247,12 @@ class ImageData:
 
 
 def image_data(table: Table, preprocess: Preprocess | None = None, *, test: Index | None = None) -> ImageData:
-    """The training rows and the unseen rows of a table, or `test`, which may be empty, normalised."""
-    known, unseen = (table.learned, table.unseen) if test is None else (np.arange(table.train), test)
-    if test is None and len(unseen) == 0:
+    """The rows learned from and the unseen rows of a table; with `test`, all training rows and these; normalised."""
+    if test is None and len(table.unseen) == 0:
         raise DataError(f"{table.name} has no rows to test on; give a test part, or hold a share out")
     preprocess = preprocess or Preprocess.standard(table)
-    parts = [(table.x[rows], table.y[rows]) for rows in (known, unseen)]
+    both = (table.learned, table.unseen) if test is None else (np.arange(table.train), test)
+    parts = [(table.x[rows], table.y[rows]) for rows in both]
     train, held = (TensorExamples(preprocess.inputs(x), torch.from_numpy(y)) for x, y in parts)
     digest = array_digest(*(array for x, y in parts for array in (_channels_first(x, table.layout), y)))
     channels = table.x.shape[3 if table.layout == "nhwc" else 1] if len(table.x.shape) == 4 else 1
@@ -320,8 +278,14 @@ def load_data(
     table = load_table(name, path, fetch=fetch, size=size)
     if len(table.unseen) == 0:
         table = replace(table, held=fixed_test_part(table.y, fraction=0.2, name=name)[1])
-    found = image_data(table)
-    return found if examples is None else found.first(examples)
+    data = image_data(table)
+    if examples is None:
+        return data
+    if not 1 <= examples <= len(data.train):
+        raise InputError(f"{examples} of the {len(data.train)} training examples of {name}; give 1 to all")
+    train, held = (part.select(torch.arange(min(examples, len(part)))) for part in (data.train, data.test))
+    digest = array_digest(np.frombuffer(bytes.fromhex(data.digest), np.uint8), np.array(examples))
+    return replace(data, train=train, test=held, digest=digest)
 
 
 @dataclass(frozen=True)
@@ -335,12 +299,8 @@ class Pixels:
     def __post_init__(self) -> None:
         if len(self.shape) != 3 or min(self.shape) < 1:
             raise InputError(f"images have shape {self.shape}; give (channels, height, width)")
-        if not len(self.mean) == len(self.std) == self.shape[0]:
-            raise InputError(
-                f"there are {len(self.mean)} means and {len(self.std)} deviations for images of {self.shape[0]} "
-                "channels; give one of each for a channel"
-            )
-        Preprocess(1.0, self.mean, self.std)
+        if len(Preprocess(1.0, self.mean, self.std).mean) != self.shape[0]:
+            raise InputError(f"there are {len(self.mean)} means for {self.shape[0]} channels; give one of each")
 
     def inputs(self, images: Tensor) -> Tensor:
         """What the model sees of images (..., channels, height, width)."""
@@ -359,3 +319,18 @@ def pixels_of(data: ImageData) -> Pixels:
     if len(data.shape) != 3:
         raise InputError(f"an example of {data.name} has shape {data.shape}; images are (channels, height, width)")
     return Pixels((data.shape[0], data.shape[1], data.shape[2]), data.mean, data.std)
+
+
+def image_digests(images: Tensor) -> list[str]:
+    """64 bits of SHA-256, in hexadecimal, of each of images (n, c, h, w) with values in [0, 1], rounded to 1/4080.
+
+    >>> white, grey = torch.ones(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.5)
+    >>> image_digests(white) == image_digests(white - 1e-6), image_digests(white) == image_digests(grey)
+    (True, False)
+    """
+    # 4080 is a multiple of 255 and of 16, so that 8-bit values and those of the digits lie on a step, never between.
+    found: list[str] = []
+    for part in torch.split(images.detach(), 4096):
+        rows = (part.double() * 4080).round().clamp(0, 4080).cpu().numpy().astype("<u2")
+        found += [sha256(f"{row.shape}".encode() + row.tobytes()).hexdigest()[:16] for row in rows]
+    return found

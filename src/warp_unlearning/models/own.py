@@ -243,7 +243,9 @@ def check_examples(model: nn.Module, sets: Mapping[str, Examples]) -> int:
             finite = part.flatten(1).isfinite().all(1)
             if not bool(finite.all()):
                 row = at * 4096 + int((~finite).nonzero()[0])
-                raise DataError(f"the {what} set has a value that is not finite at row {row}; remove or repair it")
+                raise DataError(
+                    f"the {what} set has a value that is not finite (NaN or infinite) at row {row}; remove or repair it"
+                )
         x = examples.take(torch.arange(min(2, len(examples)))).x
         # A model that takes one example takes every other of that shape and type.
         if (x.shape[1:], x.dtype) not in seen:

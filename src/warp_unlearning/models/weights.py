@@ -70,6 +70,8 @@ def load_weights(
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"the model is a {type(model).__name__}; give an nn.Module")
+    if isinstance(weights, nn.Module):
+        raise WeightsError(f"{source} is a {type(weights).__name__}; give its state_dict()")
     state = _plain(weights.state if isinstance(weights, Weights) else weights, source=source)
     expected, prefix = _plain(model), _prefix(state)
     if prefix and not state.keys() & expected.keys():

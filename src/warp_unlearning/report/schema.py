@@ -207,7 +207,7 @@ class Unlearning(Results):
 class Check(Results):
     """What `warp check` found: the model fits these data, read as `reading`. `known` and `test` are accuracies on so
     many rows, `readings` the accuracy on the known rows by other ways to read them, `movable` the share of the weights
-    that the chosen defence moves, `notes` what could not be told.
+    that the chosen defence can move, `notes` what could not be told.
     """
 
     kind: Literal["check"] = "check"

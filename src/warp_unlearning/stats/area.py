@@ -21,6 +21,7 @@ from .intervals import Estimate
 from .roc import Floats
 from .tails import beta_below, beta_beyond, student_beyond
 
+LEVEL = 0.95  # of intervals and, as 1 − α, of tests
 # With fewer rows the variance is not estimated below that of exponential scores with the same area.
 FEW = 30
 
@@ -121,7 +122,7 @@ def standard_error(influence: Floats, rows: Matched, *, least: float = 0.0) -> t
     return float(np.sqrt(total)), max(total**2 / max(sum(v**2 / free for v, free in parts), 1e-300), 1.0)
 
 
-def area_estimate(found: MatchedArea, rows: Matched, *, level: float = 0.95) -> tuple[Estimate, float]:
+def area_estimate(found: MatchedArea, rows: Matched, *, level: float = LEVEL) -> tuple[Estimate, float]:
     """An area with its interval, and its standard error.
 
     The interval is symmetric for the logit, and lies within Clopper and Pearson's for a proportion of as many trials as

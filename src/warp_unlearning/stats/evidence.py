@@ -5,20 +5,20 @@ Every array has one entry a row, forgotten and unseen rows in any order; a score
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError
-from .area import Matched, MatchedArea, area_estimate, match, matched_area, standard_error
+from .area import LEVEL, Matched, MatchedArea, area_estimate, match, matched_area, standard_error
 from .exchange import DRAWS, learned_more, paired_drop, permutation_p, rank_p
 from .holm import holm
 from .intervals import Estimate
 from .roc import Floats
 from .tails import student_beyond, student_tail
-from .verdict import LEVEL, MARGIN, MAX_DROP, STILL, Evidence, Needs, Null, Verdict, judge
+from .verdict import MARGIN, STILL, Evidence, Needs, Null, Verdict, judge
 
 # As many unseen rows as this say how far the outputs moved.
 MOVED_ROWS = 2000
@@ -40,7 +40,7 @@ class Attack:
     """The scores (n,) of one attack on the new, the original, and each retrained model.
 
     Of an attack on both models, `new` scores the pair (original, new), each of `retrained` the pair (original,
-    retrained), and there is no `original`.
+    retrained), and `original` is None.
     """
 
     name: str
@@ -50,105 +50,101 @@ class Attack:
     retrained: Sequence[ArrayLike] = ()
 
     def __post_init__(self) -> None:
-        models = {"the new model": self.new, "the original": self.original}
-        models |= {f"retrained model {i}": scores for i, scores in enumerate(self.retrained, 1)}
-        for whose, scores in models.items():
-            wrong = np.flatnonzero(~np.isfinite(np.asarray([] if scores is None else scores, dtype=np.float64)))
+        if (self.original is None) != self.both:
+            raise InputError(
+                f"the attack {self.name} needs {self.needs}; give scores on the original, or None for both"
+            )
+        models = {"the new model": self.new, "the original": () if self.original is None else self.original}
+        for whose, scores in (*models.items(), *((f"retrained model {i}", s) for i, s in enumerate(self.retrained, 1))):
+            wrong = np.flatnonzero(~np.isfinite(np.asarray(scores, dtype=np.float64)))
             if wrong.size:
                 raise InputError(
                     f"the attack {self.name} gives row {wrong[0]} of {whose} a score that is no finite number, as "
-                    f"{wrong.size} rows in all; leave out the attack or those rows"
+                    f"{wrong.size} rows in all; leave out those rows"
                 )
+
+    @property
+    def both(self) -> bool:
+        """Whether the attack sees the original model too."""
+        return self.needs.startswith("both")
+
+    def on(self, rows: NDArray[np.bool_]) -> Attack:
+        """The scores of these rows."""
+        original = None if self.original is None else np.asarray(self.original)[rows]
+        retrained = [np.asarray(scores)[rows] for scores in self.retrained]
+        return replace(self, new=np.asarray(self.new)[rows], original=original, retrained=retrained)
+
+    def before(self, rows: Matched) -> MatchedArea:
+        """The area on the original; of an attack on both models nothing, which is what they differ in."""
+        if self.original is None:
+            return MatchedArea(0.0, np.zeros(rows.forgot.size))
+        return matched_area(self.original, rows)
 
 
 def alone(
-    attacks: Sequence[Attack],
-    rows: Matched,
-    *,
-    generator: np.random.Generator,
-    level: float = LEVEL,
-    draws: int = DRAWS,
+    attacks: Sequence[Attack], rows: Matched, *, generator: np.random.Generator, draws: int = DRAWS
 ) -> tuple[Evidence, ...]:
     """Attacks on the new model: its forgotten rows against unseen ones. Attacks without two unequal scores are void."""
-    areas = {a.name: matched_area(a.new, rows) for a in attacks}
-    attacks = [a for a in attacks if not areas[a.name].void]
+    attacks = [a for a in attacks if not matched_area(a.new, rows).void]
     if not attacks:
         return ()
-    alone_p, adjusted = permutation_p(np.array([a.new for a in attacks]), rows, generator=generator, draws=draws)
+    ps = permutation_p(np.array([a.new for a in attacks]), rows, generator=generator, draws=draws)
     found = []
-    for attack, p, q in zip(attacks, alone_p, adjusted, strict=True):
-        area, error = area_estimate(areas[attack.name], rows, level=level)
-        before = matched_area(_original(attack), rows)
-        power = area_estimate(before, rows, level=1 - (1 - level) / len(attacks))[0]
+    for attack, p, adjusted in zip(attacks, *ps, strict=True):
+        area, error = area_estimate(matched_area(attack.new, rows), rows)
+        deviation, before = Estimate(area.value - 0.5, area.low - 0.5, area.high - 0.5), attack.before(rows)
+        original = area_estimate(before, rows)[0]
+        power = area_estimate(before, rows, level=1 - (1 - LEVEL) / len(attacks))[0]
         seen = Estimate(abs(power.value - 0.5), max(power.low - 0.5, 0.5 - power.high), 0.5)
-        original = area_estimate(before, rows, level=level)[0]
-        deviation = Estimate(area.value - 0.5, area.low - 0.5, area.high - 0.5)
-        found.append(
-            Evidence(attack.name, attack.needs, area, original, (), deviation, error, float(p), float(q), seen)
-        )
+        test = (deviation, error, float(p), float(adjusted), seen)
+        found.append(Evidence(attack.name, attack.needs, area, original, (), *test))
     return tuple(found)
 
 
-def beside(
-    attacks: Sequence[Attack], rows: Matched, *, margin: float = MARGIN, level: float = LEVEL
-) -> tuple[Evidence, ...]:
-    """Attacks on the new model and on retrained ones over the same rows.
+def beside(attacks: Sequence[Attack], rows: Matched) -> tuple[Evidence, ...]:
+    """Attacks on the new model and on m retrained ones over the same rows.
 
     p is the largest over references of P(T > (|d| − margin (1 + 1/m)) / error), 1 where the new model is not on the
     same side of all of them; retrained models differ among themselves, hence the margin. Attacks on both models are
     compared by |A − ½|, and more than a reference is all that counts against them.
     """
-    attacks = [a for a in attacks if not matched_area(a.new, rows).void]
     found: list[Evidence] = []
     for both in (False, True):
-        same = [a for a in attacks if a.needs.startswith("both") == both]
-        parts = [_beside(a, rows, margin, level, len(same)) for a in same]
+        same = [a for a in attacks if a.both == both and not matched_area(a.new, rows).void]
+        parts = [_beside(attack, rows, len(same)) for attack in same]
         adjusted = holm([e.p for e in parts]) if parts else ()
         found += [replace(e, adjusted=float(q)) for e, q in zip(parts, adjusted, strict=True)]
     return tuple(found)
 
 
-def _beside(attack: Attack, rows: Matched, margin: float, level: float, attacks: int) -> Evidence:
-    hidden, tail = attack.needs.startswith("both"), (1 - level) / 2
+def _beside(attack: Attack, rows: Matched, attacks: int) -> Evidence:
     if not attack.retrained:
         raise InputError(f"the attack {attack.name} was made on no retrained model; give one score a row for each")
     areas = [matched_area(scores, rows) for scores in (attack.new, *attack.retrained)]
-    estimates = [area_estimate(a, rows, level=level)[0] for a in areas]
-    new, *references = [a.strength for a in areas] if hidden else areas
-    nothing = MatchedArea(0.0, np.zeros_like(new.influence))
-    original = nothing if hidden else matched_area(_original(attack), rows)
-    slack, ps, ends, errors, seen = margin * (1 + 1 / len(references)), [], [], [], []
+    estimates = [area_estimate(a, rows)[0] for a in areas]
+    new, *references = [a.strength for a in areas] if attack.both else areas
+    before, tail = attack.before(rows), (1 - LEVEL) / 2
+    slack, ps, ends, errors, seen = MARGIN * (1 + 1 / len(references)), [], [], [], []
     for reference in references:
-        d, power = new - reference, reference - original
+        d, power = new - reference, reference - before
         error, freedom = standard_error(d.influence, rows)
-        error = max(error, 1e-12)
-        ends.append(_interval(d.value, error, freedom, tail))
-        ps.append(student_tail(((d.value if hidden else abs(d.value)) - slack) / error, freedom))
-        errors.append(error)
+        errors.append(max(error, 1e-12))
+        ends.append(_interval(d.value, errors[-1], freedom, tail))
+        ps.append(student_tail(((d.value if attack.both else abs(d.value)) - slack) / errors[-1], freedom))
         seen.append(_interval(abs(power.value), *standard_error(power.influence, rows), tail / attacks))
     same_side = len({np.sign(e.value) for e in ends}) == 1 and ends[0].value != 0
     p = max(ps) if same_side else 1.0
-    deviation = Estimate(
-        float(np.mean([e.value for e in ends])),
-        0.0 if hidden else min(e.low for e in ends),  # less trace than retraining leaves is no fault
-        max(e.high for e in ends),
-    )
+    lowest = 0.0 if attack.both else min(e.low for e in ends)  # less trace than retraining leaves is no fault
+    deviation = Estimate(float(np.mean([e.value for e in ends])), lowest, max(e.high for e in ends))
     least = Estimate(min(s.value for s in seen), min(s.low for s in seen), 0.5)
-    before = None if hidden else area_estimate(original, rows, level=level)[0]
-    return Evidence(
-        attack.name, attack.needs, estimates[0], before, tuple(estimates[1:]), deviation, max(errors), p, p, least
-    )
+    original = None if attack.both else area_estimate(before, rows)[0]
+    test = (deviation, max(errors), p, p, least)
+    return Evidence(attack.name, attack.needs, estimates[0], original, tuple(estimates[1:]), *test)
 
 
 def _interval(value: float, error: float, freedom: float, tail: float) -> Estimate:
     reach = student_beyond(tail, freedom) * error
     return Estimate(value, max(value - reach, -1.0), min(value + reach, 1.0))
-
-
-def _original(attack: Attack) -> ArrayLike:
-    if attack.original is None:
-        raise InputError(f"the attack {attack.name} has no scores on the original model; give one a row")
-    return attack.original
 
 
 def judge_outputs(
@@ -164,10 +160,6 @@ def judge_outputs(
     drawn: bool = False,
     ours: bool = False,
     word: str | None = None,
-    copies: int = 0,
-    margin: float = MARGIN,
-    level: float = LEVEL,
-    max_drop: float = MAX_DROP,
     draws: int = DRAWS,
 ) -> Verdict:
     """The verdict on a new model from what the models say of the same n rows.
@@ -180,30 +172,42 @@ def judge_outputs(
     """
     mask, labels, models = np.asarray(forgot, dtype=bool), np.asarray(classes), dict(references or {})
     named = {"the original": original, "the new model": new, **models}
-    for name, outputs in named.items():
-        _check(name, outputs, mask, labels, original.probabilities.shape[-1])
+    width = original.probabilities.shape[1]
+    for name, found in named.items():
+        sizes = {len(found.confidence), len(found.correct), len(found.probabilities), mask.size, labels.size}
+        if len(sizes) > 1:
+            raise InputError(f"the arrays of {name} hold {sorted(sizes)} rows; give one entry a row in every array")
+        if found.probabilities.shape[1:] != (width,):
+            outputs = found.probabilities.shape[1]
+            raise InputError(f"{name} has {outputs} outputs, the original {width}; give models of the same task")
     if not mask.any():
         raise InputError(f"none of the {mask.size} rows is forgotten; mark at least one")
+    # Accuracy is an attack with the scores 0 and 1.
+    sure, right = ([m.confidence for m in named.values()], [m.correct.astype(float) for m in named.values()])
+    every = [Attack(what, "new outputs", s[1], s[0], s[2:]) for what, s in (("confidence", sure), ("accuracy", right))]
     tests = ~mask & ~np.isin(labels, list(gone))
     before, after = original.correct[tests], new.correct[tests]
     here = np.isin(labels, labels[mask]) & np.isin(labels, labels[~mask])
     null: Null = "ours" if ours else "drawn" if drawn else "retrained" if models else "unseen"
+    unseen = np.flatnonzero(~mask)
+    if unseen.size > MOVED_ROWS:
+        unseen = unseen[np.linspace(0, unseen.size - 1, MOVED_ROWS).astype(np.intp)]
+    shown = np.concatenate([np.flatnonzero(mask), unseen])
     rise, closer, fake, evidence = None, False, "", tuple[Evidence, ...]()
-    moved = _movement(mask)
     if here.any() and not ours:
         rows = match(mask[here], labels[here])
-        rise = learned_more(original.correct[here], new.correct[here], rows, level=level)
-        closer = rank_p(new.confidence[here] - original.confidence[here], rows) < 1 - level
-        fake = _fake(models, original, new, moved)
-        every = [*_own_attacks(original, new, models), *attacks]
-        given = [_only(a, here) for a in every]
-        single = [a for a in given if a.needs.startswith("new")]
-        pairs = [a for a in given if a.needs.startswith("both") and models]
+        rise = learned_more(original.correct[here], new.correct[here], rows)
+        closer = rank_p(new.confidence[here] - original.confidence[here], rows) < 1 - LEVEL
+        known = (("the original's", original), ("the new model's", new))
+        same = [(n, whose) for n, m in models.items() for whose, k in known if max(_apart(m, k, shown)) <= STILL]
+        fake = "{} gives {} outputs".format(*same[0]) if same else ""
+        given = [attack.on(here) for attack in (*every, *attacks) if models or not attack.both]
         if null == "retrained":
-            evidence = beside([*single, *pairs], rows, margin=margin, level=level)
+            evidence = beside(given, rows)
         else:
-            evidence = alone(single, rows, generator=generator, level=level, draws=draws)
-            evidence += beside(pairs, rows, margin=margin, level=level)
+            evidence = alone([a for a in given if not a.both], rows, generator=generator, draws=draws)
+            evidence += beside([a for a in given if a.both], rows)
+    up, down = int((after & ~before).sum()), int((before & ~after).sum())
     return judge(
         evidence,
         rows=int(mask.sum() if ours else mask[here].sum()),
@@ -211,86 +215,18 @@ def judge_outputs(
         null=null,
         references=len(models),
         fake=fake,
-        moved=moved(original, new),
-        drop=_drop(before, after, level),
+        moved=_apart(original, new, shown),
+        drop=paired_drop(up, down, before.size) if before.size else None,
         tests=int(tests.sum()),
         accuracy=[float(m.correct[tests].mean()) for m in named.values()] if tests.any() else (),
         risen=rise,
         closer=closer,
-        copies=copies,
         left=0 if ours else int((mask & ~here).sum()),
         word=word,
-        margin=margin,
-        level=level,
-        max_drop=max_drop,
     )
 
 
-def _check(name: str, outputs: Outputs, mask: NDArray[np.bool_], labels: NDArray[np.int64], width: int) -> None:
-    """Raise unless there is one finite confidence, one answer, one distribution and one class for each row."""
-    sizes = {len(outputs.confidence), len(outputs.correct), len(outputs.probabilities), mask.size, labels.size}
-    if len(sizes) > 1 or np.ndim(outputs.probabilities) != 2:
-        raise InputError(f"the arrays of {name} hold {sorted(sizes)} rows; give one entry a row in every array")
-    if outputs.probabilities.shape[1] != width:
-        found = outputs.probabilities.shape[1]
-        raise InputError(f"{name} has {found} outputs, the original {width}; give models of the same task")
-    for what, values in (("confidence", outputs.confidence[:, None]), ("output", outputs.probabilities)):
-        wrong = np.flatnonzero(~np.isfinite(values).all(axis=1))
-        if wrong.size:
-            raise InputError(
-                f"the {what} of {name} in row {wrong[0]} is not a finite number, as in {wrong.size} of {mask.size}: "
-                "give a model whose outputs are finite"
-            )
-
-
-def _own_attacks(original: Outputs, new: Outputs, models: Mapping[str, Outputs]) -> list[Attack]:
-    """Confidence and accuracy, which is an attack with the scores 0 and 1."""
-    others = models.values()
-    right, sure = [m.correct.astype(float) for m in others], [m.confidence for m in others]
-    return [
-        Attack("confidence", "new outputs", new.confidence, original.confidence, sure),
-        Attack("accuracy", "new outputs", new.correct.astype(float), original.correct.astype(float), right),
-    ]
-
-
-def _only(attack: Attack, here: NDArray[np.bool_]) -> Attack:
-    """The scores of these rows."""
-    original = None if attack.original is None else np.asarray(attack.original)[here]
-    retrained = [np.asarray(scores)[here] for scores in attack.retrained]
-    return Attack(attack.name, attack.needs, np.asarray(attack.new)[here], original, retrained)
-
-
-def _movement(mask: NDArray[np.bool_]) -> Callable[[Outputs, Outputs], tuple[float, float]]:
-    """How far two models are apart on the forgotten and at most 2,000 unseen rows, evenly spaced: the mean total
-    variation ½ Σ |p − q| and the share of answers that differ.
-    """
-    unseen = np.flatnonzero(~mask)
-    if unseen.size > MOVED_ROWS:
-        unseen = unseen[np.linspace(0, unseen.size - 1, MOVED_ROWS).astype(np.intp)]
-    at = np.concatenate([np.flatnonzero(mask), unseen])
-
-    def between(one: Outputs, other: Outputs) -> tuple[float, float]:
-        p, q = np.asarray(one.probabilities)[at], np.asarray(other.probabilities)[at]
-        return float(np.abs(p - q).sum(1).mean() / 2), float((p.argmax(1) != q.argmax(1)).mean())
-
-    return between
-
-
-def _fake(
-    models: Mapping[str, Outputs],
-    original: Outputs,
-    new: Outputs,
-    moved: Callable[[Outputs, Outputs], tuple[float, float]],
-) -> str:
-    """A sentence on the first reference that is one of the two models; empty if none is."""
-    for name, reference in models.items():
-        for whose, model in (("the original's", original), ("the new model's", new)):
-            if max(moved(reference, model)) <= STILL:
-                return f"{name} gives {whose} outputs"
-    return ""
-
-
-def _drop(before: NDArray[np.bool_], after: NDArray[np.bool_], level: float) -> Estimate | None:
-    if not before.size:
-        return None
-    return paired_drop(int((after & ~before).sum()), int((before & ~after).sum()), before.size, level=level)
+def _apart(one: Outputs, other: Outputs, at: NDArray[np.intp]) -> tuple[float, float]:
+    """The mean total variation ½ Σ |p − q| of two models on some rows, and the share of answers that differ."""
+    p, q = one.probabilities[at], other.probabilities[at]
+    return float(np.abs(p - q).sum(1).mean() / 2), float((p.argmax(1) != q.argmax(1)).mean())

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from .area import Matched
+from .area import LEVEL, Matched
 from .intervals import Estimate
 from .roc import Floats
 from .tails import normal_beyond
@@ -40,8 +40,7 @@ def permutation_p(
     chance = np.zeros((len(ranks), 1))
     for at, (f, t) in zip(rows.positions, rows.counts, strict=True):
         if ways <= draws:
-            chosen = np.array(list(combinations(range(len(at)), int(f))))
-            sums = ranks[:, at][:, chosen].sum(2)
+            sums = ranks[:, at][:, list(combinations(range(len(at)), int(f)))].sum(2)
             chance = (chance[:, :, None] + sums[:, None, :]).reshape(len(ranks), -1)
         else:
             chance = chance + _drawn_sums(ranks[:, at], int(f), int(t), count, generator)
@@ -110,9 +109,7 @@ class Rise:
     unseen: float
 
 
-def learned_more(
-    before: NDArray[np.bool_], after: NDArray[np.bool_], rows: Matched, *, level: float = 0.95
-) -> Rise | None:
+def learned_more(before: NDArray[np.bool_], after: NDArray[np.bool_], rows: Matched) -> Rise | None:
     """The rise of right answers (n,) on the forgotten rows, if it is beyond chance, more than 3 points larger than on
     unseen rows, and ends above theirs; else None.
     """
@@ -122,11 +119,11 @@ def learned_more(
     p = max(sign_p(up, down), rank_p(change, rows))
     beyond = change[mine].mean() - rows.unseen_mean(change)
     rise = Rise(float(old[mine].mean()), float(now[mine].mean()), rows.unseen_mean(now))
-    return rise if p < 1 - level and beyond > RISE and rise.after > rise.unseen else None
+    return rise if p < 1 - LEVEL and beyond > RISE and rise.after > rise.unseen else None
 
 
-def paired_drop(up: int, down: int, n: int, *, level: float = 0.95) -> Estimate:
+def paired_drop(up: int, down: int, n: int) -> Estimate:
     """The drop of accuracy where `up` of n answers turned right and `down` wrong, with Bonett and Price's interval."""
     right, wrong = (up + 1) / (n + 2), (down + 1) / (n + 2)
-    reach = normal_beyond((1 - level) / 2) * float(np.sqrt((right + wrong - (wrong - right) ** 2) / (n + 2)))
+    reach = normal_beyond((1 - LEVEL) / 2) * float(np.sqrt((right + wrong - (wrong - right) ** 2) / (n + 2)))
     return Estimate((down - up) / n, wrong - right - reach, wrong - right + reach)

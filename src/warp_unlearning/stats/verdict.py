@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import ceil, isfinite, sqrt
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import InputError
+from .area import LEVEL
 from .exchange import Rise
 from .intervals import Estimate
 
@@ -25,7 +26,7 @@ Needs = Literal["new outputs", "new weights", "both outputs", "both weights"]
 Null = Literal["ours", "drawn", "retrained", "unseen"]
 
 EXIT: dict[Outcome, int] = {"does not hold": 1, "cannot be said": 3, "holds": 0}  # the worst first
-MARGIN, LEVEL, MAX_DROP = 0.05, 0.95, 0.02
+MARGIN, MAX_DROP = 0.05, 0.02
 # Of our own retraining only a collapse is excluded: its accuracy is what the remaining rows are worth.
 COLLAPSE = 0.20
 # Outputs that differ by less than this on average, and as few answers, are those of the same model.
@@ -128,9 +129,8 @@ class Verdict:
         return said | plain
 
 
-@dataclass(frozen=True)
-class _Rules:
-    """What `judge` was told that the claims "forgotten" and "hidden" share."""
+class _Rules(NamedTuple):
+    """What the claims "forgotten" and "hidden" share of what `judge` was told."""
 
     rows: int
     unseen: int
@@ -188,13 +188,12 @@ def judge(
 def rows_needed(rows: int, unseen: int, *, error: float | None = None, margin: float = MARGIN) -> int:
     """How many forgotten rows, with unseen rows in the same ratio, let "holds" be said in .88 of cases without a leak.
 
-    `error` is the standard error of the area at `rows`; without one, that of scores that know nothing.
+    `error` is the standard error of the area at `rows`; without a finite one, that of scores that know nothing.
 
     >>> rows_needed(150, 3000)
     454
     """
-    known = error is not None and isfinite(error) and error > 0
-    least = error if known and error else sqrt((1 / rows + 1 / unseen) / 12)
+    least = error if error and isfinite(error) else sqrt((1 / rows + 1 / unseen) / 12)
     return ceil(rows * (3.6 * least / margin) ** 2)
 
 
@@ -204,7 +203,7 @@ def accuracy_rows_needed(tests: int, drop: Estimate, *, max_drop: float = MAX_DR
 
 
 def _moved(distance: float, changed: float) -> Claim:
-    answers = f"{percent(changed)} of the answers changed" if changed else "no answer changed"
+    answers = f"{100 * changed:.3g} % of the answers changed" if changed else "no answer changed"
     found = f"outputs differ by {share(distance, 4)} on average and {answers}"
     if max(distance, changed) <= STILL:
         return Claim("moved", "does not hold", "nothing moved", f"{found}; what was known of these rows still is")
@@ -213,28 +212,23 @@ def _moved(distance: float, changed: float) -> Claim:
 
 def _works(drop: Estimate | None, tests: int, accuracy: Sequence[float], null: Null, max_drop: float) -> Claim:
     if drop is None:
-        return Claim(
-            "works", "cannot be said", "no test rows", "no row measures the accuracy; give --test or --holdout"
-        )
+        no_row = "no row measures the accuracy; give --test or --holdout"
+        return Claim("works", "cannot be said", "no test rows", no_row)
     allowed = COLLAPSE if null == "ours" else max_drop
-    value, low, high = (100 * end for end in (drop.value, drop.low, drop.high))
-    sign, way = (1, "down") if value >= 0 else (-1, "up")
-    ends = sorted((sign * low, sign * high))
-    found = f"{way} {points(sign * value)} points [{points(ends[0])}, {points(ends[1])}]"
+    sign, way = (1, "down") if drop.value >= 0 else (-1, "up")
+    value, *ends = (share(100 * sign * end, 1) for end in (drop.value, *(drop.low, drop.high)[::sign]))
+    found = f"{way} {value} points [{', '.join(ends)}]"
     if accuracy:
         found = f"test accuracy {share(accuracy[0])} → {share(accuracy[1])}, {found}"
     if accuracy[2:]:
         found += f"; retrained {', '.join(share(a) for a in accuracy[2:])}"
     if drop.low > max_drop:
-        return Claim("works", "does not hold", "harmed", f"{found}; {points(100 * max_drop)} allowed")
+        return Claim("works", "does not hold", "harmed", f"{found}; {share(100 * max_drop, 1)} allowed")
     if drop.high <= allowed:
         return Claim("works", "holds", "works", found)
     needed = accuracy_rows_needed(tests, drop, max_drop=allowed)
-    more = (
-        f"about {needed:,} test rows would decide"
-        if needed > tests
-        else f"too near the {points(100 * allowed)} allowed"
-    )
+    more = f"about {needed:,} test rows would decide"
+    more = more if needed > tests else f"too near the {share(100 * allowed, 1)} allowed"
     return Claim("works", "cannot be said", "too few test rows", f"{found}; {more}", needed)
 
 
@@ -247,10 +241,8 @@ def _forgotten(evidence: Sequence[Evidence], rules: _Rules, risen: Rise | None, 
         found = "nothing to compare the rows with: no unseen row of their classes; give --test or --holdout"
         return Claim("forgotten", "cannot be said", "no unseen rows", found)
     if rules.null == "unseen" and risen:
-        found = (
-            f"right on {share(risen.after)} of the rows, {share(risen.before)} before; "
-            f"unseen rows of their classes {share(risen.unseen)}"
-        )
+        found = f"right on {share(risen.after)} of the rows, {share(risen.before)} before; "
+        found += f"unseen rows of their classes {share(risen.unseen)}"
         return Claim("forgotten", "does not hold", "learned more", found)
     found_by = _by_attacks("forgotten", evidence, rules)
     if rules.null != "retrained" and (risen or closer) and found_by.outcome == "holds":
@@ -273,11 +265,11 @@ def _by_attacks(name: str, evidence: Sequence[Evidence], rules: _Rules) -> Claim
     blind = not any(e.seen.low > margin for e in attacks)
     could_see = any(e.seen.value > margin or not isfinite(e.error) for e in attacks)
     strongest = max(shown or outside or attacks, key=lambda e: abs(e.deviation.value))
+    unsure = blind and (beside or not shown)
 
     def said(outcome: Outcome, reason: str, sentence: str) -> Claim:
         return Claim(name, outcome, reason, sentence, strongest=strongest.attack)
 
-    unsure = blind and (beside or not shown)
     if unsure and not could_see:
         nobody = "no attack recognised them in the original either"
         if name == "hidden":
@@ -286,12 +278,24 @@ def _by_attacks(name: str, evidence: Sequence[Evidence], rules: _Rules) -> Claim
             nobody = "the references know these rows as well as the original does; this audit would see nothing"
         return said("cannot be said", "blind", nobody)
     if shown and not unsure:
-        if rules.null == "unseen" and not beside:
-            return said("cannot be said", "differs from unseen rows", _gap_sentence(strongest))
+        if not beside and rules.null == "unseen":
+            return said("cannot be said", "differs from unseen rows", _shown(strongest, rules.null, beside))
         reason = "recognised" if strongest.deviation.value > 0 else "over-forgotten"
-        return said("does not hold", reason, _shown_sentence(strongest, rules, beside=beside))
+        return said("does not hold", reason, _shown(strongest, rules.null, beside))
     if blind or outside:
-        return _too_few(name, attacks, strongest, rules, beside=beside, blind=blind and not outside)
+        needed = max(rows_needed(rules.rows, rules.unseen, error=e.error, margin=margin) for e in attacks)
+        worst, ends = strongest, _ends(strongest.deviation)
+        if not outside:
+            worst = max(attacks, key=lambda e: e.seen.low)
+            ends = f"in the original {_ends(worst.seen)}"
+        found = f"{worst.attack} {ends} at {rules.rows:,} row{'s' * (rules.rows != 1)}"
+        few = needed > rules.rows
+        more = f"about {needed:,} would decide; this request has no more, so retraining or a shadow audit can"
+        if not few:
+            more = f"the margin is {share(margin)}"
+            more = "retrained models differ by as much; a third one would help" if beside else more
+        reason = "too few rows" if few else "near the margin"
+        return Claim(name, "cannot be said", reason, f"{found}; {more}", needed, worst.attack)
     if beside and rules.references < 2:
         one = f"within {share(margin)} of one retrained model; a second decides"
         return said("cannot be said", "one reference", one)
@@ -300,43 +304,21 @@ def _by_attacks(name: str, evidence: Sequence[Evidence], rules: _Rules) -> Claim
     return said("holds", "not recognised", f"by {by}: within {share(margin)} of {than}")
 
 
-def _too_few(
-    name: str, attacks: Sequence[Evidence], worst: Evidence, rules: _Rules, *, beside: bool, blind: bool
-) -> Claim:
-    """Why nothing can be said with these rows: fewer than decide, or enough of them and a result at the margin."""
-    needed = max(rows_needed(rules.rows, rules.unseen, error=e.error, margin=rules.margin) for e in attacks)
-    shown = max(attacks, key=lambda e: e.seen.low) if blind else worst
-    what = f"in the original {_ends(shown.seen)}" if blind else _ends(shown.deviation)
-    found = f"{shown.attack} {what} at {rules.rows:,} row{'s' * (rules.rows != 1)}"
-    if needed > rules.rows:
-        more = f"about {needed:,} would decide; this request has no more, so retraining or a shadow audit can"
-        return Claim(name, "cannot be said", "too few rows", f"{found}; {more}", needed, shown.attack)
-    more = (
-        "retrained models differ by as much; a third one would help"
-        if beside
-        else f"the margin is {share(rules.margin)}"
-    )
-    return Claim(name, "cannot be said", "near the margin", f"{found}; {more}", needed, shown.attack)
-
-
-def _gap_sentence(e: Evidence) -> str:
-    known = "still known, or easier" if e.deviation.value > 0 else "less known than rows no model saw, or harder"
-    return (
-        f"{e.attack}: gap {signed(e.deviation.value)} {_ends(e.deviation)}, p {p_value(e.adjusted)}: "
-        f"{known} by nature; retrained models tell (--retrained), or --drawn if the rows were drawn at random"
-    )
-
-
-def _shown_sentence(e: Evidence, rules: _Rules, *, beside: bool) -> str:
-    p = f"p {p_value(e.adjusted)}"
+def _shown(e: Evidence, null: Null, beside: bool) -> str:
+    """What an attack shows beyond chance, in numbers."""
+    gap, p = f"{signed(e.deviation.value)} {_ends(e.deviation)}", f"p {p_value(e.adjusted)}"
+    more, less = e.deviation.value > 0, "less known than rows no model saw"
     if e.claim == "hidden":
         what = "weights" if e.needs == "both weights" else "outputs"
-        more = share(e.deviation.value, 2)
-        return f"{e.attack}: the {what} show the rows by {more} more than retraining does {_ends(e.deviation)}, {p}"
+        by = share(e.deviation.value, 2)
+        return f"{e.attack}: the {what} show the rows by {by} more than retraining does {_ends(e.deviation)}, {p}"
+    if null == "unseen":
+        known = "still known, or easier" if more else f"{less}, or harder"
+        ways = "retrained models tell (--retrained), or --drawn if the rows were drawn at random"
+        return f"{e.attack}: gap {gap}, {p}: {known} by nature; {ways}"
     found = f"{e.attack}: area {share(e.area.value)} [{share(e.area.low)}, {share(e.area.high)}], {p}"
-    if beside:
-        found += f", {signed(e.deviation.value)} {_ends(e.deviation)} from the retrained models"
-    return found if e.deviation.value > 0 else f"{found}: less known than rows no model saw"
+    found += f", {gap} from the retrained models" if beside else ""
+    return found if more else f"{found}: {less}"
 
 
 def _assumes(evidence: Sequence[Evidence], rules: _Rules, left: int, word: str | None) -> tuple[str, ...]:
@@ -357,31 +339,20 @@ def _assumes(evidence: Sequence[Evidence], rules: _Rules, left: int, word: str |
 
 
 def share(value: float, digits: int = 3) -> str:
-    """A number below 1 as it is printed: .893, -.050, 1.000."""
+    """A number as it is printed, without the 0 before the point: .893, -.050, 1.000; with one digit 3.0, .5."""
     return f"{round(value, digits) + 0.0:.{digits}f}".removeprefix("0").replace("-0.", "-.")
 
 
-def signed(value: float, digits: int = 3) -> str:
+def signed(value: float) -> str:
     """The same with its sign: +.078."""
-    return ("+" if value >= 0 else "") + share(value, digits)
-
-
-def percent(value: float) -> str:
-    """A share as a percentage: 4.1 %."""
-    return f"{100 * value:.1f} %" if value >= 0.001 else f"{100 * value:.2g} %"
-
-
-def points(value: float) -> str:
-    """Percentage points with one digit: 3.0, .5, -1.1."""
-    return share(value, 1)
+    return ("+" if value >= 0 else "") + share(value)
 
 
 def p_value(p: float) -> str:
     """A p-value with one digit that counts: .03, 3e-4."""
     if p >= 0.001:
         return share(p, 2 if p >= 0.01 else 3)
-    digits, power = f"{p:.0e}".split("e")
-    return f"{digits}e{int(power)}"
+    return f"{p:.0e}".replace("e-0", "e-")
 
 
 def _ends(e: Estimate) -> str:

@@ -18,7 +18,7 @@ from torch import nn
 
 from ..data.examples import Examples, TensorExamples, as_examples
 from ..data.files import to_json
-from ..defense.base import Defense, Session
+from ..defense.base import Defense
 from ..defense.certificate import Certificate, shortfalls
 from ..defense.registry import as_defense
 from ..errors import DivergedError, InputError, WarpError, WarpWarning
@@ -26,14 +26,13 @@ from ..methods.protocol import Method, Task
 from ..methods.registry import as_method
 from ..methods.retrain import Retrain, RetrainBy, frozen_state
 from ..models.modes import choose_device, draws_nothing, enter_mode, norm_mode
-from ..models.own import Logits, check_network, failed, unwrap
+from ..models.own import Logits, failed, unwrap
 from ..models.weights import model_digest, save_weights
 from ..module_tree import modes_of, restore_modes
 from ..randomness import LayerDraws, Streams, whole
 from ..stats.verdict import Verdict
-from ..symmetry.move import Move
 from ..training.update import Update
-from .checks import check_disjoint, check_examples, check_precision, network_for
+from .checks import check_disjoint, check_examples, check_precision, device_of, network_for
 from .guard import Collapse, Guard, generators_kept, rows_to_watch
 from .judge import check_drawn, html_table, judge_models
 from .record import Deletion, DeletionRecord, describe, describe_defense, examples_digest, now, versions
@@ -43,9 +42,7 @@ Untrained = nn.Module | Callable[[], nn.Module] | None
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Unlearned:
-    """What an unlearning leaves: the new model, the record, the verdict, a row of losses an update, what each teleport
-    did, and the time.
-    """
+    """The new model, the record, the verdict, a row of losses an update, what each teleport did, and the time."""
 
     model: nn.Module
     record: DeletionRecord
@@ -112,38 +109,39 @@ def unlearn(
     >>> len(result.history)
     5
     """
-    check_network(model)
-    chosen, guarding = as_method(method, options), as_defense(defense)
-    seed = whole(seed)
+    check_precision(model)
+    chosen, guarding, seed = as_method(method, options), as_defense(defense), whole(seed)
     defense_seed = None if defense_seed is None else whole(defense_seed, "defense_seed")
     check_drawn(drawn)
     if on_update is not None and not callable(on_update):
         raise InputError(f"on_update is a {type(on_update).__name__}; give a function that takes an update")
-    check_precision(model)
-    place = choose_device(str(device)) if device is not None else _device_of(model)
-    forget = as_examples(forget, what="forget").to(place)
+    place = device_of(model) if device is None else choose_device(str(device))
+    forget = as_examples(forget, what="forget")
     working = network_for(working_copy(model, place), forget)
     task = make_task(working, forget=forget, retain=retain, validation=validation, untrained=untrained, seed=seed)
+    _check_training(working, task.retain, chosen)
     unseen = None if test is None else as_examples(test, what="test").to(place)
     if unseen is not None:
         check_examples(working, {"test": unseen})
-    _check_training(working, task.retain, chosen)
     ours = isinstance(chosen, Retrain | RetrainBy) and not frozen_state(working)
     modes = modes_of(working)
     began = perf_counter()
-    driven = _to_the_end(
-        drive(
-            working,
-            task,
-            chosen,
-            defense=guarding,
-            secret=Streams.secret(defense_seed),
-            on_update=_progress(chosen.name, on_update) if progress else on_update,
-            watch=rows_to_watch(task, task.validation or unseen),
-        )
+    steps = drive(
+        working,
+        task,
+        chosen,
+        defense=guarding,
+        secret=Streams.secret(defense_seed),
+        on_update=_progress(chosen.name, on_update) if progress else on_update,
+        watch=rows_to_watch(task, task.validation or unseen),
     )
+    driven = _to_the_end(steps)
     seconds = perf_counter() - began
     restore_modes(modes)
+    by = chosen.spec if isinstance(chosen, RetrainBy) else None
+    word = by or (drawn if isinstance(drawn, str) else None)
+    if word is None and untrained is not None and isinstance(chosen, Retrain):
+        word = "the untrained network that was given"
     try:
         verdict = judge_models(
             task.original,
@@ -153,7 +151,7 @@ def unlearn(
             test=unseen,
             drawn=bool(drawn),
             ours=ours,
-            word=_word(chosen, drawn, untrained),
+            word=word,
             seed=seed,
         )
     except WarpError as error:
@@ -179,53 +177,31 @@ def unlearn(
         threads=torch.get_num_threads(),
         device=str(place),
         verdict=to_json(verdict.as_json()),
-        recipe="ours" if isinstance(chosen, Retrain) else chosen.spec if isinstance(chosen, RetrainBy) else None,
+        recipe="ours" if isinstance(chosen, Retrain) else by,
     )
-    _warn(chosen, deletion, verdict)
-    record = DeletionRecord((deletion,))
-    return Unlearned(
-        working if isinstance(model, Logits) else unwrap(working),
-        record,
-        verdict,
-        driven.history,
-        driven.teleports,
-        seconds,
-    )
-
-
-def _word(method: Method, drawn: bool | str, untrained: Untrained) -> str | None:
-    """Who states what the verdict rests on, where it is not the user by default."""
-    if isinstance(method, RetrainBy):
-        return method.spec
-    if isinstance(drawn, str):
-        return drawn
-    return None if untrained is None or not isinstance(method, Retrain) else "the untrained network that was given"
-
-
-def _warn(method: Method, deletion: Deletion, verdict: Verdict) -> None:
     if deletion.original == deletion.unlearned:
         warnings.warn(
-            f"{method.name} left the model bit-identical: nothing was forgotten. A method that chooses a checkpoint "
+            f"{chosen.name} left the model bit-identical: nothing was forgotten. A method that chooses a checkpoint "
             "(scrub with rewind, pgu with stop) may have chosen the start",
             WarpWarning,
-            stacklevel=3,
+            stacklevel=2,
         )
     elif verdict.exit == 1:
-        warnings.warn(f"the unlearning by {method.name} {verdict.sentence}", WarpWarning, stacklevel=3)
+        warnings.warn(f"the unlearning by {chosen.name} {verdict.sentence}", WarpWarning, stacklevel=2)
+    changed = working if isinstance(model, Logits) else unwrap(working)
+    return Unlearned(changed, DeletionRecord((deletion,)), verdict, driven.history, driven.teleports, seconds)
 
 
 def _progress(name: str, on_update: Callable[[Update], None] | None) -> Callable[[Update], None]:
-    """Shows the share of updates on stderr: on one line of a terminal, else a line each tenth."""
-    began, live, shown = perf_counter(), sys.stderr.isatty(), -1
+    began, shown = perf_counter(), -1
 
     def show(update: Update) -> None:
         nonlocal shown
-        tenth, end = 10 * update.step // update.of, "\n" if update.step == update.of else ""
-        if live or tenth > shown:
+        tenth = 10 * update.step // update.of
+        if tenth > shown:
             shown = tenth
-            text = f"{name}: update {update.step} of {update.of}, {perf_counter() - began:.1f} s"
-            sys.stderr.write(f"\r{text}{end}" if live else f"{text}\n")
-            sys.stderr.flush()
+            done = f"{name}: update {update.step} of {update.of}, {perf_counter() - began:.1f} s"
+            print(done, file=sys.stderr, flush=True)  # noqa: T201
         if on_update is not None:
             on_update(update)
 
@@ -249,13 +225,9 @@ def make_task(
     seed: int,
 ) -> Task:
     """The checked task, on the device of `model`, with a frozen copy of it as `original`."""
-    device = _device_of(model)
-    given = {"forget": forget, "retain": retain, "validation": validation}
-    sets: dict[str, Examples] = {
-        what: as_examples(source, what=what).to(device)
-        for what, source in given.items()
-        if source is not None or what != "validation"
-    }
+    device = device_of(model)
+    given = {"forget": forget, "retain": retain} | ({} if validation is None else {"validation": validation})
+    sets: dict[str, Examples] = {what: as_examples(x, what=what).to(device) for what, x in given.items()}
     classes = check_examples(model, sets)
     check_disjoint(sets["forget"], sets["retain"])
     original = working_copy(model, device).requires_grad_(False).eval()
@@ -292,7 +264,7 @@ def drive(
     enter_mode(model, method.norm_mode)
     guard = Guard(model, interval=interval)
     quiet = task.repeater is not None and task.repeater.capture and draws_nothing(model)
-    draws = LayerDraws(task.streams.number("layers"), device=_device_of(model), none=quiet)
+    draws = LayerDraws(task.streams.number("layers"), device=device_of(model), none=quiet)
     updates = method.updates(model, task)
     move = None
     try:
@@ -305,7 +277,11 @@ def drive(
             guard.watch(update)
             if on_update is not None:
                 on_update(update)
-            move = None if session is None else _between(session, update, guard)
+            try:
+                move = None if session is None else session.between(update)
+            except Exception:
+                guard.flush()  # Where a defence fails on weights that are not finite, the method diverged.
+                raise
             if move is not None:
                 enter_mode(model, method.norm_mode)
             if collapse is not None:
@@ -322,6 +298,21 @@ def drive(
     return Driven(guard.history, [] if session is None else list(session.certificates))
 
 
+def expected_seconds(
+    model: nn.Module, *, forget: object, retain: object, validation: object | None, method: Method, seed: int = 0
+) -> float:
+    """About how long the updates of a method take, from the first five on a copy; teleports come on top."""
+    working = working_copy(model, device_of(model))
+    task = make_task(working, forget=forget, retain=retain, validation=validation, seed=seed)
+    times, of = [perf_counter()], 0
+    for update in islice(drive(working, task, method, secret=Streams.secret()), 5):
+        of = update.of
+        times.append(perf_counter())
+    # The first update also waits for what is prepared once.
+    first, rest = times[1] - times[0], (times[-1] - times[1]) / max(1, len(times) - 2)
+    return first + rest * (of - 1)
+
+
 def updated(
     model: nn.Module,
     *,
@@ -336,35 +327,10 @@ def updated(
     """The model that `unlearn` makes, in eval mode, neither stopped where it collapses nor judged: for studies, which
     measure many models together.
     """
-    working = working_copy(model, _device_of(model))
+    working = working_copy(model, device_of(model))
     task = make_task(working, forget=forget, retain=retain, validation=validation, seed=seed)
     _to_the_end(drive(working, task, method, defense=defense, secret=Streams.secret(defense_seed)))
     return working.eval()
-
-
-def expected_seconds(
-    model: nn.Module, *, forget: object, retain: object, validation: object | None, method: Method, seed: int = 0
-) -> float:
-    """About how long the updates of a method take, from the first five on a copy; teleports come on top."""
-    working = working_copy(model, _device_of(model))
-    task = make_task(working, forget=forget, retain=retain, validation=validation, seed=seed)
-    times = [perf_counter()]
-    of = 0
-    for update in islice(drive(working, task, method, secret=Streams.secret()), 5):
-        of = update.of
-        times.append(perf_counter())
-    # The first update also waits for what is prepared once.
-    first, rest = times[1] - times[0], (times[-1] - times[1]) / max(1, len(times) - 2)
-    return first + rest * (of - 1)
-
-
-def _between(session: Session, update: Update, guard: Guard) -> Move | None:
-    """Let the defence act. Where it cannot, since weights are no longer finite, it is the method that diverged."""
-    try:
-        return session.between(update)
-    except Exception:
-        guard.flush()
-        raise
 
 
 def _to_the_end(steps: Generator[Update, None, Driven]) -> Driven:
@@ -396,10 +362,3 @@ def _check_training(model: nn.Module, examples: Examples, method: Method) -> Non
             f"the model's loss on the first {len(batch.y)} retained examples is {float(loss)}; its weights are damaged "
             "or its outputs are not finite for a whole batch"
         )
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    if first is None:
-        raise InputError("the model has no parameters; there is nothing to unlearn")
-    return first.device

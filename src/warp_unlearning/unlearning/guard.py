@@ -4,7 +4,7 @@ when the model collapses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite
 
@@ -39,8 +39,7 @@ class Guard:
         self._waiting: list[Update] = []
         self._model = model
         self._kept = {n: t.clone() for n, t in model.state_dict().items()}
-        self._exact = [n for n, t in self._kept.items() if not t.is_floating_point()]
-        self._floating = [n for n in self._kept if n not in self._exact]
+        self._floating = [n for n, t in self._kept.items() if t.is_floating_point()]
         self.history: list[dict[str, float]] = []
 
     def watch(self, update: Update) -> None:
@@ -55,41 +54,31 @@ class Guard:
         losses = [loss for update in self._waiting for loss in update.losses.values()]
         # Read anew each time: a change of memory layout gives a parameter another storage.
         state = self._model.state_dict()
-        norms = torch._foreach_norm([state[n] for n in self._floating])
-        sums = torch.stack([torch.stack(norms).sum().double()])  # finite if and only if every norm is
-        joined = torch.cat([torch.stack(losses).double(), sums] if losses else [sums])
+        floating = [state[n] for n in self._floating]
+        total = torch.stack(torch._foreach_norm(floating)).sum()  # finite if and only if every norm is
+        joined = torch.cat([torch.stack(part).double() for part in (losses, [total]) if part])
         await_device(joined.device)
-        numbers = joined.tolist()
-        self._check(numbers[:-1], numbers[-1])
-        values = iter(numbers)
+        *values, size = joined.tolist()
+        bad = next((f"a loss became {v}" for v in values if not isfinite(v)), "")
+        if bad or not isfinite(size):
+            step = self._waiting[-1].step if self._waiting else 0
+            last = int(self.history[-1]["update"]) if self.history else 0
+            raise DivergedError(
+                f"{bad or 'a weight is no longer finite'} by update {step}; the weights after update {last} are the "
+                "last finite ones and are kept. Lower the learning rate or the weight of the forget loss, or bound it "
+                "(ngp: saturate=true)",
+                state=dict(self._kept),
+                update=step,
+            )
+        each = iter(values)
         for update in self._waiting:
             row = {"update": update.step, "epoch": update.epoch}
-            self.history.append(row | {name: next(values) for name in update.losses})
+            self.history.append(row | {name: next(each) for name in update.losses})
         self._waiting.clear()
-        self._keep(state)
-
-    def _keep(self, state: Mapping[str, Tensor]) -> None:
         # One kernel for the floating-point tensors; a list of mixed types would be copied one by one.
-        torch._foreach_copy_([self._kept[n] for n in self._floating], [state[n] for n in self._floating])
-        for name in self._exact:
+        torch._foreach_copy_([self._kept[n] for n in self._floating], floating)
+        for name in self._kept.keys() - set(self._floating):
             self._kept[name].copy_(state[name])
-
-    def _check(self, losses: list[float], total: float) -> None:
-        step = self._waiting[-1].step if self._waiting else 0
-        if not all(isfinite(v) for v in losses):
-            value = next(v for v in losses if not isfinite(v))
-            raise self._diverged(f"a loss became {value}", step)
-        if not isfinite(total):
-            raise self._diverged("a weight is no longer finite", step)
-
-    def _diverged(self, what: str, step: int) -> DivergedError:
-        last = int(self.history[-1]["update"]) if self.history else 0
-        return DivergedError(
-            f"{what} by update {step}; the weights after update {last} are the last finite ones and are kept. "
-            "Lower the learning rate or the weight of the forget loss, or bound it (ngp: saturate=true)",
-            state=dict(self._kept),
-            update=step,
-        )
 
 
 class Collapse:
@@ -105,27 +94,23 @@ class Collapse:
         self._model, self._examples = model, examples
         self._before = self._right()
         self._kept = {n: t.clone() for n, t in model.state_dict().items()}
-        self._last, self._looked, self._low = 0, 0, 0.0
-        self._watching = True
+        self._last, self._looked, self._low, self._watching = 0, 0, 0.0, True
 
     def watch(self, update: Update) -> None:
         """Look, if an epoch ends with this update."""
         self._watching &= not update.restarts
-        due = update.step == update.of or LOOKS * (update.step - self._looked) >= update.of
+        end = update.step == update.of
+        due = end or LOOKS * (update.step - self._looked) >= update.of
         if not (self._watching and update.ends_epoch and due):
             return
-        self._looked = update.step
-        right = self._right()
-        await_device(right.device)
-        up, down = torch.stack([(right & ~self._before).sum(), (self._before & ~right).sum()]).tolist()
+        self._looked, right = update.step, self._right()
+        up, down = int((right & ~self._before).sum()), int((self._before & ~right).sum())
         low = (down - up) / len(right)
         if low <= COLLAPSE or sign_p(down, up) >= BEYOND_CHANCE:
             self._last, self._low = update.step, 0.0
             for name, value in self._model.state_dict().items():
                 self._kept[name].copy_(value)
-            return
-        stays = 2 * update.step > update.of and 0 < self._low <= low
-        if stays or update.step == update.of:
+        elif end or (2 * update.step > update.of and 0 < self._low <= low):
             before, after = (float(each.double().mean()) for each in (self._before, right))
             raise CollapsedError(
                 f"accuracy fell from {before:.3f} to {after:.3f} of {len(right)} rows that the model should still know "
@@ -134,11 +119,14 @@ class Collapse:
                 state=self._kept,
                 update=update.step,
             )
-        self._low = low
+        else:
+            self._low = low
 
     def _right(self) -> Tensor:
         with generators_kept(self._examples.x.device):
-            return logits(self._model, self._examples).argmax(1) == self._examples.y
+            right = logits(self._model, self._examples).argmax(1) == self._examples.y
+            await_device(right.device)
+            return right.cpu()
 
 
 def rows_to_watch(task: Task, unseen: Examples | None) -> TensorExamples | None:

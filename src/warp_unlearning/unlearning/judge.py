@@ -22,19 +22,18 @@ from torch import Tensor, nn
 from ..data.examples import Examples, as_examples
 from ..data.files import to_json
 from ..errors import InputError
-from ..models.own import check_network
 from ..randomness import Streams, whole
 from ..stats.evidence import Outputs, judge_outputs
 from ..stats.intervals import Estimate, mean, proportion
-from ..stats.verdict import LEVEL, MARGIN, MAX_DROP, Verdict
+from ..stats.verdict import Verdict
 from ..training.scoring import checked_logits, logit_confidence
-from .checks import check_examples, copies_of, network_for
+from .checks import check_examples, copies_of, device_of, network_for
 from .guard import generators_kept
 
 SCHEMA_VERSION = 2
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-_NO_REFERENCE = "none: no retrained model was given"
 Retrained = nn.Module | Sequence[nn.Module] | None
+Parts = Mapping[str, Tensor]  # logits or labels of each set
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class ModelComparison:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, with the version of its form; a bound that is infinite is None, as JSON has no infinity."""
-        reference = "retrained model" if any("retrained" in n for n in self.models) else _NO_REFERENCE
+        reference = "retrained model" if len(self.models) > 2 else "none: no retrained model was given"
         said = {"verdict": self.verdict.as_json()}
         return {"schema_version": SCHEMA_VERSION, "reference": reference, **to_json({**asdict(self), **said})}
 
@@ -114,20 +113,24 @@ def compare(
     check_drawn(drawn)
     sets = {what: as_examples(source, what=what) for what, source in given.items()}
     models = _named(original, unlearned, retrained, sets["forget"])
-    classes = _check_classes(models, sets)
+    classes = {n: check_examples(m, {w: e.to(device_of(m)) for w, e in sets.items()}) for n, m in models.items()}
+    if len(set(classes.values())) > 1:
+        found = ", ".join(f"{name} {count}" for name, count in classes.items())
+        raise InputError(f"the models have different numbers of classes ({found}); give models of one task")
     outputs = {
-        name: {what: _logits(m, part, what, classes) for what, part in sets.items()} for name, m in models.items()
+        name: {what: _logits(m, name, part, what, classes[name]) for what, part in sets.items()}
+        for name, m in models.items()
     }
     labels = {what: examples.y.cpu() for what, examples in sets.items()}
     scores = {name: _scores(outputs[name], labels) for name in models}
-    references = [name for name in models if name.startswith("retrained")]
     gaps = {
         name: Gap(
-            *_distances(outputs[name]["forget"], outputs[references[0]]["forget"], labels["forget"]),
-            {w: e.value - scores[references[0]].accuracy[w].value for w, e in scores[name].accuracy.items()},
+            *_distances(outputs[name]["forget"], outputs[reference]["forget"], labels["forget"]),
+            {what: e.value - scores[reference].accuracy[what].value for what, e in scores[name].accuracy.items()},
         )
+        for reference in list(models)[2:3]
         for name in models
-        if references and name != references[0]
+        if name != reference
     }
     word = drawn if isinstance(drawn, str) else None
     verdict = _judged(outputs, sets, drawn=bool(drawn), ours=ours, word=word, seed=seed)
@@ -151,69 +154,53 @@ def judge_models(
     drawn: bool = False,
     ours: bool = False,
     word: str | None = None,
-    copies: int = 0,
     seed: int = 0,
-    margin: float = MARGIN,
-    level: float = LEVEL,
-    max_drop: float = MAX_DROP,
 ) -> Verdict:
     """Whether the unlearned model changed, still works, and does not give the forgotten rows away.
 
     Test rows that are also forgotten or retained are left out; those of classes that `retain` no longer has do not
-    count for the accuracy. `copies` of the rows were left out with them; `word` says who states what the rows are
-    compared with.
+    count for the accuracy. `word` says who states what the rows are compared with.
     """
     models = _named(original, unlearned, retrained, forget)
-    sets = {w: e for w, e in (("forget", forget), ("retain", retain), ("test", test)) if e is not None}
-    asked = {w: e for w, e in sets.items() if w != "retain"}
-    outputs = {name: {what: _logits(m, part, what) for what, part in asked.items()} for name, m in models.items()}
-    limits = {"margin": margin, "level": level, "max_drop": max_drop}
-    return _judged(outputs, sets, drawn=drawn, ours=ours, seed=seed, word=word, copies=copies, **limits)
+    asked = {"forget": forget} | ({} if test is None else {"test": test})
+    outputs = {name: {what: _logits(m, name, part, what) for what, part in asked.items()} for name, m in models.items()}
+    sets = asked | ({} if retain is None else {"retain": retain})
+    return _judged(outputs, sets, drawn=drawn, ours=ours, word=word, seed=seed)
 
 
-def _judged(
-    outputs: Mapping[str, Mapping[str, Tensor]],
-    sets: Mapping[str, Examples],
-    *,
-    seed: int,
-    **how: Any,
-) -> Verdict:
-    forget, retain, test = sets["forget"], sets.get("retain"), sets.get("test")
-    unseen = torch.ones(0 if test is None else len(test), dtype=torch.bool)
-    gone: list[int] = []
+def _judged(outputs: Mapping[str, Parts], sets: Mapping[str, Examples], *, seed: int, **how: Any) -> Verdict:
+    y, test, retain = sets["forget"].y.cpu(), sets.get("test"), sets.get("retain")
+    found, forgotten, gone, left_out = {name: parts["forget"] for name, parts in outputs.items()}, len(y), [], 0
     if test is not None:
-        for seen in (forget, *(() if retain is None else (retain,))):
-            unseen[copies_of(seen, test).cpu()] = False
+        unseen = torch.ones(len(test), dtype=torch.bool)
+        for what in sets.keys() - {"test"}:
+            unseen[copies_of(sets[what], test)] = False
+        left_out = int((~unseen).sum())
         gone = [] if retain is None else sorted(set(test.y.tolist()) - set(retain.y.tolist()))
-    y = torch.cat([forget.y.cpu(), *(() if test is None else (test.y.cpu()[unseen],))])
-    found = {
-        name: _outputs(torch.cat([parts["forget"], *(() if test is None else (parts["test"][unseen],))]), y)
-        for name, parts in outputs.items()
+        y = torch.cat([y, test.y.cpu()[unseen]])
+        found = {name: torch.cat([found[name], parts["test"][unseen]]) for name, parts in outputs.items()}
+    models = {
+        name: Outputs(
+            logit_confidence(logits_.numpy(), y.numpy()),
+            (logits_.argmax(1) == y).numpy(),
+            F.softmax(logits_, dim=1).numpy(),
+        )
+        for name, logits_ in found.items()
     }
     verdict = judge_outputs(
-        found.pop("original"),
-        found.pop("unlearned"),
-        forgot=np.arange(len(y)) < len(forget),
+        models.pop("original"),
+        models.pop("unlearned"),
+        forgot=np.arange(len(y)) < forgotten,
         classes=y.numpy(),
         generator=np.random.default_rng(Streams(seed, "judge").number("permutations")),
-        references=found,
+        references=models,
         gone=gone,
         **how,
     )
-    left_out = int((~unseen).sum())
     if not left_out:
         return verdict
     rows = f"{left_out:,} test row{'s are' if left_out > 1 else ' is'} also forgotten or retained, and left out"
     return replace(verdict, assumes=(*verdict.assumes, rows))
-
-
-def _outputs(found: Tensor, y: Tensor) -> Outputs:
-    if not bool(found.isfinite().all()):
-        row = int((~found.isfinite().all(1)).nonzero()[0])
-        raise InputError(f"a model's output in row {row} is not finite; its weights are damaged or it diverged")
-    confidence = logit_confidence(found.numpy(), y.numpy())
-    correct = (found.argmax(1) == y).numpy()
-    return Outputs(confidence, correct, F.softmax(found, dim=1).numpy())
 
 
 def output_distance(output: Tensor, reference: Tensor) -> Tensor:
@@ -235,44 +222,30 @@ def _named(original: nn.Module, unlearned: nn.Module, retrained: Retrained, forg
     others = [retrained] if isinstance(retrained, nn.Module) else list(retrained or ())
     names = ["retrained"] if len(others) == 1 else [f"retrained {i}" for i in range(1, len(others) + 1)]
     given = {"original": original, "unlearned": unlearned} | dict(zip(names, others, strict=True))
-    for name, model in given.items():
-        check_network(model, what=f"the {name} model")
-    return {name: network_for(model, _beside(model, forget), what=f"the {name} model") for name, model in given.items()}
+    return {name: network_for(model, forget, what=f"the {name} model") for name, model in given.items()}
 
 
-def _beside(model: nn.Module, examples: Examples) -> Examples:
-    """The examples on the device of the model, which stays where it is."""
-    return examples.to(next(model.parameters()).device)
-
-
-def _logits(model: nn.Module, examples: Examples, what: str, classes: int | None = None) -> Tensor:
-    part = _beside(model, examples)
+def _logits(model: nn.Module, name: str, examples: Examples, what: str, classes: int | None = None) -> Tensor:
+    part = examples.to(device_of(model))
     # A data set that augments gives every model the same inputs.
     with generators_kept(part.y.device, start=0):
-        return checked_logits(model, part, what, classes=classes)
+        found = checked_logits(model, part, what, classes=classes)
+    broken = (~found.isfinite().all(1)).nonzero()
+    if len(broken):
+        row = int(broken[0])
+        raise InputError(f"the {name} model's output in row {row} is not finite; its weights are damaged")
+    return found
 
 
-def _check_classes(models: Mapping[str, nn.Module], sets: Mapping[str, Examples]) -> int:
-    """How many classes all models have; an error unless each takes every set."""
-    classes = {name: check_examples(m, {w: _beside(m, e) for w, e in sets.items()}) for name, m in models.items()}
-    if len(set(classes.values())) > 1:
-        found = ", ".join(f"{name} {count}" for name, count in classes.items())
-        raise InputError(f"the models have different numbers of classes ({found}); give models of one task")
-    return classes["original"]
-
-
-def _scores(outputs: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> ModelScores:
-    right = {what: int((output.argmax(1) == labels[what]).sum()) for what, output in outputs.items()}
-    accuracy = {what: proportion(right[what], len(output)) for what, output in outputs.items()}
+def _scores(outputs: Parts, labels: Parts) -> ModelScores:
+    accuracy = {w: proportion(int((o.argmax(1) == labels[w]).sum()), len(o)) for w, o in outputs.items()}
     losses = _losses(outputs["forget"], labels["forget"])
     quantiles = {f"{q:g}": float(v) for q, v in zip(QUANTILES, np.quantile(losses, QUANTILES), strict=True)}
     return ModelScores(accuracy, mean(losses), quantiles)
 
 
 def _distances(output: Tensor, reference: Tensor, y: Tensor) -> tuple[Estimate, float]:
-    """Mean total variation distance of outputs, and Kolmogorov-Smirnov distance of losses."""
-    # Takes a second to import.
-    from scipy.stats import ks_2samp
+    from scipy.stats import ks_2samp  # takes a second to import
 
     outputs = mean(output_distance(output, reference).numpy())
     return outputs, float(ks_2samp(_losses(output, y), _losses(reference, y)).statistic)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -26,13 +26,7 @@ from ..version import __version__
 SCHEMA_VERSION = 2
 # What may be said of a request: the way of asking, numbers, and digests in hexadecimal. Nothing that names a person.
 WAYS = ("examples", "numbers", "mask", "names", "ids", "class", "fraction")
-_REQUEST: Mapping[str, type | tuple[type, ...]] = {
-    "how": str,
-    "rows": int,
-    "copies": int,
-    "drawn": bool,
-    "digests": (list, tuple),
-}
+_REQUEST: dict[str, Any] = {"how": str, "rows": int, "copies": int, "drawn": bool, "digests": (list, tuple)}
 
 
 @dataclass(frozen=True)
@@ -93,15 +87,14 @@ class DeletionRecord:
 
     def audited(self, unlearned: str, verdict: Mapping[str, Any]) -> DeletionRecord:
         """The record with the verdict of one more audit of the last result, whose digest is `unlearned`."""
-        if not self.deletions or self.deletions[-1].unlearned != unlearned:
-            last = self.deletions[-1].unlearned[:12] if self.deletions else "nothing"
+        last = self.deletions[-1] if self.deletions else None
+        if last is None or last.unlearned != unlearned:
+            ends = last.unlearned[:12] if last else "nothing"
             raise DataError(
-                f"the audited model is {unlearned[:12]}, but the record ends with {last}; audit the last result"
+                f"the audited model is {unlearned[:12]}, but the record ends with {ends}; audit the last result"
             )
-        last_one = self.deletions[-1]
-        audits = [*last_one.verdicts.get("audits", []), dict(verdict)]
-        grown = replace(last_one, verdicts={**last_one.verdicts, "audits": audits})
-        return DeletionRecord((*self.deletions[:-1], grown))
+        audits = [*last.verdicts.get("audits", []), dict(verdict)]
+        return DeletionRecord((*self.deletions[:-1], replace(last, verdicts={**last.verdicts, "audits": audits})))
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, with the version of its form."""
@@ -130,12 +123,11 @@ def _deletion(row: object, *, version: int) -> Deletion:
     if not isinstance(row, Mapping) or set(row) != set(names):
         odd = sorted(set(row) ^ set(names)) if isinstance(row, Mapping) else [repr(row)]
         raise DataError(f"a deletion of the record has missing or unknown fields: {', '.join(odd)}")
+    kinds: dict[str, Any] = {"str": str, "int": int, "bool": bool, "Mapping[str, Any]": Mapping}
     for f in fields(Deletion):
-        text = f.type in ("str", "int", "bool") and f.default is MISSING
-        if text and type(row[f.name]).__name__ != f.type:
-            raise DataError(f"a deletion of the record has {f.name} = {row[f.name]!r}; it is damaged")
-    if not isinstance(row["method"], Mapping) or not isinstance(row.get("request", {}), Mapping):
-        raise DataError(f"a deletion of the record has the method {row['method']!r}; it is damaged")
+        kind, value = kinds.get(str(f.type), object), row.get(f.name)
+        if f.name in row and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            raise DataError(f"a deletion of the record has {f.name} = {value!r}; it is damaged")
     return Deletion(**row)
 
 
@@ -153,10 +145,8 @@ def examples_digest(examples: Examples) -> str:
 def describe(method: Method) -> dict[str, Any]:
     """A method's name and settings as plain data."""
     settings: dict[str, Any] = asdict(cast(Any, method)) if is_dataclass(method) else {}
-    return {
-        "name": method.name,
-        "options": {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items() if not callable(v)},
-    }
+    options = {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items() if not callable(v)}
+    return {"name": method.name, "options": options}
 
 
 def describe_defense(defense: Defense | None) -> dict[str, Any] | None:
@@ -170,12 +160,8 @@ def describe_defense(defense: Defense | None) -> dict[str, Any] | None:
 
 def versions() -> dict[str, str]:
     """The versions that decide a result."""
-    return {
-        "warp_unlearning": __version__,
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
+    ours = {"warp_unlearning": __version__, "torch": str(torch.__version__), "numpy": np.__version__}
+    return {**ours, "python": platform.python_version()}
 
 
 def now() -> str:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..cli.subject import Subject
 from ..data.examples import TensorExamples
-from ..data.image_digests import image_digests
-from ..data.preprocess import Pixels, pixels_of
+from ..data.preprocess import Pixels, image_digests, pixels_of
 from ..data.sampling import draw, draw_per_class
 from ..data.table import Index
 from ..errors import DataError, InputError

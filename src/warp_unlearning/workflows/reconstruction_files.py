@@ -81,8 +81,8 @@ def write_reconstruction(run: RunDirectory, result: dict[str, Any], grid: Grid) 
     if result["images_kept"]:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **grid.arrays())  # type: ignore[arg-type]
-        write_atomically(run.path / IMAGES, buffer.getvalue(), mode=0o600)
-        write_atomically(run.path / GRID, drawn(grid), mode=0o600)
+        write_atomically(run.path / IMAGES, buffer.getvalue())
+        write_atomically(run.path / GRID, drawn(grid))
     run.write_json(RECONSTRUCTION, result)
     run.finish()
 

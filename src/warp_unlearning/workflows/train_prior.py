@@ -23,8 +23,7 @@ from ..cli.train import keep_diverged
 from ..config import RESOLVED, PriorConfig, as_plain, resolve_as
 from ..data.examples import TensorExamples
 from ..data.files import array_digest, write_atomically
-from ..data.image_digests import image_digests
-from ..data.preprocess import ImageData, Preprocess, image_data, pixels_of
+from ..data.preprocess import ImageData, Preprocess, image_data, image_digests, pixels_of
 from ..data.sampling import draw_per_class
 from ..data.table import FORGET, FORGOTTEN, Index, Parts, Table, find, read_request
 from ..errors import DataError, DivergedError, InputError
