@@ -210,7 +210,7 @@ def _classes(y: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
 def _from_pair(x: Tensor, y: Tensor, what: str) -> TensorExamples:
     x, y = _inputs(x, what), _labels(y, what)
     if x.dim() == 0 or y.dim() == 0:
-        raise DataError(f"the {what} set has a single number for x or y; give one row and one label an example")
+        raise DataError(f"the {what} set has a single number for x or y; they must be as many rows as labels")
     if x.dim() < 2 and x.numel():
         raise DataError(
             f"x of the {what} set has shape {tuple(x.shape)}; give a row of numbers an example, shape (n, ...)"

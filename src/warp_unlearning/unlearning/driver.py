@@ -350,7 +350,7 @@ def _check_training(model: nn.Module, examples: Examples, method: Method) -> Non
     batch = examples.take(torch.arange(min(max(sizes, default=256), len(examples))))
     weights = [p for p in model.parameters() if p.requires_grad]
     if not weights:
-        return
+        raise InputError("the model has no trainable parameter, so nothing can be forgotten; call its requires_grad_()")
     try:
         with generators_kept(batch.y.device), norm_mode(model, "eval"):
             loss = F.cross_entropy(model(batch.x.clone()), batch.y)
