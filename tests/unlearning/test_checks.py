@@ -25,7 +25,7 @@ def points(count: int, *, seed: int = 0) -> TensorExamples:
 def test_rows_that_no_model_can_take_are_named(row: int) -> None:
     model, broken, labelled = nn.Linear(4, 3), points(5001), points(5001)
     broken.x[row, 2] = float("nan") if row else float("-inf")
-    with pytest.raises(DataError, match=rf"the retain set has a value that is not finite at row {row};"):
+    with pytest.raises(DataError, match=rf"the retain set has a value that is not finite.* at row {row};"):
         check_examples(model, {"forget": points(3), "retain": broken})
     labelled.y[row] = -1 if row else 3
     with pytest.raises(DataError, match=rf"the retain set has the label (-1|3) at row {row}, but the model has 3 clas"):
