@@ -67,7 +67,7 @@ def test_an_honest_model_holds(warp: Warp, given: tuple[object, ...], tmp_path: 
     [
         (
             ("--scale", "1", "--mean", "127.5", "--std", "10"),
-            ("read as (x - 128)/10", "Say --scale 255, or --as-given"),
+            ("read as (x - 128)/10", "Say --scale 255 without --mean and --std, or --as-given"),
         ),
         (("--accuracy", "0.5"), ("was stated to be on 0.5",)),
         (("--accuracy", "1.5"), ("accuracy is 1.5",)),

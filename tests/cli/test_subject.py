@@ -7,6 +7,7 @@ import json
 import shutil
 import tarfile
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ def test_a_run_of_a_stranger_executes_nothing_of_theirs(warp: Warp, points: Path
     file, marker = theirs / "net.py", tmp_path / "executed"
     file.write_text(OWN)
     shutil.copy(points, theirs / "points.npz")
-    command = ("train", "--model", f"{file}:build", "--data", theirs / "points.npz", "-o", "training.epochs=1")
+    command = ("train", "--model", f"{file}:build", "--data", theirs / "points.npz", "-o", "training.epochs=30")
     assert warp(*command, "--out", theirs / "run").code == 0
     file.write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n{OWN}")
     packed = io.BytesIO()
@@ -315,3 +316,81 @@ def test_a_teleport_of_half_precision_is_refused(
     answer = warp("teleport", tmp_path / "half.pt", *given, "--out", tmp_path / "out")
     assert answer.code == 2
     assert "the weights are float16" in answer.err
+
+
+def test_a_preprocessing_of_a_stranger_is_not_executed_whatever_it_is_called(
+    warp: Warp, points: Path, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    given = ("--model", "mlp", "--preprocess", f"{own}:centred", "--data", points, "-o", "training.epochs=1")
+    assert warp("train", *given, "--out", run).code == 0
+    (tmp_path / "hf:").mkdir()
+    (tmp_path / "hf:" / "evil.py").write_text(
+        "from pathlib import Path\nPath('executed').touch()\ndef f(x): return x\n"
+    )
+    config = (run / "config.yaml").read_text().replace(f"{own.resolve()}:centred", "hf:/evil.py:f")
+    (run / "config.yaml").write_text(config)
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["files"]["config.yaml"]["sha256"] = sha256(config.encode()).hexdigest()
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    answer = warp("compare", run, run, "--forget-class", 1)
+    assert answer.code == 2
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_changed_method_or_preprocessing_is_another_run(warp: Warp, points: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from warp_unlearning.methods.neg_grad_plus import NegGradPlus as Own\ndef read(raw):\n    return raw * 1.0\n"
+    )
+    train = ("train", "--model", "mlp", "--data", points, "--preprocess", f"{file}:read", "-o", "training.epochs=1")
+    assert warp(*train, "--out", tmp_path / "r0").code == 0
+    unlearn = ("unlearn", tmp_path / "r0", "--forget-class", 1, "--method", f"{file}:Own", "--out", tmp_path / "r1")
+    assert warp(*unlearn).code in (0, 1, 3)
+    file.write_text(file.read_text().replace("1.0", "1.5"))
+    for command in ((*train, "--out", tmp_path / "r0"), (*unlearn, "--preprocess", f"{file}:read")):
+        answer = warp(*command)
+        assert answer.code == 2
+        assert "preprocess_file" in answer.err or "method_file" in answer.err
+
+
+def test_after_a_class_is_forgotten_and_deleted_the_next_request_works(
+    warp: Warp, points: Path, tmp_path: Path
+) -> None:
+    mlp = ("--model", "mlp", "--device", "cpu", "-o", "training.epochs=2")
+    assert warp("train", "--data", points, *mlp, "--out", tmp_path / "r0").code == 0
+    gone = ("--forget-class", 2, "--method", "ngp", "--out", tmp_path / "r1")
+    assert warp("unlearn", tmp_path / "r0", *gone).code in (0, 1, 3)
+    arrays = dict(np.load(points))
+    kept = arrays["y"] != 2
+    np.savez(tmp_path / "less.npz", **{k: v if k.endswith("_test") else v[kept] for k, v in arrays.items()})
+    answer = warp(
+        "unlearn",
+        tmp_path / "r1",
+        "--data",
+        tmp_path / "less.npz",
+        "--forget-class",
+        1,
+        *gone[2:4],
+        "--out",
+        tmp_path / "r2",
+    )
+    assert answer.code in (0, 1, 3), answer.err
+
+
+def test_weights_that_have_forgotten_need_their_run(warp: Warp, points: Path, unlearned: Path, tmp_path: Path) -> None:
+    shutil.copy(unlearned / "model.safetensors", tmp_path / "alone.safetensors")
+    answer = warp("check", tmp_path / "alone.safetensors")
+    assert answer.code == 2
+    assert "has forgotten rows, and its file cannot say which; give its run" in answer.err
+
+
+def test_copies_of_learned_rows_are_not_unseen(warp: Warp, points: Path, tmp_path: Path) -> None:
+    arrays = dict(np.load(points))
+    arrays["x_test"][:4] = arrays["x"][:4]
+    np.savez(tmp_path / "d.npz", **arrays)
+    run = tmp_path / "run"
+    given = ("--data", tmp_path / "d.npz", "--model", "mlp", "-o", "training.epochs=1", "--out", run)
+    assert warp("train", *given).code == 0
+    assert json.loads((run / "results.json").read_text())["counts"]["test"] == 26

@@ -68,17 +68,19 @@ def check_subject(subject: Subject, *, as_given: bool = False, defense: str | No
     from ..data.examples import TensorExamples
     from ..data.preprocess import readings
     from ..data.sampling import draw_per_class
-    from ..data.table import TEST
     from ..defense.registry import make_defense
     from ..randomness import Streams
     from ..unlearning.checks import check_model
 
     table = subject.table
     raw = {}
-    for what, rows in (("known", subject.known), ("test", subject.parts.rows(TEST))):
+    for what, rows in (("known", subject.known), ("test", subject.parts.unseen)):
         count, generator = min(2000, len(rows)), Streams(0).generator("check", what)
         drawn = rows[draw_per_class(table.y[rows], count=count, generator=generator)]
-        raw[what] = TensorExamples(torch.from_numpy(table.x[drawn]), torch.from_numpy(table.y[drawn]))
+        x = table.x[drawn]
+        # torch knows no numbers of another byte order.
+        x = x.astype(x.dtype.newbyteorder("="), copy=False)
+        raw[what] = TensorExamples(torch.from_numpy(x), torch.from_numpy(table.y[drawn]))
     return check_model(
         subject.model,
         known=raw["known"],

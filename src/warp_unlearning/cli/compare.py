@@ -42,7 +42,7 @@ def compare(
     from ..data.table import FORGET, RETAIN, TEST
     from ..errors import InputError
     from ..unlearning.judge import compare as compare_models
-    from .subject import check_one_data_set, check_reference, open_subject, requested_rows
+    from .subject import check_reference, on_one_table, open_subject, requested_rows
 
     prepare(options.threads)
     if out is not None:
@@ -56,7 +56,7 @@ def compare(
     subjects = {
         name: runs.get(name) or open_subject(path, options, beside=beside, flags=flags) for name, path in paths.items()
     }
-    check_one_data_set(subjects)
+    subjects = on_one_table(subjects)
     first, after = subjects["original"], subjects["unlearned"]
     ours, word = False, ""
     if forget is not None or forget_class is not None:
@@ -64,12 +64,15 @@ def compare(
         parts, word = first.parts.request(first.table, asked.rows), asked.drawn
     elif after.record.deletions:
         parts, last = after.parts, after.record.deletions[-1]
-        ours = last.recipe is not None
+        ours = (last.verdict or {}).get("null") == "ours"
         if last.request.get("drawn") or drawn:
             word = "this software" if last.request.get("how") in ("class", "fraction") else "your word"
     else:
         raise InputError(f"nothing says which rows {unlearned} forgot; give --forget FILE")
-    test = parts.rows(TEST)
+    # Rows that any of the models has learned from are no unseen rows.
+    test = parts.unseen
+    for subject in subjects.values():
+        test = test[subject.parts.part[test] == TEST]
     for name in list(subjects)[2:]:
         check_reference(subjects[name], parts.rows(FORGET), paths[name])
     models = {name: subject.model.to(first.device) for name, subject in subjects.items()}
@@ -82,6 +85,7 @@ def compare(
         retrained=tuple(models.values()),
         drawn=word,
         ours=ours and not models,
+        seed=first.config.seed,
     )
     if out is not None:
         write_atomically(out, (json.dumps(found.as_json(), indent=2) + "\n").encode())

@@ -24,8 +24,8 @@ from ..data.examples import Examples
 from ..data.files import array_digest, as_path
 from ..data.preprocess import ImageData, Preprocess, image_data, table_examples
 from ..data.sampling import draw_per_class
-from ..data.sources import load_table
-from ..data.table import FORGET, FORGOTTEN, RETAIN, TEST, Index, Parts, Table, find, read_request
+from ..data.sources import load_table, recognise
+from ..data.table import FORGET, FORGOTTEN, RETAIN, Index, Parts, Table, find, read_request
 from ..errors import DataError, InputError, nearest
 from ..models.modes import choose_device
 from ..models.networks import MODELS, build_model, suggest_options
@@ -49,6 +49,7 @@ class _Remembered(BaseModel):
     network: dict[Literal["name", "file", "sha256"], str | None]
     places: dict[Literal["path", "test"], str]
     preprocess: dict[Literal["function", "layout", "scale", "mean", "std"], Any]
+    classes: list[str]
     suffix: Literal[".safetensors", ".pt", ".pth", ".bin"]
 
 
@@ -75,7 +76,7 @@ class Subject:
     @cached_property
     def data(self) -> ImageData:
         """All rows as inputs in memory, for attacks that want them so."""
-        return image_data(self.table, self.preprocess, test=self.parts.rows(TEST))
+        return image_data(self.table, self.preprocess, test=self.parts.unseen)
 
     @property
     def known(self) -> Index:
@@ -94,9 +95,11 @@ class Subject:
         return next(self.model.parameters()).dtype
 
     @property
-    def half(self) -> torch.dtype | None:
-        """The type of fewer than 32 bits that the weights came in, and go back to."""
-        return None if self.came_from is None else _half(self.came_from)
+    def stored(self) -> torch.dtype | None:
+        """The type that the weights came in and go back to, where it has fewer bits than they are computed in."""
+        kinds = set() if self.came_from is None else {t.dtype for t in self.came_from.state.values()}
+        less = [kind for kind in kinds if kind.is_floating_point and kind.itemsize < self.dtype.itemsize]
+        return less[0] if less else None
 
     @property
     def fill(self) -> tuple[float, ...]:
@@ -115,7 +118,7 @@ class Subject:
 
     def test(self) -> Examples | None:
         """The rows that the model never saw; None without any."""
-        rows = self.parts.rows(TEST)
+        rows = self.parts.unseen
         return self.examples(rows) if len(rows) else None
 
     def identity(self) -> dict[str, Any]:
@@ -125,6 +128,7 @@ class Subject:
             "rows": array_digest(self.parts.digests, self.parts.labels, self.parts.part),
             "preprocess": self.preprocess.describe(),
             "network_file": None if self.network is None else file_digest(self.network),
+            "preprocess_file": None if self.preprocess.spec is None else file_digest(self.preprocess.spec),
             "threads": torch.get_num_threads(),
             "device": str(self.device),
         }
@@ -166,6 +170,8 @@ def open_subject(
             )
         model = config.model.model_copy(update={"name": name, "options": dict(built)})
         config = config.model_copy(update={"model": model})
+    if beside is None and weights.header.get("deletions"):
+        raise InputError(f"{path} holds a model that has forgotten rows, and its file cannot say which; give its run")
     if beside is not None and config.data == beside.config.data:
         table, preprocess, parts = beside.table, beside.preprocess, beside.parts
     else:
@@ -247,10 +253,23 @@ def _told(given: Mapping[str, Any]) -> Options:
     return Options(**told)
 
 
-def open_table(config: Config | PriorConfig) -> Table:
-    """The rows of the user's data, in the order of the file."""
-    about = config.data.model_dump(exclude={"name", "path", "scale", "mean", "std", "preprocess"})
-    return load_table(config.data.name, config.data.path, **about, seed=config.seed)
+def open_table(config: Config | PriorConfig, *, classes: list[str] | None = None) -> Table:
+    """The rows of the user's data, in the order of the file; of these `classes`, of which one may be gone."""
+    about = config.data
+    kind = about.name or recognise(about.path)
+    if about.classes is not None or kind in ("digits", "cifar10", "fashion_mnist"):
+        classes = about.classes
+    return load_table(
+        kind,
+        about.path,
+        test=about.test,
+        holdout=about.holdout,
+        ids=about.ids,
+        size=about.size,
+        classes=classes,
+        fetch=about.fetch,
+        seed=config.seed,
+    )
 
 
 def start_parts(config: Config, table: Table) -> Parts:
@@ -284,13 +303,15 @@ def requested_rows(subject: Subject) -> Asked:
         )
     if ask.rows is not None:
         values = read_request(ask.rows, ask.column)
-        by_number = ask.by == "row" or (ask.by is None and values.dtype.kind in "iu")
-        way = "mask" if values.dtype == bool else "numbers" if by_number else "ids" if ask.by == "id" else "names"
-        words = ask.rows.name + (f" (column {values.dtype.names[0]})" if values.dtype.names else "")
-        return Asked(find(values, table, ask.by), way, words, "your word" if ask.drawn else "")
+        rows, column = find(values, table, ask.by), values.dtype.names[0] if values.dtype.names else None
+        texts = (values[column] if column else values).astype(str)
+        by = ask.by or {"row": "row", "id": "id"}.get(column or "", "row" if np.char.isdecimal(texts).all() else "name")
+        way = "mask" if values.dtype == bool else {"row": "numbers", "id": "ids", "name": "names"}[by]
+        words = ask.rows.name + (f" (column {column})" if column else "")
+        return Asked(rows, way, words, "your word" if ask.drawn else "")
     if ask.label is not None:
         name = str(ask.label)
-        if name not in table.classes and name.isdigit() and int(name) < len(table.classes):
+        if name not in table.classes and name.isdecimal() and int(name) < len(table.classes):
             name = table.classes[int(name)]
         if name not in table.classes:
             raise InputError(f"no class is called {name!r}; the classes are {', '.join(table.classes[:20])}")
@@ -307,14 +328,25 @@ def requested_rows(subject: Subject) -> Asked:
     return Asked(rows, "fraction", f"a random share of {ask.fraction:g}", "this software")
 
 
-def check_one_data_set(subjects: Mapping[str, Subject]) -> None:
-    """Refuse models of different data."""
-    digests = {name: frozenset(subject.parts.digests.tolist()) for name, subject in subjects.items()}
-    first = next(iter(digests))
-    for name, rows in digests.items():
-        # Rows that were forgotten may be gone from the data of either.
-        if not (rows <= digests[first] or digests[first] <= rows):
-            raise DataError(f"the {name} model has other data than the {first} model; compare models of one data set")
+def on_one_table(subjects: Mapping[str, Subject]) -> dict[str, Subject]:
+    """The subjects with their parts on the table of the first, matched by content, so that a row number means the same
+    row for all. Models of other data, or that read rows in another way, are refused.
+    """
+    name, first = next(iter(subjects.items()))
+    found = {}
+    for other, subject in subjects.items():
+        if subject.preprocess.describe() != first.preprocess.describe():
+            raise InputError(
+                f"the {other} model reads rows as {subject.preprocess} and the {name} model as {first.preprocess}; "
+                "compare models that read them alike"
+            )
+        parts = first.parts if subject.table is first.table else subject.parts.on(first.table)
+        found[other] = (
+            subject
+            if subject is first
+            else replace(subject, table=first.table, parts=subject.parts if subject.table is first.table else parts)
+        )
+    return found
 
 
 def check_reference(retrained: Subject, forget: Index, path: Path) -> None:
@@ -361,12 +393,13 @@ def _from_run(path: Path, options: Options, overrides: list[str]) -> Subject:
     for own, named in ((network, options.own_network), (spec, options.preprocess is not None)):
         if own is not None and named:
             trust(own)
-        if own is not None and not is_trusted(own):
+        harmless = own is network and own is not None and own.startswith("hf:")
+        if own is not None and not harmless and not is_trusted(own):
             raise InputError(
                 f"this run needs {own}, and code is executed only where its user has named it as it is now: if it is "
                 "yours, name it again (--model or --preprocess)"
             )
-    table = open_table(config)
+    table = open_table(config, classes=about["classes"])
     if spec is not None:
         function = load_function(spec, what="preprocessing")
     preprocess = Preprocess.from_plain(about["preprocess"], function=function)
@@ -374,7 +407,9 @@ def _from_run(path: Path, options: Options, overrides: list[str]) -> Subject:
     record = DeletionRecord.from_json(run.read_json("record.json")) if has_record else DeletionRecord()
     weights = replace(read_weights(path / WEIGHTS), suffix=about["suffix"])
     parts = Parts.load(path / ROWS).align(table)
-    return _subject(path, run.kind, weights, table, preprocess, parts, config, record, network)
+    # The user's network file may have changed since: then the model is checked like a weight file.
+    same = network is None or about["network"].get("sha256") in (None, file_digest(network))
+    return _subject(path, run.kind if same else "file", weights, table, preprocess, parts, config, record, network)
 
 
 def _subject(

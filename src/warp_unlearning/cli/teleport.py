@@ -82,10 +82,10 @@ def teleport(
     moving = _choose_symmetry(symmetry, given)
     flags = request_flags(forget, forget_class, column, by)
     subject = open_subject(source, replace(options, override=settings), flags=flags)
-    if subject.half is not None:
+    if subject.stored is not None:
         raise InputError(
-            f"the weights are {str(subject.half).removeprefix('torch.')}, and rounding a moved network to that changes "
-            "its function; save it in float32 first"
+            f"the weights are {str(subject.stored).removeprefix('torch.')}, and rounding a moved network to that "
+            "changes its function; save it in the type that you compute in first"
         )
     retain, gone, notes = _choose_rows(subject)
     found = subject.identity() | {

@@ -58,7 +58,7 @@ def train_run(
 ) -> dict[str, Any]:
     """Train, or go on, or do nothing where the run is complete; returns its results."""
     from ..config import RESOLVED, as_plain
-    from ..data.table import TEST, VALIDATION
+    from ..data.table import VALIDATION
     from ..errors import DivergedError
     from ..models.own import check_examples
     from ..randomness import Streams
@@ -70,7 +70,7 @@ def train_run(
     from .subject import PLACES, new_subject, save_subject
 
     subject = new_subject(config, options or Options())
-    parts = {"train": subject.known, "validation": subject.parts.rows(VALIDATION), "test": subject.parts.rows(TEST)}
+    parts = {"train": subject.known, "validation": subject.parts.rows(VALIDATION), "test": subject.parts.unseen}
     examples = {what: subject.examples(rows) for what, rows in parts.items() if len(rows)}
     model = subject.model.to(subject.device)
     check_examples(model, examples)

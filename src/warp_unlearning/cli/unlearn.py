@@ -174,6 +174,7 @@ def unlearn_run(
         "method": describe(method),
         "defense": describe_defense(defense),
         "train_file": None if train is None else file_digest(train),
+        "method_file": file_digest(own) if ":" in (own := subject.config.method.name or "") else None,
     }
     config = as_plain(subject.config) | {RESOLVED: to_json(found)}
     run = start_run(out, kind="unlearn", config=config, places=PLACES)
@@ -208,7 +209,8 @@ def _carry_out(
     from .train import keep_diverged
 
     rows = {"forget": FORGET, "retain": RETAIN, "validation": VALIDATION, "test": TEST}
-    sets = {what: subject.examples(parts.rows(code)) for what, code in rows.items() if len(parts.rows(code))}
+    index = {what: parts.unseen if what == "test" else parts.rows(code) for what, code in rows.items()}
+    sets = {what: subject.examples(found) for what, found in index.items() if len(found)}
     original, config = subject.model.to(subject.device), subject.config
     began = process_time()
     try:
@@ -281,10 +283,9 @@ def _as_stored(
 
     from ..unlearning.judge import judge_models
 
-    half = subject.half
-    if half is None:
+    if subject.stored is None:
         return result.model, result.verdict
-    model = deepcopy(result.model).to(half).to(subject.dtype)
+    model = deepcopy(result.model).to(subject.stored).to(subject.dtype)
     verdict = judge_models(
         subject.model,
         model,
@@ -293,7 +294,8 @@ def _as_stored(
         test=sets.get("test"),
         drawn=bool(drawn),
         ours=result.verdict.null == "ours",
-        word=drawn or None,
+        word=result.record.deletions[0].recipe if result.verdict.null == "ours" else drawn or None,
+        seed=subject.config.seed,
     )
     return model, verdict
 
@@ -304,11 +306,10 @@ def _accuracy(subject: Subject, parts: Parts, sets: Mapping[str, Examples], mode
     """
     import numpy as np
 
-    from ..data.table import TEST
     from ..report.schema import Accuracy
     from ..training.scoring import accuracy, logits
 
-    test, labels = parts.rows(TEST), subject.table.y
+    test, labels = parts.unseen, subject.table.y
     forgotten = sets["forget"].y.cpu().numpy()
     right = np.empty(0, dtype=bool)
     if len(test):
@@ -409,27 +410,34 @@ def _plan_lines(subject: Subject, parts: Parts, method: Method, *, drawn: bool) 
     """What would be done, how long it may take, and what could be judged afterwards."""
     import numpy as np
 
-    from ..data.table import FORGET, RETAIN, TEST, VALIDATION
+    from ..data.table import FORGET, RETAIN, VALIDATION
+    from ..methods.retrain import RetrainBy
     from ..stats.verdict import rows_needed
     from ..unlearning.driver import expected_seconds
 
-    forget, retain, held, test = (parts.rows(code) for code in (FORGET, RETAIN, VALIDATION, TEST))
-    seconds = expected_seconds(
-        subject.model.to(subject.device),
-        forget=subject.examples(forget),
-        retain=subject.examples(retain),
-        validation=subject.examples(held) if len(held) else None,
-        method=method,
-    )
+    forget, retain, held = (parts.rows(code) for code in (FORGET, RETAIN, VALIDATION))
+    test, takes = parts.unseen, "as long as your training function"
+    if not isinstance(method, RetrainBy):
+        seconds = expected_seconds(
+            subject.model.to(subject.device),
+            forget=subject.examples(forget),
+            retain=subject.examples(retain),
+            validation=subject.examples(held) if len(held) else None,
+            untrained=subject.untrained,
+            method=method,
+        )
+        takes = f"about {seconds:.0f} s on {subject.device}, without a defence's moves"
     unseen = int(np.isin(subject.table.y[test], subject.table.y[forget]).sum())
     lines = [
         f"keeps     {len(retain):,} rows; {len(test):,} unseen, {unseen:,} of the forgotten classes",
-        f"takes     about {seconds:.0f} s on {subject.device}, without a defence's moves",
+        f"takes     {takes}",
     ]
+    if not len(test):
+        return [*lines, "judged    cannot be said: no unseen rows; give --test"]
     if method.name.startswith("retrain"):
         return [*lines, "judged    holds by construction, unless test accuracy collapses"]
     if not unseen:
-        return [*lines, "judged    cannot be said: no unseen rows of these classes; give --test or --holdout"]
+        return [*lines, "judged    cannot be said: no unseen rows of these classes; give --test"]
     needed = rows_needed(len(forget), unseen)
     lines.append(
         f"judged    about {needed:,} rows are needed to say holds, and {len(forget):,} are asked for"

@@ -371,6 +371,30 @@ class Parts:
         digests = np.array([row.tobytes().hex() for row in arrays["digest"]], dtype="U32")
         return cls(digests, arrays["label"], arrays["part"], int(arrays["train"])).check()
 
+    @property
+    def unseen(self) -> Index:
+        """Test rows of which no other part has a copy."""
+        test = self.part == TEST
+        return np.flatnonzero(test & ~np.isin(self.digests, self.digests[~test]))
+
+    def on(self, table: Table) -> Parts:
+        """These parts on the rows of another table of the same data, matched by content; rows that are not among them
+        are in no part (FORGOTTEN).
+        """
+        waiting: dict[tuple[bool, str], list[int]] = defaultdict(list)
+        for row in range(len(self.part)):
+            waiting[row >= self.train, str(self.digests[row])].append(int(self.part[row]))
+        part = np.full(len(table), FORGOTTEN, dtype=np.uint8)
+        for row, digest in enumerate(table.digests().tolist()):
+            if same := waiting.get((row >= table.train, digest)):
+                part[row] = same.pop(0)
+        lost = sum(code not in (FORGET, FORGOTTEN) for codes in waiting.values() for code in codes)
+        if lost:
+            raise DataError(
+                f"{lost} rows of one model are not among those of the other; compare models of one data set"
+            )
+        return Parts(table.digests(), table.y, part, table.train)
+
     def align(self, table: Table) -> Parts:
         """The part of each row of today's file, matched by content in any order.
 

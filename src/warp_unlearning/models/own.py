@@ -32,7 +32,7 @@ def load_function(spec: str, *, what: str = "function") -> Callable[..., Any]:
     Importing runs the file: only ever call this with a path that the user gave or that `is_trusted`.
     """
     file, _, name = spec.rpartition(":")
-    if not (name and file.endswith(".py")):
+    if spec.startswith(HUGGING_FACE) or not (name and file.endswith(".py")):
         raise InputError(f"{spec!r} names no {what}; write it as FILE.py:NAME, such as own.py:build")
     module = _import(Path(file))
     found = getattr(module, name, None)
@@ -131,8 +131,8 @@ def trust(spec: str) -> None:
 
 
 def is_trusted(spec: str) -> bool:
-    """Whether the user has named the file in `spec`, as it is now, herself. hf:FOLDER always is: it runs no code."""
-    return spec.startswith(HUGGING_FACE) or file_digest(spec) in _trusted()[1]
+    """Whether the user has named the file in `spec`, as it is now, herself."""
+    return file_digest(spec) in _trusted()[1]
 
 
 def _trusted() -> tuple[Path, list[str]]:

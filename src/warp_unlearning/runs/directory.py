@@ -119,7 +119,9 @@ def start_run(path: Path, *, kind: str, config: Mapping[str, Any], places: Colle
         different = [d for d in _differences(run.config(), load_yaml(text)) if d.partition(": ")[0] not in places]
         if different and (path / DIVERGED).is_file() and not run.complete:
             # A run that diverged is there to be tried again with other settings.
-            (path / DIVERGED).unlink()
+            for file in path.iterdir():
+                if file.is_file() and file.name != CONFIG:
+                    file.unlink()
             write_atomically(path / CONFIG, text.encode())
         elif different:
             raise InputError(

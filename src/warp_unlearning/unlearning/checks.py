@@ -169,7 +169,7 @@ def check_model(
     parts = {what: _drawn(as_examples(source, what=what), what) for what, source in given.items()}
     read, rows = preprocess or (lambda x: x), parts["known"]
     name = "given" if preprocess is None else str(getattr(preprocess, "__name__", preprocess))
-    network = network_for(model, _read(rows.select(torch.arange(min(2, len(rows)))), read, "known"))
+    network = network_for(model, _as_weights(_read(rows.select(torch.arange(min(2, len(rows)))), read, "known"), model))
     said = {what: _logits(network, part, read, what) for what, part in parts.items()}
     right = {what: (said[what].argmax(1) == part.y.cpu()).numpy() for what, part in parts.items()}
     others, better = _other_readings(network, rows, right["known"], readings or {}, name)
@@ -225,11 +225,17 @@ def _read(rows: TensorExamples, read: Read, what: str) -> TensorExamples:
     return TensorExamples(found, rows.y)
 
 
+def _as_weights(inputs: TensorExamples, network: nn.Module) -> TensorExamples:
+    """Floating-point inputs in the precision of the weights."""
+    dtype = next(network.parameters()).dtype
+    return TensorExamples(inputs.x.to(dtype), inputs.y) if inputs.x.is_floating_point() else inputs
+
+
 def _logits(network: nn.Module, rows: TensorExamples, read: Read, what: str) -> Tensor:
     parts, place = [], device_of(network)
     # Inputs take four times the room of bytes, so they are made batch by batch.
     for index in in_order(len(rows), BATCH):
-        inputs = _read(rows.select(index), read, what).to(place)
+        inputs = _as_weights(_read(rows.select(index), read, what), network).to(place)
         check_examples(network, {what: inputs})
         parts.append(checked_logits(network, inputs, what))
     found = torch.cat(parts)
@@ -289,12 +295,14 @@ def _other_readings(
 
 
 def _setting(read: Read, name: str) -> str:
-    options = []
-    for key, neutral in (("scale", 1.0), ("mean", 0.0), ("std", 1.0)):
-        values = np.atleast_1d(getattr(read, key, neutral)).tolist()
-        if any(v != neutral for v in values):
+    if getattr(read, "function", None) is not None or not hasattr(read, "scale"):
+        return f"--preprocess FILE.py:NAME, a function that reads them so ({name})"
+    options = [f"--scale {read.scale:g}"]
+    for key in ("mean", "std"):
+        values = np.atleast_1d(getattr(read, key, ())).tolist()
+        if values:
             options.append(f"--{key} {','.join(f'{v:g}' for v in values)}")
-    return " ".join(options) or f"preprocess={name!r}"
+    return " ".join(options) + ("" if len(options) > 1 else " without --mean and --std")
 
 
 def _other_order(answers: Tensor, y: Tensor) -> list[tuple[float, str]]:

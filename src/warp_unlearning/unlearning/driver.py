@@ -299,11 +299,18 @@ def drive(
 
 
 def expected_seconds(
-    model: nn.Module, *, forget: object, retain: object, validation: object | None, method: Method, seed: int = 0
+    model: nn.Module,
+    *,
+    forget: object,
+    retain: object,
+    validation: object | None,
+    method: Method,
+    untrained: Untrained = None,
+    seed: int = 0,
 ) -> float:
     """About how long the updates of a method take, from the first five on a copy; teleports come on top."""
     working = working_copy(model, device_of(model))
-    task = make_task(working, forget=forget, retain=retain, validation=validation, seed=seed)
+    task = make_task(working, forget=forget, retain=retain, validation=validation, untrained=untrained, seed=seed)
     times, of = [perf_counter()], 0
     for update in islice(drive(working, task, method, secret=Streams.secret()), 5):
         of = update.of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cli.subject import Subject, check_one_data_set
+from ..cli.subject import Subject, on_one_table
 from ..data.table import FORGET, Index, Parts, find, read_request
 from ..errors import DataError, InputError
 from ..models.weights import model_digest
@@ -53,7 +53,8 @@ def load_attacked(
     if not after:
         raise InputError("no model after the unlearning was given; give at least one")
     sources = {path: load(path) for path in dict.fromkeys(after)}
-    check_one_data_set({"original": original, **{str(path): source for path, source in sources.items()}})
+    same = on_one_table({"original": original, **{str(path): source for path, source in sources.items()}})
+    sources = {path: same[str(path)] for path in sources}
     digest = model_digest(original.model)
     for path, source in sources.items():
         if model_digest(source.model) == digest:

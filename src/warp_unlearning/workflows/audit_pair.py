@@ -14,12 +14,11 @@ import numpy as np
 from ..attacks.membership.pair_audit import audit_pair
 from ..attacks.membership.pair_report import PairAudit
 from ..cli.options import Options
-from ..cli.subject import PLACES, Subject, check_one_data_set, check_reference, open_subject
+from ..cli.subject import PLACES, Subject, check_reference, on_one_table, open_subject
 from ..config import RESOLVED, as_plain
 from ..data.files import array_digest
 from ..data.table import FORGET, RETAIN, TEST, Parts
 from ..errors import InputError
-from ..models.weights import model_digest
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..stats.reading import MARGIN
 from ..unlearning.record import DeletionRecord, now
@@ -65,7 +64,7 @@ def audit_pair_run(request: PairRequest) -> PairOutcome:
     runs = {name: open_subject(path, request.options) for name, path in paths.items() if path.is_dir()}
     beside = next(iter(runs.values()), None)
     sources = {n: runs.get(n) or open_subject(p, request.options, beside=beside) for n, p in paths.items()}
-    check_one_data_set(sources)
+    sources = on_one_table(sources)
     parts = _parts(request, sources["original"], sources["unlearned"])
     for i, path in enumerate(request.retrained):
         check_reference(sources[f"retrained {i + 1}"], parts.rows(FORGET), path)
@@ -114,7 +113,7 @@ def _run(request: PairRequest, sources: dict[str, Subject], parts: Parts) -> Run
     if request.out is None:
         return None
     found = {
-        "models": {name: model_digest(source.model) for name, source in sources.items()},
+        "models": {name: source.identity() for name, source in sources.items()},
         "forget": array_digest(parts.digests, parts.part),
         "steps": list(_steps(request, sources["unlearned"]) or ()),
         "background": request.background,
@@ -138,7 +137,9 @@ def _audit(request: PairRequest, sources: dict[str, Subject], parts: Parts) -> P
     original, device = sources["original"], sources["original"].device
     # Other requests may lie between the two models.
     retain = np.intersect1d(original.known, np.intersect1d(parts.rows(RETAIN), sources["unlearned"].known))
-    unseen = np.intersect1d(parts.rows(TEST), sources["unlearned"].parts.rows(TEST))
+    unseen = parts.unseen
+    for source in sources.values():
+        unseen = unseen[source.parts.part[unseen] == TEST]
     if not len(unseen):
         raise InputError("an audit needs rows that no model saw; give --test or --holdout")
     forgotten, retained, test = (original.examples(rows) for rows in (parts.rows(FORGET), retain, unseen))
