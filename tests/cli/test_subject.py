@@ -81,12 +81,12 @@ def test_what_comes_back_has_the_names_and_the_form_of_what_came_in(
     given = ("--model", f"{own}:build", "--data", points)
     assert warp("unlearn", weights, *given, "--forget-class", 1, "--method", "finetune", "--out", out).code in (0, 1, 3)
     before = torch.load(weights, weights_only=True)["model_state_dict"]
-    after = torch.load(out / "model.pt", weights_only=True)
+    after = torch.load(out / "model.pt", weights_only=True)["model_state_dict"]
     assert list(after) == list(before)
     assert {k: v.dtype for k, v in after.items()} == {k: v.dtype for k, v in before.items()}
     again = tmp_path / "again"
     assert warp("unlearn", out, "--forget-class", 2, "--method", "finetune", "--out", again).code in (0, 1, 3)
-    assert torch.load(again / "model.pt", weights_only=True).keys() == before.keys()
+    assert torch.load(again / "model.pt", weights_only=True)["model_state_dict"].keys() == before.keys()
 
 
 def test_half_precision_is_refused_or_computed_in_full(

@@ -25,7 +25,7 @@ from ..data.files import array_digest, as_path
 from ..data.preprocess import ImageData, Preprocess, image_data, table_examples
 from ..data.sampling import draw_per_class
 from ..data.sources import load_table, recognise
-from ..data.table import FORGET, FORGOTTEN, RETAIN, Index, Parts, Table, find, read_request
+from ..data.table import FORGET, FORGOTTEN, RETAIN, Index, Parts, Table, find, read_csv, read_request
 from ..errors import DataError, InputError, nearest
 from ..models.modes import choose_device
 from ..models.networks import MODELS, build_model, suggest_options
@@ -196,6 +196,8 @@ def save_subject(
     """Write the model, the part of every row and `run.json` into a run, and the record of what was deleted."""
     config, network = subject.config, subject.network
     header: dict[str, object] = {"model": config.model.name, "options": dict(config.model.options)}
+    if subject.came_from is not None and "nested" in subject.came_from.header:
+        header["nested"] = subject.came_from.header["nested"]
     if subject.preprocess.function is None:
         header["preprocess"] = subject.preprocess.describe()
     if record is not None and record.deletions:
@@ -302,7 +304,11 @@ def requested_rows(subject: Subject) -> Asked:
             "--forget-fraction SHARE (forget.fraction)"
         )
     if ask.rows is not None:
-        values = read_request(ask.rows, ask.column)
+        named = ask.column
+        if named is None and ask.rows.suffix.lower() in (".csv", ".tsv") and ask.rows.is_file():
+            # The column by which the data name their rows.
+            named = next((head for head in read_csv(ask.rows) if head == subject.config.data.ids), None)
+        values = read_request(ask.rows, named)
         rows, column = find(values, table, ask.by), values.dtype.names[0] if values.dtype.names else None
         texts = (values[column] if column else values).astype(str)
         by = ask.by or {"row": "row", "id": "id"}.get(column or "", "row" if np.char.isdecimal(texts).all() else "name")
@@ -466,6 +472,8 @@ def _named(options: Options) -> str | None:
     """The user's own network where the command line names one, which makes its file a trusted one; absolute."""
     if not options.own_network or options.model is None:
         return None
+    if ":" not in options.model:
+        raise InputError(f"{options.model} names no function; write --model {options.model}:build, with its name")
     trust(options.model)
     return absolute(options.model)
 

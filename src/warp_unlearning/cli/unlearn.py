@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..data.examples import Examples
-    from ..data.table import Parts
+    from ..data.table import Index, Parts
     from ..defense.base import Defense
     from ..methods.protocol import Method
     from ..report.schema import Accuracy, Request, Teleports, Unlearning
@@ -89,6 +89,7 @@ def unlearn(
 
     Exit code 0: it holds. 1: it does not. 2: bad input. 3: cannot be said, and the last line says what would decide.
     """
+    said: list[str] = []
     prepare(options.threads)
     results = unlearn_run(
         source,
@@ -99,7 +100,7 @@ def unlearn(
         as_given=as_given,
         plan=plan,
         accuracy=accuracy,
-        say=(lambda line: typer.echo(line, err=as_json)),
+        say=(lambda line: said.append(line) if as_json and plan else typer.echo(line, err=as_json)),
         forget__fraction=forget_fraction,
         forget__drawn=drawn or None,
         forget__again=again or None,
@@ -109,6 +110,8 @@ def unlearn(
         **request_flags(forget, forget_class, column, by),
     )
     if results is None or out is None:
+        if as_json:
+            print_json({"plan": said})
         return
     if as_json:
         print_json(out / "results.json")
@@ -154,15 +157,16 @@ def unlearn_run(
     forget = parts.rows(FORGET)
     method, settings = _choose_method(subject, train=train, our_recipe=our_recipe)
     defense = _choose_defense(subject)
+    also = np.setdiff1d(forget, asked.rows)
     request = Request(
         how=asked.words,
         asked=len(asked.rows),
         found=len(forget),
-        copies=len(np.setdiff1d(forget, asked.rows)),
+        copies=len(also),
         first=tuple(int(row) for row in asked.rows[:5]),
         digest=array_digest(np.sort(parts.digests[forget])),
     )
-    say(_row_line(subject, request))
+    say(_row_line(subject, request, also))
     say(f"settings  {method.name}, {settings}" + (f"; defended by {defense.name}" if defense else ""))
     if plan:
         say("\n".join(_plan_lines(subject, parts, method, drawn=bool(asked.drawn))))
@@ -327,11 +331,14 @@ def _accuracy(subject: Subject, parts: Parts, sets: Mapping[str, Examples], mode
     )
 
 
-def _row_line(subject: Subject, request: Request) -> str:
+def _row_line(subject: Subject, request: Request, also: Index) -> str:
     """How many rows, by what, the first of them read back, and their copies."""
     first = ", ".join(subject.table.describe(row) for row in request.first)
     more = " ..." if request.asked > len(request.first) else ""
-    copies = f"; {request.copies} {'copy' if request.copies == 1 else 'copies'} of them too" if request.copies else ""
+    copies = ""
+    if request.copies:
+        named = ", ".join(subject.table.describe(int(row)) for row in also[:5]) + (" ..." if len(also) > 5 else "")
+        copies = f"; {request.copies} {'copy' if request.copies == 1 else 'copies'} of them too: {named}"
     return f"rows      {request.asked:,} of {request.how}: {first}{more}{copies}, digest {request.digest[:8]}"
 
 

@@ -81,7 +81,9 @@ class RetrainBy:
     norm_mode: ClassVar[NormMode] = "train"
     reads_forget: ClassVar[bool] = False
 
-    train: Callable[[nn.Module, Dataset[Any]], nn.Module] = option(None, "train(model, rows), which returns the model")
+    train: Callable[[nn.Module, Dataset[Any]], nn.Module] = option(
+        None, "train(model, rows), which returns the model or changes it in place"
+    )
     spec: str = option("your function", "FILE.py:train, for the record")
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
@@ -95,6 +97,7 @@ class RetrainBy:
             raise InputError(
                 f"{self.spec} failed: {type(error).__name__}: {error}; make it run by itself first"
             ) from error
+        trained = start if trained is None else trained
         if not isinstance(trained, nn.Module) or trained.state_dict().keys() != model.state_dict().keys():
             raise InputError(f"{self.spec} returned a {type(trained).__name__}; return the network that it was given")
         model.load_state_dict(trained.state_dict())

@@ -128,7 +128,8 @@ def save_as_given(
     if given.suffix not in _PICKLED:
         return [path]
     buffer, beside = io.BytesIO(), path.with_suffix(given.suffix)
-    torch.save(state, buffer)
+    key = given.header.get("nested")
+    torch.save(state if key is None else {key: state}, buffer)
     _write(beside, buffer.getvalue())
     return [path, beside]
 
@@ -235,7 +236,8 @@ def _read_pickled(path: Path) -> tuple[Mapping[str, object], dict[str, object]]:
         raise WeightsError(f"{path} is no whole file of torch.save ({type(error).__name__}); save it again") from error
     if not isinstance(found, Mapping):
         raise WeightsError(f"{path} holds a {type(found).__name__}, no state dict; save `model.state_dict()` instead")
-    return next((found[key] for key in _NESTED if isinstance(found.get(key), Mapping)), found), {}
+    key = next((key for key in _NESTED if isinstance(found.get(key), Mapping)), None)
+    return (found, {}) if key is None else (found[key], {"nested": key})
 
 
 def _read_safetensors(path: Path) -> tuple[Mapping[str, object], dict[str, object]]:

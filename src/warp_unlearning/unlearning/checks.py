@@ -323,7 +323,8 @@ def _other_order(answers: Tensor, y: Tensor) -> list[tuple[float, str]]:
     sentence = (
         f"the model is right on {before.mean():.3f} of {len(now)} rows, and on {now.mean():.3f} if its outputs are of "
         f"other classes (output {', '.join(pairs[:5])}{', ...' if len(pairs) > 5 else ''}): the classes are in another "
-        "order than in its training. Say --classes with the names in the order of the outputs"
+        "order than in its training. Number the labels as the outputs are; for a folder of images, say --classes with "
+        "the names in that order"
     )
     return [(float(now.mean()), sentence)]
 
