@@ -115,8 +115,9 @@ def _check_types(kind: object, holdout: object, ids: object, size: object, class
     for name, value in (("kind", kind), ("ids", ids)):
         if value is not None and not isinstance(value, str):
             raise InputError(f"{name} is a {type(value).__name__}; give a name, as text")
-    if holdout is not None and (isinstance(holdout, bool) or not isinstance(holdout, int | float)):
-        raise InputError(f"holdout is a {type(holdout).__name__}; give a share, such as 0.2")
+    share = isinstance(holdout, int | float) and not isinstance(holdout, bool) and 0 < holdout < 1
+    if holdout is not None and not share:
+        raise InputError(f"holdout is {holdout!r}; give a share above 0 and below 1, such as 0.2")
     pair = isinstance(size, tuple | list) and len(size) == 2
     if size is not None and not (pair and all(type(n) is int and 0 < n < 2**16 for n in cast("list[int]", size))):
         raise InputError(f"size is {size!r}; give height and width in pixels")
