@@ -206,6 +206,8 @@ def check_model(
 def _drawn(examples: Examples, what: str) -> TensorExamples:
     if len(examples) == 0:
         raise DataError(f"the {what} set is empty; give at least one example")
+    if isinstance(examples, TensorExamples) and len(examples) <= ROWS:
+        return examples
     generator = Streams(0, "check").generator(what)
     chosen = draw_per_class(examples.y.cpu().numpy(), count=min(ROWS, len(examples)), generator=generator)
     return TensorExamples(*examples.take(torch.from_numpy(chosen)))
