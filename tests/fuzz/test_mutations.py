@@ -21,7 +21,7 @@ CHECKS = {
     "shapes of weights": ("models/weights.py", "state[name].shape != tensor.shape", "False"),
     "links in a run": ("runs/directory.py", "if file.is_symlink() or not", "if False and not"),
     "repeated keys": ("runs/yaml_text.py", "if name in lines:", "if False:"),
-    "trusted files": ("cli/subject.py", "if own is not None and not is_trusted(own):", "if False:"),
+    "trusted files": ("cli/subject.py", "if own is not None and not harmless and not is_trusted(own):", "if False:"),
     "length of a mask": ("data/table.py", 'if len(values) != table.train or by == "id":', "if False:"),
 }
 
