@@ -98,7 +98,7 @@ def test_a_share_is_held_out_of_each_class_once_and_row_numbers_stay(tmp_path: P
     assert (tables[0].train, len(tables[0].learned)) == (20, 16)
     np.testing.assert_array_equal(whole(tables[0]), x)
     for share in (0.0, 1.0, 0.01):
-        with pytest.raises((DataError, InputError), match="hold out some, and not all|above 0 and below 1"):
+        with pytest.raises((DataError, InputError), match=r"hold out some, and not all|above 0 and below 1"):
             npz(tmp_path, {"holdout": share}, x=x, y=Y)
     with pytest.raises(InputError, match="397 rows to test on already"):
         load_table("digits", holdout=0.2)
