@@ -1,6 +1,6 @@
 """How often the judge is right on real networks: retrained models, and models that must not pass.
 
-    python benchmarks/verdicts.py --fashion /usr/share/datasets/fashion-mnist --out results_verdicts [--models 100]
+    python benchmarks/verdicts.py --fashion FOLDER --out results_verdicts [--models 100]
 
 Ten originals of each size are trained, and three models without the rows of each request: rows drawn at random,
 neighbours of one row (clustered), or those the original is surest of (easy). Every retrained model is an honest result;

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from warp_unlearning.errors import DataError, DivergedError, InputError
+from warp_unlearning.errors import DataError, DivergedError, InputError, WarpWarning
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.models.weights import model_digest, read_weights
 from warp_unlearning.randomness import Streams
@@ -323,3 +323,22 @@ def test_a_defence_draws_from_entropy_unless_told_otherwise() -> None:
     assert orders(1) == orders(1)
     assert orders(1) != orders(2)
     assert orders(None) != orders(None)
+
+
+def test_a_buffer_that_retraining_keeps_is_not_forgotten_by_construction() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.register_buffer("seen", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x * self.seen)
+
+    x, y = torch.randn(30, 4), torch.arange(30) % 3
+    rows = {"forget": (x[:5], y[:5]), "retain": (x[5:20], y[5:20]), "test": (x[20:], y[20:])}
+    with pytest.warns(WarpWarning, match="retraining keeps the buffer seen"):
+        kept = unlearn(Keeps(), method="retrain", options={"epochs": 1}, **rows)
+    assert kept.verdict.null == "unseen"
+    given = unlearn(Keeps(), method="retrain", options={"epochs": 1}, untrained=Keeps, **rows)
+    assert given.verdict.null == "ours"

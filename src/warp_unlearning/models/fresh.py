@@ -43,6 +43,28 @@ def fresh(
     return copy
 
 
+def kept_buffers(model: nn.Module) -> list[str]:
+    """Buffers of numbers that `reinitialise` leaves as they are, since no `reset_parameters` sets them: they may hold
+    what the model has learned.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        blank = _copy_of(model).cpu()
+        for buffer in blank.buffers():
+            if buffer.is_floating_point():
+                buffer.fill_(torch.nan)
+        _reset(blank)
+        return [name for name, buffer in blank.named_buffers() if buffer.is_floating_point() and buffer.isnan().any()]
+
+
+def _reset(blank: nn.Module) -> None:
+    # Modules are listed parents first, so reversed every child comes before its parent.
+    for module in reversed(list(blank.modules())):
+        # nn.MultiheadAttention and nn.Transformer keep theirs private.
+        reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        if callable(reset):
+            reset()
+
+
 def reinitialise(model: nn.Module, *, generator: torch.Generator) -> None:
     """Give every parameter and running statistic of `model` the value a newly built one could have.
 
@@ -59,12 +81,7 @@ def reinitialise(model: nn.Module, *, generator: torch.Generator) -> None:
             # So that one which nobody resets is found out.
             if parameter.is_floating_point() or parameter.is_complex():
                 parameter.fill_(torch.nan)
-        # Modules are listed parents first, so reversed every child comes before its parent.
-        for module in reversed(list(blank.modules())):
-            # nn.MultiheadAttention and nn.Transformer keep theirs private.
-            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-            if callable(reset):
-                reset()
+        _reset(blank)
         for name, parameter in blank.named_parameters():
             if parameter.isnan().any():
                 owner = type(blank.get_submodule(name.rpartition(".")[0])).__name__

@@ -25,6 +25,7 @@ from ..errors import DivergedError, InputError, WarpError, WarpWarning
 from ..methods.protocol import Method, Task
 from ..methods.registry import as_method
 from ..methods.retrain import Retrain, RetrainBy, frozen_state
+from ..models.fresh import kept_buffers
 from ..models.modes import choose_device, draws_nothing, enter_mode, norm_mode
 from ..models.own import Logits, failed, unwrap
 from ..models.weights import model_digest, save_weights
@@ -124,6 +125,14 @@ def unlearn(
     if unseen is not None:
         check_examples(working, {"test": unseen})
     ours = isinstance(chosen, Retrain | RetrainBy) and not frozen_state(working)
+    if ours and untrained is None and (kept := kept_buffers(working)):
+        ours = False
+        warnings.warn(
+            f"retraining keeps the buffer {kept[0]}, which nothing resets and which may hold what was learned: give "
+            "`untrained`, or the result is judged like that of any other method",
+            WarpWarning,
+            stacklevel=2,
+        )
     modes = modes_of(working)
     began = perf_counter()
     steps = drive(
