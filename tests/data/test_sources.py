@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_a_test_part_may_be_another_file(tmp_path: Path) -> None:
     assert (table.name, len(table), table.train) == ("npy", 24, 20)
     with pytest.raises(InputError, match="has a test part of its own; leave out"):
         npz(tmp_path, {"test": tmp_path / "test.npz"}, x=x, y=Y, x_test=x, y_test=Y)
-    with pytest.raises(DataError, match=r"ids_train\.npy is no whole"):
+    with pytest.raises(DataError, match=r"there is no file .*ids_train\.npy"):
         load_table(None, tmp_path / "x_train.npy", ids="ids")
     with pytest.raises(DataError, match=r"nothing at .*none\.npz"):
         npz(tmp_path, {"test": tmp_path / "none.npz"}, x=x, y=Y)
@@ -116,7 +117,7 @@ def test_a_class_may_be_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"y": None}, r"no array 'y' but|y\.npy is no whole"),
+        ({"y": None}, r"no array 'y' but|there is no file .*y\.npy"),
         ({"y": Y[:19]}, r"\(20,\), \(19,\)\] rows in x, y"),
         ({"y": Y + 0.5}, "type float64; give whole-number classes, from 0: real numbers are not classes"),
         ({"y": Y > 1}, "type bool"),
@@ -358,3 +359,11 @@ def test_digits_hold_the_same_rows_out_for_everybody() -> None:
     ours = sorted([*row, label] for row, label in zip(whole(table).reshape(-1, 64).tolist(), table.y, strict=True))
     assert ours == sorted([*row, label] for row, label in zip(x.astype(int).tolist(), y, strict=True))
     assert np.abs(np.bincount(table.y[1400:]) - np.bincount(y) * 397 / 1797).max() < 1
+
+
+@pytest.mark.parametrize("name", ["x.npy", "d.npz"])
+def test_a_pipe_is_no_data_and_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    np.save(tmp_path / "y.npy", Y)
+    with pytest.raises(DataError, match="there is no file"):
+        load_table(None, tmp_path / name)

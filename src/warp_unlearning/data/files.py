@@ -105,6 +105,8 @@ def _check_replaceable(path: Path) -> bool:
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Every array of an `.npz` file. Arrays of Python objects, which need unpickling, are refused."""
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; give a .npz written by numpy.savez")
     try:
         with path.open("rb") as file, np.lib.npyio.NpzFile(file) as loaded:
             found = dict(loaded)

@@ -279,6 +279,8 @@ class NpyRows:
         self.dtype = stored.newbyteorder("=")
 
     def _mapped(self) -> NDArray[Any]:
+        if not self._path.is_file():
+            raise DataError(f"there is no file {self._path}; write it with numpy.save")
         try:
             return np.lib.format.open_memmap(self._path, mode="r")
         except UNREADABLE as error:
