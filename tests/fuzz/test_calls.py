@@ -164,6 +164,6 @@ def test_300_bad_calls(entries: Entries) -> None:
     assert check_calls(entries, 300, seed=0)["refused"] > 200
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_3000_bad_calls(entries: Entries) -> None:
     assert check_calls(entries, 3000, seed=1)["result"] > 100

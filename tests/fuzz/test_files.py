@@ -303,6 +303,6 @@ def test_500_damaged_files(base: Path) -> None:
     assert check_files(base, 500, seed=0)["exit 2"] > 250
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_8000_damaged_files(base: Path) -> None:
     assert check_files(base, 8000, seed=1)["exit 2"] > 4000
