@@ -141,8 +141,8 @@ def test_rows_needed() -> None:
             "down .5 points [-1.1, 2.1]; about 655 test rows would decide",
         ),
         (
-            judged(null="ours", rows=150, copies=2),
-            "trained from fresh weights without the 150 rows and their 2 copies",
+            judged(null="ours", rows=150),
+            "trained from fresh weights without the 150 rows",
         ),
         (judged(SAME, risen=RISE), "right on .985 of the rows, .950 before; unseen rows of their classes .893"),
         (judged(ABOVE, null="drawn"), "confidence: area .600 [.570, .630], p .001"),

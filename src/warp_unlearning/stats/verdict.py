@@ -155,7 +155,6 @@ def judge(
     accuracy: Sequence[float] = (),
     risen: Rise | None = None,
     closer: bool = False,
-    copies: int = 0,
     left: int = 0,
     word: str | None = None,
     margin: float = MARGIN,
@@ -167,7 +166,7 @@ def judge(
     `references` counts retrained models; `fake` names one that is the original or the new model. `moved` is the mean
     total variation of the outputs and the share of answers changed; `drop` that of accuracy on `tests` rows, `accuracy`
     before, after, and of each reference. `risen` and `closer`: answers, or the confidence, rose more on the rows than
-    on unseen ones. `copies` of the rows were left out too; `left` rows have no unseen row of their class. `word` says
+    on unseen ones. `left` rows have no unseen row of their class. `word` says
     who states what the null rests on, "your word" unless given.
     """
     if null not in get_args(Null) or not 0 < margin < 0.5 or not 0.5 <= level < 1 or max_drop <= 0:
@@ -178,7 +177,7 @@ def judge(
     rules = _Rules(rows, unseen, null, references, fake, margin, level)
     claims = [] if moved is None or null == "ours" else [_moved(*moved)]
     claims.append(_works(drop, tests, accuracy, null, max_drop))
-    claims.append(_forgotten(evidence, rules, risen, closer, copies))
+    claims.append(_forgotten(evidence, rules, risen, closer))
     if any(e.claim == "hidden" for e in evidence):
         claims.append(_by_attacks("hidden", evidence, rules))
     assumes = _assumes(evidence, rules, left, word)
@@ -232,10 +231,9 @@ def _works(drop: Estimate | None, tests: int, accuracy: Sequence[float], null: N
     return Claim("works", "cannot be said", "too few test rows", f"{found}; {more}", needed)
 
 
-def _forgotten(evidence: Sequence[Evidence], rules: _Rules, risen: Rise | None, closer: bool, copies: int) -> Claim:
+def _forgotten(evidence: Sequence[Evidence], rules: _Rules, risen: Rise | None, closer: bool) -> Claim:
     if rules.null == "ours":
-        left_out = f" and their {copies} cop{'y' if copies == 1 else 'ies'}" if copies else ""
-        found = f"trained from fresh weights without the {rules.rows:,} rows{left_out}"
+        found = f"trained from fresh weights without the {rules.rows:,} rows"
         return Claim("forgotten", "holds", "forgotten by construction", found)
     if not rules.unseen:
         found = "nothing to compare the rows with: no unseen row of their classes; give --test or --holdout"

@@ -209,8 +209,7 @@ def _progress(name: str, on_update: Callable[[Update], None] | None) -> Callable
         tenth = 10 * update.step // update.of
         if tenth > shown:
             shown = tenth
-            done = f"{name}: update {update.step} of {update.of}, {perf_counter() - began:.1f} s"
-            print(done, file=sys.stderr, flush=True)  # noqa: T201
+            sys.stderr.write(f"{name}: update {update.step} of {update.of}, {perf_counter() - began:.1f} s\n")
         if on_update is not None:
             on_update(update)
 
