@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from warp_unlearning.cli.subject import load_run
-from warp_unlearning.data.table import FORGET, FORGOTTEN, TEST
+from warp_unlearning.data.table import FORGET, FORGOTTEN, TEST, VALIDATION
 from warp_unlearning.models.weights import model_digest, read_weights
 from warp_unlearning.report.schema import Unlearning
 from warp_unlearning.unlearning.record import DeletionRecord
@@ -138,6 +138,15 @@ def test_a_plan_says_what_would_be_done_and_does_nothing(warp: Warp, trained: Pa
     assert "--method retrain" in lines[5]
     retrain = warp("unlearn", trained, "--forget", forget_file, "--plan", "--method", "retrain")
     assert retrain.out.splitlines()[-1] == "judged    holds by construction, unless test accuracy collapses"
+
+
+def test_rows_that_were_never_learned_are_said(warp: Warp, trained: Path, tmp_path: Path) -> None:
+    run = load_run(trained)
+    held = run.parts.rows(VALIDATION)[:2]
+    np.save(tmp_path / "q.npy", np.concatenate([run.known[:3], held]))
+    answer = warp("unlearn", trained, "--forget", tmp_path / "q.npy", "--plan", *QUICK)
+    assert "5 of q.npy: " in answer.out
+    assert "2 of them were held out and never learned, so left alone" in answer.out
 
 
 def test_a_second_request_goes_on_from_the_first(warp: Warp, trained: Path, unlearned: Path, tmp_path: Path) -> None:

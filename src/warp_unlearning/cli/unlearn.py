@@ -339,6 +339,8 @@ def _row_line(subject: Subject, request: Request, also: Index) -> str:
     if request.copies:
         named = ", ".join(subject.table.describe(int(row)) for row in also[:5]) + (" ..." if len(also) > 5 else "")
         copies = f"; {request.copies} {'copy' if request.copies == 1 else 'copies'} of them too: {named}"
+    unlearned = request.asked - (request.found - request.copies)
+    copies += f"; {unlearned:,} of them were held out and never learned, so left alone" if unlearned else ""
     return f"rows      {request.asked:,} of {request.how}: {first}{more}{copies}, digest {request.digest[:8]}"
 
 
