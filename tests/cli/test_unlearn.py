@@ -180,6 +180,8 @@ def test_a_second_request_goes_on_from_the_first(warp: Warp, trained: Path, unle
         (("--forget-class", "3", "--defense-seed", "1", *QUICK), ("defense.seed is set, but no defence",)),
         (("--forget-class", "3", "--our-recipe", *QUICK), ("--our-recipe are for --method retrain",)),
         (("--forget", "nothing.csv", *QUICK), ("there is no file nothing.csv",)),
+        (("--forget-class", "3", "--as-given", *QUICK), ("--as-given is for a weight file",)),
+        (("--forget-class", "3", "--accuracy", "0.1", *QUICK), ("was stated to be on 0.1",)),
     ],
 )
 def test_bad_requests_are_one_line_and_leave_nothing(

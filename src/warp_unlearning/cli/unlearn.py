@@ -150,7 +150,10 @@ def unlearn_run(
 
     options = options or Options()
     subject = open_subject(source, options, flags=flags)
-    if subject.kind == "file":
+    stated = subject.config.accuracy is not None
+    if as_given and subject.kind != "file" and not stated:
+        raise InputError(f"--as-given is for a weight file, and the run {source} was checked before; leave it out")
+    if subject.kind == "file" or stated:
         say(str(check_subject(subject, as_given=as_given)))
     asked = requested_rows(subject)
     parts = subject.parts.request(subject.table, asked.rows, again=subject.config.forget.again)
