@@ -1,13 +1,13 @@
-"""Final weights of short runs in float64, as `tests/test_goldens.py` compares them with those of the current code.
+"""Final weights of short runs in float64 and the numbers of their certificates, which `tests/test_goldens.py` compares.
 
 `python tests/goldens/make.py NAME...` records the cases whose names start with one of NAME and keeps the others.
-Undefended methods were recorded from 7ddca7e, `cob` and `conjugate` from 75ff713.
+Undefended methods were recorded from 7ddca7e; `srf_on`, `langevin` and all defended runs from 0cc5cb9.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from warp_unlearning import ChangeOfBasis, Conjugate, Warp, unlearn
 from warp_unlearning.methods import make_method
 
 FILE = Path(__file__).with_name("weights.npz")
+CERTIFICATES = "numbers of the certificates"
 
 SETTINGS: dict[str, dict[str, dict[str, object]]] = {
     "ngp": {
@@ -51,14 +52,22 @@ SETTINGS: dict[str, dict[str, dict[str, object]]] = {
     "bad_teacher": {"default": {}, "odd": {"optimizer": "sgd", "lr": 0.05, "retain_share": 0.6, "batch_size": 37}},
     "retrain": {"default": {"epochs": 3}, "odd": {"epochs": 3, "batch_size": 37, "weight_decay": 0.0, "lr": 0.02}},
     "finetune": {"default": {}, "odd": {"batch_size": 37, "momentum": 0.0, "lr": 0.05}},
+    "srf_on": {
+        "default": {"iterations": 40},
+        "odd": {"iterations": 40, "strict_mask": True, "fisher": "sample", "batch_size": 37},
+    },
+    "langevin": {"default": {}, "odd": {"noise": 0.01, "radius": 3.0, "alpha": 0.8, "batch_size": 37}},
 }
 DEFENSES: dict[str, Callable[[], object]] = {
     "cob": lambda: "cob",
     "cob_each_epoch": lambda: Warp(ChangeOfBasis(), every="epoch"),
     "conjugate": lambda: "conjugate",
     "conjugate_length": lambda: Conjugate(ChangeOfBasis(), match="length"),
+    "warp": lambda: "warp",
+    "warp_guarded": lambda: "warp_guarded",
+    "fastwarp": lambda: "fastwarp",
 }
-DEFENDED = ("ngp", "scrub", "salun")
+DEFENDED = ("ngp", "scrub", "salun", "pgu")
 
 
 class _Residual(nn.Module):
@@ -99,8 +108,8 @@ CASES = [
 ]
 
 
-def final_weights(case: str) -> dict[str, Tensor]:
-    """The state after the run `case`: "method/setting/network" or "defence/method/network"."""
+def final_state(case: str) -> dict[str, Tensor]:
+    """The state after the run `case` ("method/setting/network" or "defence/method/network"), and its certificates."""
     first, second, network = case.split("/")
     defended = first in DEFENSES
     method, setting = (second, "default") if defended else (first, second)
@@ -116,7 +125,23 @@ def final_weights(case: str) -> dict[str, Tensor]:
         defense_seed=5 if defended else None,
         device="cpu",
     )
-    return dict(result.model.state_dict())
+    state = dict(result.model.state_dict())
+    if defended:
+        found = sorted(numbers([certificate.as_json() for certificate in result.teleports]))
+        state[CERTIFICATES] = torch.tensor([value for _, value in found], dtype=torch.float64)
+    return state
+
+
+def numbers(json: object, at: str = "") -> Iterator[tuple[str, float]]:
+    """Each number in a JSON value but the seconds, with its path."""
+    if isinstance(json, bool | int | float):
+        yield at, float(json)
+    elif isinstance(json, dict):
+        for key, value in json.items():
+            yield from () if key == "seconds" else numbers(value, f"{at}/{key}")
+    elif isinstance(json, list | tuple):
+        for key, value in enumerate(json):
+            yield from numbers(value, f"{at}/{key}")
 
 
 @cache
@@ -149,7 +174,7 @@ def main() -> None:
     kept = dict(np.load(FILE)) if FILE.exists() else {}
     for case in CASES:
         if case.startswith(tuple(sys.argv[1:])):
-            for name, value in final_weights(case).items():
+            for name, value in final_state(case).items():
                 kept[f"{case}/{name}"] = value.numpy()
     np.savez_compressed(FILE, **kept)
 
