@@ -79,7 +79,7 @@ wheel: setup
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 bench: setup
-	$(BIN)/python benchmarks/unlearn_overhead.py
+	$(BIN)/python benchmarks/peers.py
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,8 +1,8 @@
 """The six methods as plain loops, the way one would write them for a single experiment: no checks, no history, no
 moves.
 
-Each takes the model to change, the frozen original, and the tensors, and draws the same batches as the package does, so
-that the final weights can be compared.
+Each takes the settings of the method, the model to change, the frozen original, and the tensors, and draws the same
+batches as the package does, so that the final weights can be compared.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from warp_unlearning.methods.recipes import small_data_method
 from warp_unlearning.models.fresh import reinitialise
 from warp_unlearning.randomness import Streams
 
 Pair = tuple[Tensor, Tensor]
-Loop = Callable[[nn.Module, nn.Module, Pair, Pair, Streams], None]
+Loop = Callable[[Any, nn.Module, nn.Module, Pair, Pair, Streams], None]
 
 
 def batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
@@ -58,8 +58,7 @@ def outputs(model: nn.Module, x: Tensor) -> Tensor:
     return torch.cat([model(part) for part in x.split(512)])
 
 
-def ngp(model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, streams: Streams) -> None:
-    s = small_data_method("ngp")
+def ngp(s: Any, model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, streams: Streams) -> None:
     model.train()
     optimizer = sgd(model, s.lr)
     (xf, yf), (xr, yr) = forget, retain
@@ -75,8 +74,7 @@ def ngp(model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, strea
             done += 1
 
 
-def scrub(model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, streams: Streams) -> None:
-    s = small_data_method("scrub")
+def scrub(s: Any, model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, streams: Streams) -> None:
     model.train()
     optimizer = sgd(model, s.lr, decay=s.weight_decay)
     (xf, yf), (xr, yr) = forget, retain
@@ -91,8 +89,7 @@ def scrub(model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, str
             step(optimizer, s.gamma * F.cross_entropy(out, yr[i]) + s.alpha * kl(tr[i], out, s.temperature))
 
 
-def salun(model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, streams: Streams) -> None:
-    s = small_data_method("salun")
+def salun(s: Any, model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, streams: Streams) -> None:
     (xf, yf), (xr, yr) = forget, retain
     parameters = list(model.parameters())
     model.eval()
@@ -119,8 +116,7 @@ def salun(model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, str
             masked_step(F.cross_entropy(model(xr[i]), yr[i]))
 
 
-def pgu(model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, streams: Streams) -> None:
-    s = small_data_method("pgu")
+def pgu(s: Any, model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, streams: Streams) -> None:
     (xf, yf), (xr, _) = forget, retain
     model.eval()
     layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
@@ -145,12 +141,16 @@ def pgu(model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, strea
         handle.remove()
     bases = {}
     for name, moment in moments.items():
-        values, vectors = torch.linalg.eigh(moment)
+        # Inputs that only see padding are zero throughout; with thousands of them the decomposition may fail.
+        alive = moment.diagonal() > 0
+        values, vectors = torch.linalg.eigh(moment[alive][:, alive])
         roots = values.clamp(min=0).flip(0).sqrt()
         k = int((roots.cumsum(0) / roots.sum() < s.energy).sum()) + 1
-        bases[name] = vectors.flip(1)[:, :k].to(xf.dtype)
+        bases[name] = moment.new_zeros(len(moment), k)
+        bases[name][alive] = vectors.flip(1)[:, :k]
+        bases[name] = bases[name].to(xf.dtype)
     for e in range(s.epochs):
-        lr = s.lr * (s.last_lr / s.lr) ** (e / (s.epochs - 1))
+        lr = s.lr * (s.last_lr / s.lr) ** (e / max(s.epochs - 1, 1))
         for i in batches(len(yf), s.batch_size, streams.generator("forget", e)):
             logp = model(xf[i]).log_softmax(1)
             p = logp.exp()
@@ -164,8 +164,7 @@ def pgu(model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, strea
                     w -= lr * (flat - (flat @ bases[name]) @ bases[name].T).reshape(w.shape)
 
 
-def bad_teacher(model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, streams: Streams) -> None:
-    s = small_data_method("bad_teacher")
+def bad_teacher(s: Any, model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, streams: Streams) -> None:
     (xf, _), (xr, yr) = forget, retain
     bad = deepcopy(original)
     reinitialise(bad, generator=streams.generator("untrained"))
@@ -179,8 +178,7 @@ def bad_teacher(model: nn.Module, original: nn.Module, forget: Pair, retain: Pai
             step(optimizer, kl(target[i], model(x[i]), s.temperature))
 
 
-def srf_on(model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, streams: Streams) -> None:
-    s = small_data_method("srf_on")
+def srf_on(s: Any, model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, streams: Streams) -> None:
     (xf, yf), (xr, yr) = forget, retain
     parameters = list(model.parameters())
     model.eval()
@@ -195,28 +193,25 @@ def srf_on(model: nn.Module, original: nn.Module, forget: Pair, retain: Pair, st
 
     masks = [(f + 1e-15) / (r + 1e-15) >= s.ratio for f, r in zip(fisher(xf, yf), fisher(xr, yr), strict=True)]
     model.train()
-    forgetting, repairing = (sgd(model, s.lr, decay=s.weight_decay) for _ in range(2))
+    optimizer = sgd(model, s.lr, decay=s.weight_decay)
     forget_order = forever(len(yf), s.batch_size, streams.generator("forget"))
     retain_order = forever(len(yr), s.batch_size, streams.generator("retain"))
     for t in range(s.iterations):
         fade = 0.5 * (1 + math.cos(math.pi * t / s.iterations))
-        forgetting.param_groups[0]["lr"] = repairing.param_groups[0]["lr"] = s.lr * fade
+        optimizer.param_groups[0]["lr"] = s.lr * fade
         if t % s.forget_every == 0:
             i = next(forget_order)
             each = F.cross_entropy(model(xf[i]), yf[i], reduction="none")
             weights = 1 / (each.detach().clamp(min=0) ** s.reweighting + 1e-15)
-            forgetting.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
             (-s.strength * fade * (weights / weights.mean() * each).mean()).backward()
             with torch.no_grad():
                 for p, mask in zip(parameters, masks, strict=True):
                     p.grad.mul_(mask)
-                nn.utils.clip_grad_norm_(parameters, s.max_norm)
-                before = [p.clone() for p in parameters]
-                forgetting.step()
-                for p, mask, b in zip(parameters, masks, before, strict=True):
-                    p.copy_(torch.where(mask, p, b))
+            nn.utils.clip_grad_norm_(parameters, s.max_norm)
+            optimizer.step()
         i = next(retain_order)
-        step(repairing, F.cross_entropy(model(xr[i]), yr[i]))
+        step(optimizer, F.cross_entropy(model(xr[i]), yr[i]))
 
 
 LOOPS: dict[str, Loop] = {

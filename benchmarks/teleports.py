@@ -5,38 +5,26 @@
 - `move NAME`: one move of its null space, on all retain and forget examples (`warp` decomposes, `fastwarp` follows);
 - `fleet NAME`, with `--fleet LANES`: twice as many requests, so many side by side; seconds a model.
 
-Each version works in a process of its own, in turn; who goes first alternates. Plain torch (`plain_teleport.py`) takes
-part in moves, on a GPU in the process of this version. Prints medians, and the median of ratios of neighbouring runs
-(smallest to largest). On one thread of a CPU, time is the processor's. Memory is the peak of the process on a CPU and
-of what is allocated on a GPU.
+Each version works in a process of its own (`interleaved.py`); plain torch is `plain_teleport.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
-import sys
-import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from pathlib import Path
-from statistics import median
-from time import perf_counter, process_time
 
 import torch
 import torch.nn.functional as F
+from interleaved import HERE, Work, add_arguments, measure, show
 from plain_teleport import ENERGY, STEP, Examples, plain_bases, plain_shifts
 from torch import Tensor, nn
 
-HERE = Path(__file__).resolve().parent.parent / "src"
 WORKS = ("request none", "request warp", "request fastwarp", "move warp", "move fastwarp")
-Work = Callable[[], object]
 
 
 @dataclass
@@ -153,77 +141,17 @@ def fleet(given: Problem, name: str) -> Work:
     return lambda: len(list(side_by_side(makers, at_once=lanes, device=device)))
 
 
-def timed(work: Work, device: torch.device) -> dict[str, float]:
-    on_gpu = device.type == "cuda"
-    clock = perf_counter if on_gpu or torch.get_num_threads() > 1 else process_time
-    if on_gpu:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    began = clock()
-    models = work()
-    if on_gpu:
-        torch.cuda.synchronize()
-    seconds = (clock() - began) / (models if isinstance(models, int) else 1)
-    peak = torch.cuda.max_memory_allocated() if on_gpu else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"seconds": seconds, "GiB": peak / 2**30}
+WORKS_OF = {"request": request, "move": move, "plain": plain, "fleet": fleet}
 
 
-def serve(source: str, options: argparse.Namespace, pipe: Connection) -> None:
-    """Do works with the package in the folder `source`, in a process of its own."""
-    sys.path.insert(0, source)
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(options.threads)
-    given, known = problem(options), dict[str, Work]()
-    pipe.send("ready")
-    while work := pipe.recv():
-        if work not in known:
-            kind, name = work.split()
-            known[work] = {"request": request, "move": move, "plain": plain, "fleet": fleet}[kind](given, name)
-        pipe.send(timed(known[work], given.retain[0].device))
-
-
-def begin(source: Path, options: argparse.Namespace) -> Connection:
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    context.Process(target=serve, args=(str(source.resolve()), options, theirs), daemon=True).start()
-    theirs.close()
-    return ours
-
-
-def measure(work: str, options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
-    """By version, what it took each time."""
-    workers = {"new": begin(HERE, options)} | ({"other": begin(options.beside, options)} if options.beside else {})
-    if work.startswith("move") and not options.without_plain:
-        workers["plain"] = begin(HERE, options) if options.device == "cpu" else workers["new"]
-    for worker in set(workers.values()):
-        worker.recv()
-    taken: dict[str, list[dict[str, float]]] = {version: [] for version in workers}
-    for i in range(-options.warm_up, options.runs):
-        for version in list(workers)[:: 1 if i % 2 == 0 else -1]:
-            workers[version].send(work.replace("move", "plain") if version == "plain" else work)
-            outcome = workers[version].recv()
-            taken[version] += [outcome] if i >= 0 else []
-    for worker in set(workers.values()):
-        worker.send(None)
-    return taken
-
-
-def show(work: str, taken: dict[str, list[dict[str, float]]]) -> None:
-    seconds = {version: [one["seconds"] for one in each] for version, each in taken.items()}
-    peak = {version: max(one["GiB"] for one in each) for version, each in taken.items()}
-    for version in taken:
-        line = f"{work}, {version}: {median(seconds[version]):.4g} s, {peak[version]:.2f} GiB"
-        if version != "new":
-            ratios = [a / b for a, b in zip(seconds["new"], seconds[version], strict=True)]
-            line += f"; new takes {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) of the time"
-            line += f", {peak['new'] / peak[version]:.2f} of the memory"
-        print(line, flush=True)
+def prepare(options: argparse.Namespace, work: str) -> Work:
+    kind, name = work.split()
+    return WORKS_OF[kind](problem(options), name)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--beside", type=Path, help="the folder `src` of another checkout")
-    parser.add_argument("--device", default="cpu")
+    add_arguments(parser)
     parser.add_argument("--network", choices=["digits", "resnet18", "resnet18-cifar"], default="digits")
     parser.add_argument("--retain", type=int, default=1138)
     parser.add_argument("--forget", type=int, default=122)
@@ -231,14 +159,13 @@ def main() -> None:
     parser.add_argument("--works", nargs="*", default=WORKS)
     parser.add_argument("--fleet", type=int, default=0, metavar="LANES")
     parser.add_argument("--without-plain", action="store_true")
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--warm-up", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="JSON with all runs")
     options = parser.parse_args()
     results = {}
     for work in (*options.works, *(("fleet none", "fleet warp") if options.fleet else ())):
-        results[work] = measure(work, options)
+        versions = {"new": (HERE, work)} | ({"other": (options.beside, work)} if options.beside else {})
+        if work.startswith("move") and not options.without_plain:
+            versions["plain"] = (HERE, work.replace("move", "plain"))
+        results[work] = measure(versions, prepare, options)
         show(work, results[work])
         if options.out:
             options.out.write_text(json.dumps({"options": vars(options), "results": results}, default=str, indent=1))
