@@ -89,6 +89,7 @@ def unlearn(
     seed: int = 0,
     defense_seed: int | None = None,
     device: torch.device | str | None = None,
+    stored: torch.dtype | None = None,
     on_update: Callable[[Update], None] | None = None,
     progress: bool = False,
 ) -> Unlearned:
@@ -102,7 +103,8 @@ def unlearn(
     rows to forget were drawn at random within their classes, and as a text who says so. `untrained` is a new network of
     the same architecture, or what builds one, for methods that start from one where its layers cannot be reset. The
     same `seed` gives the same weights on the same machine. A defence draws from the operating system's entropy;
-    `defense_seed` fixes it for experiments, and the record then says so. `progress` shows how far it is on stderr.
+    `defense_seed` fixes it for experiments, and the record then says so. `stored` is the type in which the weights will
+    be kept, to which they are rounded before they are judged. `progress` shows how far it is on stderr.
 
     >>> from torch.nn import Linear
     >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
@@ -147,6 +149,9 @@ def unlearn(
     driven = _to_the_end(steps)
     seconds = perf_counter() - began
     restore_modes(modes)
+    if stored is not None:
+        for tensor in (t for t in working.state_dict().values() if t.is_floating_point()):
+            tensor.copy_(tensor.to(stored))
     by = chosen.spec if isinstance(chosen, RetrainBy) else None
     word = by or (drawn if isinstance(drawn, str) else None)
     if word is None and untrained is not None and isinstance(chosen, Retrain):

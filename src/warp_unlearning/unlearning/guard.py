@@ -21,6 +21,7 @@ from ..training.scoring import logits
 from ..training.update import Update
 from ..waiting import await_device
 
+ADVICE = "Lower the learning rate or the weight of the forget loss, or bound it (ngp: saturate=true)"
 # An accuracy this much below the start's, beyond chance, is a collapse.
 COLLAPSE, BEYOND_CHANCE = 0.20, 0.01
 # Rows looked at: a share of the retain set, which takes under 2 % of an epoch's passes, within these bounds. With
@@ -34,8 +35,8 @@ class Guard:
     Keeps a copy of the weights as they were when last found finite.
     """
 
-    def __init__(self, model: nn.Module, *, interval: int = 10) -> None:
-        self._interval = interval
+    def __init__(self, model: nn.Module, *, interval: int = 10, advice: str = ADVICE) -> None:
+        self._interval, self._advice = interval, advice
         self._waiting: list[Update] = []
         self._model = model
         self._kept = {n: t.clone() for n, t in model.state_dict().items()}
@@ -65,8 +66,7 @@ class Guard:
             last = int(self.history[-1]["update"]) if self.history else 0
             raise DivergedError(
                 f"{bad or 'a weight is no longer finite'} by update {step}; the weights after update {last} are the "
-                "last finite ones and are kept. Lower the learning rate or the weight of the forget loss, or bound it "
-                "(ngp: saturate=true)",
+                f"last finite ones and are kept. {self._advice}",
                 state=dict(self._kept),
                 update=step,
             )
