@@ -270,7 +270,7 @@ def _carry_out(
         before=_accuracy(subject, parts, sets, original),
         after=_accuracy(subject, parts, sets, model),
         teleports=None if defense is None else _teleports(subject, result, sets["forget"]),
-        verdict=schema.Verdict.of(verdict),
+        verdict=verdict,
         seed=config.seed,
         updates=len(result.history),
         seconds=result.seconds,
@@ -491,4 +491,4 @@ def _lines(results: Unlearning) -> list[str]:
             lines.append(f"forget gradient energy {teleports.energy_before:.4g} -> {teleports.energy_after:.4g}")
         if teleports.experiment_only:
             lines.append("experiment only: whoever knows the seed can undo the defence")
-    return [*lines, *(f"note: {note}" for note in results.notes), *results.verdict.judged().lines]
+    return [*lines, *(f"note: {note}" for note in results.notes), *results.verdict.lines]
