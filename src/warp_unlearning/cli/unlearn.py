@@ -303,7 +303,7 @@ def _as_stored(
         ours=result.verdict.null == "ours",
         word=result.record.deletions[0].recipe if result.verdict.null == "ours" else drawn or None,
         seed=subject.config.seed,
-    )
+    ).verdict
     return model, verdict
 
 
