@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import process_time
@@ -26,10 +26,10 @@ from ..methods.registry import as_method, make_method, method_classes
 from ..methods.retrain import RetrainBy
 from ..models.own import file_digest, load_function, trust
 from ..randomness import Streams
-from ..report.schema import Accuracy, Named, Request, Teleports, Unlearning, Verdict
+from ..report.schema import Named, Request, Teleports, Unlearning
 from ..runs.directory import RunDirectory
 from ..stats.verdict import rows_needed
-from ..training.scoring import logits, mean_energy
+from ..training.scoring import accuracy, mean_energy
 from ..training.update import Update
 from ..unlearning.driver import Unlearned, expected_seconds
 from ..unlearning.driver import unlearn as unlearn_model
@@ -220,23 +220,23 @@ def _choose_defense(subject: Subject) -> Defense | None:
     return None
 
 
+def _sets(subject: Subject, parts: Parts) -> dict[str, Any]:
+    """The examples of each part that has some."""
+    rows = {"forget": parts.rows(FORGET), "retain": parts.rows(RETAIN), "validation": parts.rows(VALIDATION)}
+    rows["test"] = parts.unseen
+    return {what: subject.examples(index) for what, index in rows.items() if len(index)}
+
+
 def _plan_lines(subject: Subject, parts: Parts, method: Method, *, drawn: bool) -> list[str]:
     """What would be done, how long it may take, and what could be judged afterwards."""
-    rows, test, y = {code: parts.rows(code) for code in (FORGET, RETAIN, VALIDATION)}, parts.unseen, subject.table.y
-    unseen, forgotten = int(np.isin(y[test], y[rows[FORGET]]).sum()), len(rows[FORGET])
-    takes = "as long as your training function"
+    forget, retain, test, y = parts.rows(FORGET), parts.rows(RETAIN), parts.unseen, subject.table.y
+    unseen, takes = int(np.isin(y[test], y[forget]).sum()), "as long as your training function"
     if not isinstance(method, RetrainBy):
-        seconds = expected_seconds(
-            subject.model.to(subject.device),
-            forget=subject.examples(rows[FORGET]),
-            retain=subject.examples(rows[RETAIN]),
-            validation=subject.examples(rows[VALIDATION]) if len(rows[VALIDATION]) else None,
-            untrained=subject.untrained,
-            method=method,
-        )
+        model, sets = subject.model.to(subject.device), _sets(subject, parts)
+        seconds = expected_seconds(model, method=method, untrained=subject.untrained, **sets)
         takes = f"about {seconds:.0f} s on {subject.device}, without a defence's moves"
     lines = [
-        f"keeps     {len(rows[RETAIN]):,} rows; {len(test):,} unseen, {unseen:,} of the forgotten classes",
+        f"keeps     {len(retain):,} rows; {len(test):,} unseen, {unseen:,} of the forgotten classes",
         f"takes     {takes}",
     ]
     if len(test) and method.name.startswith("retrain"):
@@ -244,11 +244,11 @@ def _plan_lines(subject: Subject, parts: Parts, method: Method, *, drawn: bool) 
     if not unseen:
         which = " of these classes" if len(test) else ""
         return [*lines, f"judged    cannot be said: no unseen rows{which}; give --test"]
-    needed = rows_needed(forgotten, unseen)
+    needed = rows_needed(len(forget), unseen)
     gap = "" if drawn else "; a gap to unseen rows proves nothing, since these rows were not drawn at random"
-    lines.append(f"judged    about {needed:,} rows are needed to say holds, and {forgotten:,} are asked for{gap}")
+    lines.append(f"judged    about {needed:,} rows are needed to say holds, and {len(forget):,} are asked for{gap}")
     ways = "ways out  --method retrain; warp compare --retrained, beside two; warp audit shadow; --drawn, if true"
-    return [*lines, ways] if needed > forgotten or not drawn else lines
+    return [*lines, ways] if needed > len(forget) or not drawn else lines
 
 
 def _carry_out(
@@ -261,19 +261,14 @@ def _carry_out(
     watch: Callable[[Update], None],
 ) -> dict[str, Any]:
     """Unlearn, judge and write everything but the results and the manifest; returns what the results say of it."""
-    forget, retain, held = (parts.rows(code) for code in (FORGET, RETAIN, VALIDATION))
-    index = {"forget": forget, "retain": retain, "test": parts.unseen, "earlier": subject.forgotten}
-    sets = {what: subject.examples(rows) for what, rows in index.items() if len(rows)}
+    sets, forget = _sets(subject, parts), parts.rows(FORGET)
     original, config = subject.model.to(subject.device), subject.config
     began = process_time()
     with keep_diverged(run, model=config.model.name), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = unlearn_model(
             original,
-            forget=sets["forget"],
-            retain=sets["retain"],
-            test=sets.get("test"),
-            validation=subject.examples(held) if len(held) else None,
+            **sets,
             method=method,
             defense=defense,
             untrained=subject.untrained,
@@ -301,12 +296,17 @@ def _carry_out(
     teleports = [to_json(certificate.as_json()) for certificate in result.teleports]
     run.write_json("history.json", {"schema_version": 2, "updates": result.history, "teleports": teleports})
     notes = dict.fromkeys(str(warning.message) for warning in caught)
+    others = {"retained": sets["retain"], "earlier": subject.examples(subject.forgotten)}
+    before, after = (
+        {**shares, **{what: accuracy(model, part) if len(part) else None for what, part in others.items()}}
+        for model, shares in ((original, result.before), (result.model, result.after))
+    )
     return {
         "retained": len(sets["retain"]),
-        "before": _accuracy(original, sets),
-        "after": _accuracy(result.model, sets),
+        "before": before,
+        "after": after,
         "teleports": None if defense is None else _teleports(original, result, sets["forget"]),
-        "verdict": Verdict.of(verdict),
+        "verdict": verdict,
         "seed": config.seed,
         "updates": len(result.history),
         "seconds": result.seconds,
@@ -316,26 +316,6 @@ def _carry_out(
         "requests": len(record.deletions),
         "notes": tuple(note for note in notes if verdict.sentence not in note),
     }
-
-
-def _accuracy(model: nn.Module, sets: Mapping[str, Examples]) -> Accuracy:
-    y = {what: part.y.cpu().numpy() for what, part in sets.items()}
-    right = {what: logits(model, part).argmax(1).cpu().numpy() == y[what] for what, part in sets.items()}
-    share = {what: float(found.mean()) for what, found in right.items()}
-    unseen = kept = None
-    if "test" in sets:
-        forgotten, tested = (np.bincount(y[what], minlength=y["test"].max() + 1) for what in ("forget", "test"))
-        weights, retained = forgotten[y["test"]] / tested[y["test"]], np.isin(y["test"], y["retain"])
-        unseen = float(np.average(right["test"], weights=weights)) if weights.any() else None
-        kept = float(right["test"][retained].mean()) if retained.any() and not retained.all() else None
-    return Accuracy(
-        forgotten=share["forget"],
-        unseen=unseen,
-        retained=share["retain"],
-        test=share.get("test"),
-        kept=kept,
-        earlier=share.get("earlier"),
-    )
 
 
 def _teleports(original: nn.Module, result: Unlearned, forget: Examples) -> Teleports:

@@ -104,7 +104,7 @@ def _lines(results: Unlearning) -> list[str]:
             lines.append(f"forget gradient energy {teleports.energy_before:.4g} -> {teleports.energy_after:.4g}")
         if teleports.experiment_only:
             lines.append("experiment only: whoever knows the seed can undo the defence")
-    return [*lines, *(f"note: {note}" for note in results.notes), *results.verdict.judged().lines]
+    return [*lines, *(f"note: {note}" for note in results.notes), *results.verdict.lines]
 
 
 def _count(number: int, what: str) -> str:
