@@ -40,11 +40,13 @@ WEIGHTS, ROWS, ABOUT, RECORD = "model.safetensors", "rows.npz", "run.json", "rec
 RUN_SCHEMA = 2
 # What may differ between two runs of one configuration: where things lie, not what they are.
 PLACES = ("data.name", "data.path", "data.test", "data.fetch", "forget.rows")
+Builder = Callable[..., nn.Module]
 
 
 class _About(BaseModel):
     """What `run.json` must hold for the run to be opened."""
 
+    schema_version: Literal[2]
     network: dict[Literal["name", "file", "sha256"], str | None]
     places: dict[Literal["path", "test"], str]
     preprocess: dict[Literal["function", "layout", "scale", "mean", "std"], Any]
@@ -70,7 +72,7 @@ class Subject:
     config: Config
     record: DeletionRecord
     network: str | None
-    untrained: Callable[..., nn.Module] | None
+    untrained: Builder | None
 
     @cached_property
     def data(self) -> ImageData:
@@ -165,7 +167,9 @@ def open_subject(path: Path, options: Options, *, beside: Subject | None = None,
     else:
         table = open_table(config)
         preprocess, parts = _preprocess(config, table, weights.header), _start_parts(config, table)
-    return _subject(config, table, preprocess, parts, path=path, weights=weights, network=network)
+    model, untrained = _network(config, table, preprocess, own=network, weights=weights, source=path)
+    record = DeletionRecord()
+    return Subject(path, "file", model, weights, table, preprocess, parts, config, record, network, untrained)
 
 
 def open_subjects(paths: Mapping[str, Path], options: Options, **flags: Any) -> dict[str, Subject]:
@@ -210,8 +214,10 @@ def check_reference(retrained: Subject, forget: Index, path: Path) -> None:
 
 def new_subject(config: Config, options: Options) -> Subject:
     """An untrained network with its data: what `warp train` starts from."""
-    network, table = _named(options), open_table(config)
-    return _subject(config, table, _preprocess(config, table), _start_parts(config, table), network=network)
+    network, table, record = _named(options), open_table(config), DeletionRecord()
+    preprocess, parts = _preprocess(config, table), _start_parts(config, table)
+    model, untrained = _network(config, table, preprocess, own=network, weights=None, source=Path())
+    return Subject(None, "new", model, None, table, preprocess, parts, config, record, network, untrained)
 
 
 def load_run(path: str | Path, **options: Any) -> Subject:
@@ -242,12 +248,12 @@ def save_subject(
     run: RunDirectory, subject: Subject, model: nn.Module, *, parts: Parts, record: DeletionRecord | None = None
 ) -> None:
     """Write the model, the part of every row and `run.json` into a run, and the record of what was deleted."""
-    config, network, weights = subject.config, subject.network, subject.weights
+    config, weights, found = subject.config, subject.weights, subject.identity()
     header: dict[str, object] = {"model": config.model.name, "options": dict(config.model.options)}
     if weights is not None and "nested" in weights.header:
         header["nested"] = weights.header["nested"]
     if subject.preprocess.function is None:
-        header["preprocess"] = subject.preprocess.describe()
+        header["preprocess"] = found["preprocess"]
     if record is not None and record.deletions:
         header["deletions"] = len(record.deletions)
         run.write_json(RECORD, record.as_json())
@@ -259,16 +265,15 @@ def save_subject(
     places = {"path": config.data.path, "test": config.data.test}
     about = {
         "schema_version": RUN_SCHEMA,
-        "network": {"name": config.model.name, "file": network}
-        | ({} if network is None else {"sha256": file_digest(network)}),
+        "network": {"name": config.model.name, "file": subject.network, "sha256": found["network_file"]},
         "places": {k: os.path.relpath(place, run.path) for k, place in places.items() if place is not None},
-        "preprocess": subject.preprocess.describe(),
+        "preprocess": found["preprocess"],
         "classes": list(subject.table.classes),
         "suffix": ".safetensors" if weights is None else weights.suffix,
-        "from": {"path": None if subject.path is None else str(subject.path), "model": model_digest(subject.model)},
+        "from": {"path": None if subject.path is None else str(subject.path), "model": found["model"]},
         "versions": versions(),
-        "threads": torch.get_num_threads(),
-        "device": str(subject.device),
+        "threads": found["threads"],
+        "device": found["device"],
     }
     run.write_json(ABOUT, about)
 
@@ -291,81 +296,63 @@ def _start_parts(config: Config, table: Table) -> Parts:
 
 
 def _from_run(path: Path, options: Options, overrides: list[str]) -> Subject:
-    run, about = open_run(path), _about(path)
-    base = _carried({k: v for k, v in run.config().items() if k in Config.model_fields})
-    data = dict(base.get("data") or {})
-    for key, relative in about["places"].items():
+    run = open_run(path)
+    about, base = _about(run), _carried({k: v for k, v in run.config().items() if k in Config.model_fields})
+    data: Any = base.get("data")
+    for key, relative in about["places"].items() if isinstance(data, dict) else ():
         # Where the data were, or beside the run as they were beside it.
         if isinstance(data.get(key), str) and not Path(data[key]).exists() and (path / relative).exists():
             data[key] = os.path.normpath(path / relative)
-    base |= {"data": data}
     config = resolve(base=base, file=options.config, overrides=overrides)
     _check_fixed(config, resolve(base=base), path)
     network, spec = _named(options) or about["network"].get("file"), config.data.preprocess
     if spec is not None and options.preprocess is not None:
         trust(spec)
-    for own in (network, spec):
-        # A folder of Hugging Face holds no code; a preprocessing is a file whatever it is called.
-        runs_code = own is not None and not (own is network and own.startswith("hf:"))
-        if own is not None and runs_code and not is_trusted(own):
-            raise InputError(
-                f"this run needs {own}, and code is executed only where its user has named it as it is now: if it is "
-                "yours, name it again (--model or --preprocess)"
-            )
+    # A folder of Hugging Face holds no code; a preprocessing is a file whatever it is called.
+    code = [own for own in (None if str(network).startswith("hf:") else network, spec) if own is not None]
+    if unknown := [own for own in code if not is_trusted(own)]:
+        raise InputError(
+            f"this run needs {unknown[0]}, and code is executed only where its user has named it as it is now: if it "
+            "is yours, name it again (--model or --preprocess)"
+        )
     table = open_table(config, classes=about["classes"])
     function = None if spec is None else load_function(spec, what="preprocessing")
+    preprocess = Preprocess.from_plain(about["preprocess"], function=function)
+    parts = Parts.load(path / ROWS).align(table)
+    has_record = (path / RECORD).is_file()
+    record = DeletionRecord.from_json(run.read_json(RECORD)) if has_record else DeletionRecord()
+    weights = replace(read_weights(path / WEIGHTS), suffix=about["suffix"])
+    model, untrained = _network(config, table, preprocess, own=network, weights=weights, source=path)
     # The user's network file may have changed since: then the model is checked like a weight file.
     same = network is None or about["network"].get("sha256") in (None, file_digest(network))
-    return _subject(
-        config,
-        table,
-        Preprocess.from_plain(about["preprocess"], function=function),
-        Parts.load(path / ROWS).align(table),
-        path=path,
-        kind=run.kind if same else "file",
-        weights=replace(read_weights(path / WEIGHTS), suffix=about["suffix"]),
-        record=DeletionRecord.from_json(run.read_json(RECORD)) if (path / RECORD).is_file() else None,
-        network=network,
-    )
+    kind = run.kind if same else "file"
+    return Subject(path, kind, model, weights, table, preprocess, parts, config, record, network, untrained)
 
 
-def _about(path: Path) -> dict[str, Any]:
-    if not (path / ABOUT).is_file():
+def _about(run: RunDirectory) -> dict[str, Any]:
+    if not (run.path / ABOUT).is_file():
         raise InputError(
-            f"{path} is a run of version 0.1 or of another kind of command; run `warp check` on its model file, with "
-            "--model, --data and --out, and go on from there"
+            f"{run.path} is a run of version 0.1 or of another command; run `warp check` on its model file, with --out"
         )
-    about = RunDirectory(path, "").read_json(ABOUT)
-    if about.get("schema_version") != RUN_SCHEMA:
-        raise DataError(
-            f"{path / ABOUT} has schema version {about.get('schema_version')}; this program reads {RUN_SCHEMA}"
-        )
+    about = run.read_json(ABOUT)
     try:
         _About.model_validate(about)
     except ValidationError as error:
-        raise DataError(f"{path / ABOUT} is damaged ({error.errors()[0]['msg']}); make the run again") from error
+        found = f"{'.'.join(map(str, error.errors()[0]['loc']))}: {error.errors()[0]['msg']}"
+        raise DataError(f"{run.path / ABOUT} is damaged or of another version ({found}); make the run again") from error
     return about
 
 
-def _subject(
-    config: Config,
-    table: Table,
-    preprocess: Preprocess,
-    parts: Parts,
-    *,
-    path: Path | None = None,
-    kind: str = "file",
-    weights: Weights | None = None,
-    record: DeletionRecord | None = None,
-    network: str | None,
-) -> Subject:
-    """The subject with its network, which has the weights, or those drawn from the seed."""
+def _network(
+    config: Config, table: Table, preprocess: Preprocess, *, own: str | None, weights: Weights | None, source: Path
+) -> tuple[nn.Module, Builder | None]:
+    """The network with the weights, or with those drawn from the seed, and what builds it where it is the user's."""
     # Threads that a file of settings or a run asks for; those of the command line are set already.
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     streams, untrained = Streams(config.seed, "initial weights"), None
-    if network is not None:
-        untrained = partial(load_builder(network, untrained=weights is not None), **config.model.options)
+    if own is not None:
+        untrained = partial(load_builder(own, untrained=weights is not None), **config.model.options)
         # The user's code draws from torch's global generator, which is put back as it was.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(streams.number("user"))
@@ -377,28 +364,18 @@ def _subject(
         options = {**suggest_options(config.model.name, shape, len(table.classes)), **config.model.options}
         model = build_model(config.model.name, generator=streams.generator("weights"), **options)
     if weights is None:
-        kind = "new"
-    else:
-        model = _with_weights(model, weights, config, source=str(path))
-    record = record or DeletionRecord()
-    return Subject(path, kind, model, weights, table, preprocess, parts, config, record, network, untrained)
-
-
-def _with_weights(model: nn.Module, weights: Weights, config: Config, *, source: str) -> nn.Module:
-    """The model with the weights, in the precision of the file, or in that which the configuration asks for."""
+        return model, untrained
     kinds = {tensor.dtype for tensor in weights.state.values() if tensor.is_floating_point()}
-    if config.dtype is not None:
-        model = model.to(getattr(torch, config.dtype))
-    elif half := kinds & {torch.float16, torch.bfloat16}:
-        kind = str(half.pop()).removeprefix("torch.")
+    half = kinds & {torch.float16, torch.bfloat16}
+    if config.dtype is None and half:
         raise InputError(
-            f"{source} holds {kind} weights: small updates would be rounded away and nothing forgotten; say --dtype "
-            f"float32 to compute in float32 and write {kind} again"
+            f"{source} holds {str(half.pop()).removeprefix('torch.')} weights, in which small updates are rounded away "
+            "and nothing is forgotten; say --dtype float32 to compute in that and write them as they were"
         )
-    elif kinds == {torch.float64}:
-        model = model.double()
-    load_weights(model, weights, source=source, cast=config.dtype is not None)
-    return model
+    if config.dtype is not None or kinds == {torch.float64}:
+        model = model.to(getattr(torch, config.dtype or "float64"))
+    load_weights(model, weights, source=str(source), cast=config.dtype is not None)
+    return model, untrained
 
 
 def _carried(base: Mapping[str, Any]) -> dict[str, Any]:
@@ -408,14 +385,14 @@ def _carried(base: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_fixed(config: Config, started: Config, path: Path) -> None:
     """Refuse other settings than those that the run's model was made with; places may change."""
-    free = {"name": None, "path": None, "test": None, "fetch": False, "ids": None}
-    now, before = (c.model_copy(update={"data": c.data.model_copy(update=free)}) for c in (config, started))
-    for section in ("data", "model", "training", "validation"):
-        if getattr(now, section) != getattr(before, section):
-            raise InputError(
-                f"{section} differs from that of the run {path}; it is fixed once a model is checked or trained: leave "
-                "it out, or start again from the weight file"
-            )
+    places = {"data": {"name", "path", "test", "fetch", "ids"}}
+    fixed = {"data", "model", "training", "validation"}
+    now, before = (c.model_dump(include=fixed, exclude=places) for c in (config, started))
+    if changed := [section for section in now if now[section] != before[section]]:
+        raise InputError(
+            f"{changed[0]} differs from that of the run {path}; it is fixed once a model is checked or trained: leave "
+            "it out, or start again from the weight file"
+        )
 
 
 def _named(options: Options) -> str | None:
