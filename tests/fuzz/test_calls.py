@@ -32,7 +32,7 @@ Entries = Mapping[str, Entry]
 PLACES = """
 unlearn: model=networks forget=sets retain=sets test=sets validation=sets method=methods options=settings
     defense=defenses seed=seeds defense_seed=seeds_or_none device=devices on_update=watchers untrained=untrained
-    drawn=words
+    drawn=words stored=odd
 methods: model=networks method=names untrained=untrained validation=sets
 compare: original=networks unlearned=networks retrained=references seed=seeds drawn=words
     forget=sets retain=sets test=sets

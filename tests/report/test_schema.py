@@ -29,21 +29,34 @@ def judged(forgotten: int, references: int = 0, **how: Any) -> Verdict:
 VERDICTS = [judged(40), judged(1), judged(40, 2), judged(40, drawn=True), judged(40, ours=True)]
 
 
+class Form(schema.Record):
+    verdict: schema.Verdict
+
+
 @pytest.mark.parametrize("verdict", VERDICTS, ids=["unseen", "one row", "retrained", "drawn", "ours"])
 def test_a_verdict_comes_back_from_its_file(verdict: Verdict) -> None:
-    text = schema.Verdict.of(verdict).model_dump_json()
-    again = schema.Verdict.model_validate_json(text)
-    assert again.judged() == verdict
-    assert again.judged().lines == verdict.lines
-    assert (again.outcome, again.exit) == (verdict.outcome, verdict.exit)
-    assert json.loads(text) == json.loads(json.dumps(verdict.as_json(), allow_nan=False))
+    text = Form(verdict=verdict).model_dump_json()
+    again = Form.model_validate_json(text).verdict
+    assert again == Form(verdict=verdict).verdict == verdict
+    assert again.lines == verdict.lines
+    assert json.loads(text)["verdict"] == json.loads(json.dumps(verdict.as_json(), allow_nan=False))
 
 
 def test_a_verdict_that_its_claims_contradict_is_refused() -> None:
-    plain = VERDICTS[0].as_json()
-    for changed in ({"outcome": "holds"}, {"exit": 0}, {"reasons": []}, {"sentence": "fine"}, {"claims": []}):
+    plain = json.loads(json.dumps(VERDICTS[0].as_json()))
+    spoiled: list[Any] = [{**plain, "outcome": "holds"}, {**plain, "exit": 0}, {**plain, "reasons": []}, 5, {}]
+    spoiled += [
+        {**plain, "sentence": "fine"},
+        {**plain, "claims": []},
+        {**plain, "rows": -1},
+        {**plain, "note": "hello"},
+    ]
+    for key, value in (("p", 2.0), ("error", float("inf")), ("area", {"value": float("nan"), "low": 0, "high": 1})):
+        first, *others = plain["evidence"]
+        spoiled.append({**plain, "evidence": [{**first, key: value}, *others]})
+    for data in spoiled:
         with pytest.raises(ValidationError):
-            schema.Verdict.model_validate({**plain, **changed})
+            Form.model_validate({"verdict": data})
 
 
 def unlearning() -> dict[str, Any]:
@@ -133,6 +146,6 @@ def test_results_are_read_as_they_were_written(form: type[schema.Results], field
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_numbers_that_json_does_not_have_are_refused(bad: float) -> None:
     with pytest.raises(ValidationError):
-        schema.Estimate(value=bad, low=0, high=1)
+        schema.Check.model_validate({**RESULTS[1][1], "known": {"value": bad, "low": 0, "high": 1}})
     with pytest.raises(ValidationError):
         schema.Unlearning.model_validate({**unlearning(), "seconds": bad})

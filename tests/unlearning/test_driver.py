@@ -188,6 +188,30 @@ def test_the_verdict_needs_test_rows() -> None:
     assert json.loads(json.dumps(given.verdict.as_json())) == given.record.deletions[0].verdict
 
 
+def test_accuracies_and_verdict_are_those_of_the_weights_as_they_are_stored() -> None:
+    x, y = points(90, 5)
+    y[y == 2] = 1
+    data = sets() | {"forget": (x[80:], y[80:]), "test": (x[:80], y[:80])}
+    retain = data["retain"][1] == 0  # class 1 goes, class 2 was never tested
+    data["retain"] = tuple(part[retain] for part in data["retain"])
+    result = unlearn(build(), method="ngp", options={"epochs": 2, "lr": 0.1}, stored=torch.bfloat16, **data)
+    for tensor in result.model.state_dict().values():
+        assert not tensor.is_floating_point() or torch.equal(tensor, tensor.bfloat16().float())
+    assert result.record.deletions[0].unlearned == model_digest(result.model)
+    for model, shares in ((build(), result.before), (result.model, result.after)):
+        with torch.no_grad():
+            right = model.eval()(x).argmax(1) == y
+        assert shares["forgotten"] == pytest.approx(float(right[80:].double().mean()))
+        assert shares["test"] == pytest.approx(float(right[:80].double().mean()))
+        assert shares["kept"] == pytest.approx(float(right[:80][y[:80] == 0].double().mean()))
+        unseen = sum(float(right[:80][y[:80] == c].double().mean()) * int((y[80:] == c).sum()) for c in (0, 1))
+        assert shares["unseen"] == pytest.approx(unseen / 10)
+    without = unlearn(build(), method="ngp", **sets()).after
+    assert (without["unseen"], without["test"], without["kept"]) == (None, None, None)
+    with pytest.raises(InputError, match="stored is 'bf16'; give a floating-point type"):
+        unlearn(build(), method="ngp", stored="bf16", **sets())  # type: ignore[arg-type]
+
+
 def test_history_and_record_tell_what_was_done() -> None:
     model, method, seen = build(), NegGradPlus(epochs=3, batch_size=8, alpha=0.7), list[Update]()
     result = unlearn(model, method=method, seed=9, on_update=seen.append, **sets())

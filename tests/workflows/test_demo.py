@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from warp_unlearning.cli.options import Options
+from warp_unlearning.cli.request import unlearn_run
 from warp_unlearning.cli.subject import load_run
-from warp_unlearning.cli.unlearn import unlearn_run
 from warp_unlearning.config import Config, resolve
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.workflows import demo as module

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from warp_unlearning.attacks.reconstruction.threat import Schedule
 from warp_unlearning.cli.options import Options
+from warp_unlearning.cli.request import unlearn_run
 from warp_unlearning.cli.subject import Subject, load_run, open_subject
-from warp_unlearning.cli.unlearn import unlearn_run
 from warp_unlearning.config import resolve
 from warp_unlearning.data.preprocess import Preprocess
 from warp_unlearning.data.table import Parts, Table

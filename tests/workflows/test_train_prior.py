@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from warp_unlearning.cli.options import Options
+from warp_unlearning.cli.request import unlearn_run
 from warp_unlearning.cli.subject import load_run
-from warp_unlearning.cli.unlearn import unlearn_run
 from warp_unlearning.data.preprocess import load_data, pixels_of
 from warp_unlearning.data.sources import load_table
 from warp_unlearning.data.table import VALIDATION

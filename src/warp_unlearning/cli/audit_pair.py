@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .estimate import estimate
-from .options import Json, Options, prepare, takes_options
+from .options import Json, Options, takes_options
 
 if TYPE_CHECKING:
     from ..workflows.audit_pair import PairOutcome, PairRequest
@@ -47,7 +47,6 @@ def pair(
     """
     from ..workflows.audit_pair import PairRequest, audit_pair_run
 
-    prepare(options.threads)
     request = PairRequest(
         before,
         after,

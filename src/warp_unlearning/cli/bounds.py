@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import Json, Options, prepare, takes_options
+from .options import Json, Options, takes_options
 
 
 @takes_options
@@ -51,7 +51,6 @@ def bounds(
     from ..bounds.reconstruction_floor import SPREADS
     from ..workflows.bounds import BoundsRequest, bounds_run
 
-    prepare(options.threads)
     request = BoundsRequest(
         source,
         out,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import AsGiven, Json, Options, Stated, prepare, takes_options
-from .show import finish, print_json
+from .options import AsGiven, Json, Options, Stated, takes_options
+from .show import finish
 
 if TYPE_CHECKING:
     from ..unlearning.checks import Checked
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 def check(
     model_file: Annotated[Path, typer.Argument(metavar="MODEL", help="A weight file (.safetensors, .pt), or a run.")],
     *,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder that remembers model and data for later commands.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder that remembers both for later commands.")] = None,
     defense: Annotated[str, typer.Option(help="The defence whose reach is measured.")] = "warp",
     accuracy: Stated = None,
     as_given: AsGiven = False,
@@ -34,29 +32,20 @@ def check(
     Exit code 2: it does not, and the sentence says what to set. With --out every later command takes the run and needs
     no further options.
     """
-    from ..config import RESOLVED, as_plain
     from ..data.files import to_json
     from ..models.weights import model_digest
     from ..report.schema import Check
-    from ..runs.directory import start_run
-    from .subject import PLACES, open_subject, save_subject
+    from .subject import open_subject, save_subject
 
-    prepare(options.threads)
-    subject = open_subject(model_file, options, flags={"accuracy": accuracy})
+    subject = open_subject(model_file, options, accuracy=accuracy)
     checked = check_subject(subject, as_given=as_given, defense=defense)
-    found = Check(**to_json(asdict(checked)), digest=model_digest(subject.model))
-    results = found.model_dump(mode="json")
-    if out is not None:
-        config = as_plain(subject.config) | {RESOLVED: subject.identity()}
-        run = start_run(out, kind="check", config=config, places=PLACES)
-        if not run.complete:
-            save_subject(run, subject, subject.model, parts=subject.parts, record=subject.record)
-            run.write_json("results.json", results)
-            run.finish()
-    if as_json:
-        print_json(results)
-        return
-    finish([*str(checked).splitlines(), "holds: this model fits these data"], exit_code=0, out=out)
+    results = Check(**to_json(asdict(checked)), digest=model_digest(subject.model)).model_dump(mode="json")
+    if out is not None and not (run := subject.start_run(out, kind="check")).complete:
+        save_subject(run, subject, subject.model, parts=subject.parts, record=subject.record)
+        run.write_json("results.json", results)
+        run.finish()
+    lines = [*str(checked).splitlines(), "holds: this model fits these data"]
+    finish(lines, results=results if as_json else None, out=out)
 
 
 def check_subject(subject: Subject, *, as_given: bool = False, defense: str | None = None) -> Checked:
@@ -68,14 +57,12 @@ def check_subject(subject: Subject, *, as_given: bool = False, defense: str | No
     from ..data.examples import TensorExamples
     from ..data.preprocess import readings
     from ..data.sampling import draw_per_class
-    from ..defense.registry import make_defense
     from ..randomness import Streams
-    from ..unlearning.checks import check_model
+    from ..unlearning.checks import ROWS, check_model
 
-    table = subject.table
-    raw = {}
+    table, raw = subject.table, dict[str, TensorExamples]()
     for what, rows in (("known", subject.known), ("test", subject.parts.unseen)):
-        count, generator = min(2000, len(rows)), Streams(0).generator("check", what)
+        count, generator = min(ROWS, len(rows)), Streams(0).generator("check", what)
         drawn = rows[draw_per_class(table.y[rows], count=count, generator=generator)]
         x = table.x[drawn]
         # torch knows no numbers of another byte order.
@@ -88,5 +75,5 @@ def check_subject(subject: Subject, *, as_given: bool = False, defense: str | No
         preprocess=subject.preprocess,
         readings={} if as_given else readings(table, subject.preprocess),
         accuracy=subject.config.accuracy,
-        defense=None if defense is None else make_defense(defense),
+        defense=defense,
     )

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import By, Column, Drawn, ForgetClass, ForgetFile, Json, Options, prepare, request_flags, takes_options
-from .show import finish, print_json, print_table, short
+from .options import By, Column, Drawn, ForgetClass, ForgetFile, Json, Options, request_flags, takes_options
+from .show import finish, print_table, short
 
 if TYPE_CHECKING:
     from ..unlearning.judge import ModelComparison
+
+_RETRAINED = "A model retrained without the rows; two are needed to hold, one can accuse."
 
 
 @takes_options
@@ -19,10 +21,7 @@ def compare(
     original: Annotated[Path, typer.Argument(help="The model before: a run, or a weight file.")],
     unlearned: Annotated[Path, typer.Argument(help="The model after: a run, or a weight file.")],
     *,
-    retrained: Annotated[
-        list[Path] | None,
-        typer.Option(help="A model retrained without the rows; two are needed to hold, one can accuse."),
-    ] = None,
+    retrained: Annotated[list[Path] | None, typer.Option(help=_RETRAINED)] = None,
     forget: ForgetFile = None,
     forget_class: ForgetClass = None,
     column: Column = None,
@@ -42,21 +41,14 @@ def compare(
     from ..data.table import FORGET, RETAIN, TEST
     from ..errors import InputError
     from ..unlearning.judge import compare as compare_models
-    from .subject import check_reference, on_one_table, open_subject, requested_rows
+    from .request import requested_rows
+    from .subject import check_reference, open_subjects
 
-    prepare(options.threads)
     if out is not None:
         safe_output(out)
     flags = request_flags(forget, forget_class, column, by) | {"forget__drawn": drawn or None}
-    paths = {"original": original, "unlearned": unlearned}
-    paths |= {f"retrained {i + 1}": path for i, path in enumerate(retrained or ())}
-    # A weight file takes what a run beside it remembers.
-    runs = {name: open_subject(path, options, flags=flags) for name, path in paths.items() if path.is_dir()}
-    beside = next(iter(runs.values()), None)
-    subjects = {
-        name: runs.get(name) or open_subject(path, options, beside=beside, flags=flags) for name, path in paths.items()
-    }
-    subjects = on_one_table(subjects)
+    references = {f"retrained {i}": path for i, path in enumerate(retrained or (), 1)}
+    subjects = open_subjects({"original": original, "unlearned": unlearned} | references, options, **flags)
     first, after = subjects["original"], subjects["unlearned"]
     ours, word = False, ""
     if forget is not None or forget_class is not None:
@@ -64,7 +56,7 @@ def compare(
         parts, word = first.parts.request(first.table, asked.rows), asked.drawn
     elif after.record.deletions:
         parts, last = after.parts, after.record.deletions[-1]
-        ours = (last.verdict or {}).get("null") == "ours"
+        ours = (last.verdict or {}).get("null") == "ours" and not references
         if last.request.get("drawn") or drawn:
             word = "this software" if last.request.get("how") in ("class", "fraction") else "your word"
     else:
@@ -73,39 +65,37 @@ def compare(
     test = parts.unseen
     for subject in subjects.values():
         test = test[subject.parts.part[test] == TEST]
-    for name in list(subjects)[2:]:
-        check_reference(subjects[name], parts.rows(FORGET), paths[name])
-    models = {name: subject.model.to(first.device) for name, subject in subjects.items()}
+    for name, path in references.items():
+        check_reference(subjects[name], parts.rows(FORGET), path)
+    before, now, *others = (subject.model.to(first.device) for subject in subjects.values())
     found = compare_models(
-        models.pop("original"),
-        models.pop("unlearned"),
+        before,
+        now,
         forget=first.examples(parts.rows(FORGET)),
         retain=first.examples(parts.rows(RETAIN)),
         test=first.examples(test) if len(test) else None,
-        retrained=tuple(models.values()),
+        retrained=others,
         drawn=word,
-        ours=ours and not models,
+        ours=ours,
         seed=first.config.seed,
     )
+    results = found.as_json()
     if out is not None:
-        write_atomically(out, (json.dumps(found.as_json(), indent=2) + "\n").encode())
-    if as_json:
-        print_json(found.as_json())
-        raise typer.Exit(found.verdict.exit)
-    _show(found)
-    finish(found.verdict.lines, exit_code=found.verdict.exit, out=out)
+        write_atomically(out, (json.dumps(results, indent=2) + "\n").encode())
+    if not as_json:
+        _show(found)
+    finish(found.verdict.lines, results=results if as_json else None, exit_code=found.verdict.exit, out=out)
 
 
 def _show(found: ModelComparison) -> None:
     """One table of accuracies, and how far each model is from the first retrained one."""
-    sets = list(found.counts)
-    columns = ["model", *(f"{what} ({found.counts[what]:,})" for what in sets), "loss"]
+    columns = ["model", *(f"{what} ({count:,})" for what, count in found.counts.items()), "loss"]
     rows = []
     for name, scores in found.models.items():
         gap = found.gaps.get(name)
-        cells = [short(scores.accuracy[what]) for what in sets]
+        cells = [*(short(scores.accuracy[what]) for what in found.counts), f"{scores.forget_loss_mean.value:.3f}"]
         far = ["-" if gap is None else f"{gap.forget_output.value:.3f}"] if found.gaps else []
-        rows.append([name, *cells, f"{scores.forget_loss_mean.value:.3f}", *far])
+        rows.append([name, *cells, *far])
     print_table("Accuracy, with 95 % intervals", [*columns, *(["distance"] if found.gaps else [])], rows)
     if found.gaps:
         typer.echo("loss: mean on forgotten rows; distance: mean total variation from the first retrained model there")

@@ -33,25 +33,20 @@ from .train_prior import train_prior
 from .tune import tune
 from .unlearn import unlearn
 
-_START, _REMOVE, _MEASURE, _KEEP = "Start", "Remove", "Measure", "Keep"
 _COMMANDS = {
-    _START: (demo, check, train),
-    _REMOVE: (unlearn, compare, teleport, methods, defenses, config, tune),
-    _MEASURE: (reconstruct, bounds, train_prior, selftest, bench),
-    _KEEP: (report, reproduce),
+    "Start": (demo, check, train),
+    "Remove": (unlearn, compare, teleport, methods, defenses, config, tune),
+    "Measure": (reconstruct, bounds, train_prior, selftest, bench),
+    "Keep": (report, reproduce),
 }
-# What a command was called before.
-_GONE = {"evaluate": "compare"}
+INTERRUPTED = 130
+MEMORY_IS_FULL = "memory is full; lower the batch size (-o training.batch_size=32, -o method.options.batch_size=32)"
 
 
 class _Commands(TyperGroup):
-    """The commands; a name of version 0.1 is answered with the new one."""
-
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in _GONE:
-            raise InputError(
-                f"`warp {cmd_name}` is called `warp {_GONE[cmd_name]}` now; see `warp {_GONE[cmd_name]} --help`"
-            )
+        if cmd_name == "evaluate":  # its name in version 0.1
+            raise InputError("`warp evaluate` is called `warp compare` now; see `warp compare --help`")
         return super().get_command(ctx, cmd_name)
 
 
@@ -70,12 +65,8 @@ app = typer.Typer(
 for panel, commands in _COMMANDS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
-app.add_typer(audit, name="audit", rich_help_panel=_MEASURE)
-app.add_typer(runs_app, name="runs", rich_help_panel=_KEEP)
-
-
-INTERRUPTED = 130
-MEMORY_IS_FULL = "memory is full; lower the batch size (-o training.batch_size=32, -o method.options.batch_size=32)"
+app.add_typer(audit, name="audit", rich_help_panel="Measure")
+app.add_typer(runs_app, name="runs", rich_help_panel="Keep")
 
 
 def _version(wanted: bool) -> None:
@@ -84,12 +75,11 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")]
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
+def _options(version: _Version = False) -> None:
     return
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,16 +14,15 @@ from .show import print_json
 if TYPE_CHECKING:
     from ..symmetry.options import Option
 
+_CHECK = "Run the conformance rules over a method, also one of yours: FILE.py:Class."
+
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method; all without it.")] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Run the conformance rules over a method, also one of yours: FILE.py:Class.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help=_CHECK)] = False,
     as_json: Json = False,
 ) -> None:
     """List the unlearning methods, with each option and its default."""
-    from ..errors import InputError, nearest
     from ..methods.protocol import options
     from ..methods.recipes import SMALL_DATA
     from ..methods.registry import method_classes
@@ -32,15 +31,17 @@ def methods(
         _check(name, as_json)
         return
     known = method_classes()
-    if name is not None and name not in known:
-        raise InputError(f"unknown method {name!r}; {nearest(name, known)}")
-    chosen = {name: known[name]} if name else known
+    chosen = known if name is None else {name: known[_one_of(name, known, "unknown method")]}
+    found = {
+        n: {"about": " ".join((cls.__doc__ or "").split()), "options": [vars(o) for o in options(cls)]}
+        | {"small_data": dict(SMALL_DATA.get(n, {}))}
+        for n, cls in chosen.items()
+    }
     if as_json:
-        found = {n: {"about": _about(cls), "options": [vars(o) for o in options(cls)]} for n, cls in chosen.items()}
-        print_json({n: about | {"small_data": dict(SMALL_DATA.get(n, {}))} for n, about in found.items()})
+        print_json(found)
         return
     for n, cls in chosen.items():
-        typer.echo(f"{n}\n  {_about(cls)}")
+        typer.echo(f"{n}\n  {found[n]['about']}")
         _list(options(cls))
         if n in SMALL_DATA:
             settings = ", ".join(f"{key} = {value!r}" for key, value in SMALL_DATA[n].items())
@@ -76,27 +77,22 @@ def defenses(
 
 
 def config(
-    key: Annotated[
-        str | None, typer.Argument(help="A key or a section, such as data or training.lr; all without it.")
-    ] = None,
+    key: Annotated[str | None, typer.Argument(help="A key or section, as data or training.lr; else all.")] = None,
     command: Annotated[str, typer.Option("--for", help="unlearn, shadow, tune, reproduce or prior.")] = "unlearn",
     as_json: Json = False,
 ) -> None:
     """Show every setting with its type, its default and what it does."""
     from ..config import SCHEMAS, describe_keys
-    from ..errors import InputError, nearest
 
-    if command not in SCHEMAS:
-        raise InputError(f"there is no configuration for {command!r}; {nearest(command, SCHEMAS)}")
-    every = describe_keys(SCHEMAS[command])
-    found = [one for one in every if key is None or one[0] == key or one[0].startswith(f"{key}.")]
+    every = describe_keys(SCHEMAS[_one_of(command, SCHEMAS, "no configuration is for")])
+    found = [one for one in every if key is None or one.key == key or one.key.startswith(f"{key}.")]
     if not found:
-        raise InputError(f"there is no key {key!r}; {nearest(str(key), [one[0] for one in every])}")
+        _one_of(str(key), [one.key for one in every], "there is no key")
     if as_json:
-        print_json({name: {"type": kind, "default": default, "about": about} for name, kind, default, about in found})
+        print_json({one.key: {"type": one.type, "default": one.default, "about": one.help} for one in found})
         return
-    for name, kind, default, about in found:
-        typer.echo(f"{f'{name} = {default}':<40} {about} ({kind})")
+    for one in found:
+        typer.echo(f"{f'{one.key} = {one.default}':<40} {one.help} ({one.type})")
 
 
 def _check(name: str | None, as_json: bool) -> None:
@@ -117,10 +113,14 @@ def _check(name: str | None, as_json: bool) -> None:
     report.require()
 
 
+def _one_of(name: str, known: Iterable[str], problem: str) -> str:
+    from ..errors import InputError, nearest
+
+    if name not in known:
+        raise InputError(f"{problem} {name!r}; {nearest(name, known)}")
+    return name
+
+
 def _list(options: Iterable[Option]) -> None:
     for o in options:
         typer.echo(f"    {f'{o.name} = {o.default!r}':<36} {o.help}")
-
-
-def _about(cls: type[Any]) -> str:
-    return " ".join((cls.__doc__ or "").split())

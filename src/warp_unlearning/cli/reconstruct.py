@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import Json, Options, prepare, takes_options
+from .options import Json, Options, takes_options
 
 
 @takes_options
@@ -45,7 +45,6 @@ def reconstruct(
     """
     from ..workflows.reconstruct import ReconstructRequest, reconstruct_run
 
-    prepare(options.threads)
     request = ReconstructRequest(
         before,
         tuple(after),

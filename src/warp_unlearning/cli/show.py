@@ -1,4 +1,4 @@
-"""What commands print: tables of 100 columns where their cells fit, progress, and the last line."""
+"""What commands print: tables of 100 columns where their cells fit, progress, and the last lines or JSON."""
 
 from __future__ import annotations
 
@@ -28,25 +28,24 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(column, justify="left" if i == 0 else "right")
     for row in rows:
         table.add_row(*row)
-    # Cells are whole numbers with intervals, which nobody reads in pieces.
+    # A number with its interval is never cut or wrapped.
     width = max(WIDTH, Console(width=1000).measure(table).maximum)
     Console(width=width).print(table, markup=False)
 
 
-def print_json(data: Mapping[str, Any] | Path) -> None:
-    """Print plain data as JSON, or a results file byte for byte."""
-    if isinstance(data, Path):
-        typer.echo(data.read_text(), nl=False)
+def print_json(data: Mapping[str, Any]) -> None:
+    """Print plain data as it stands in a results file."""
+    typer.echo(json.dumps(data, indent=2))
+
+
+def finish(
+    lines: Sequence[str], *, out: Path | None = None, exit_code: int = 0, results: Mapping[str, Any] | None = None
+) -> None:
+    """End a command: print its last lines and where its files are, or `results` as JSON instead; exit with its code."""
+    if results is not None:
+        print_json(results)
     else:
-        typer.echo(json.dumps(data, indent=2))
-
-
-def finish(lines: Sequence[str], *, exit_code: int, out: Path | None) -> None:
-    """Print the last lines of a command and where its files are, and end with its exit code."""
-    for line in lines:
-        typer.echo(line)
-    if out is not None:
-        typer.echo(f"written to {out}")
+        typer.echo("\n".join([*lines, *([] if out is None else [f"written to {out}"])]))
     if exit_code:
         raise typer.Exit(exit_code)
 
@@ -69,12 +68,12 @@ class Progress:
     """Shows updates on the error stream: a bar on a terminal, one line an epoch elsewhere. Use it as a context."""
 
     def __init__(self, title: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
         self._title = title
-        self._bar: Progress | None = None
+        self._bar: Any = None
         if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
             loss, left = TextColumn("{task.fields[loss]}"), TimeRemainingColumn()
             columns = (TextColumn("{task.description}"), BarColumn(), loss, left)
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
@@ -90,7 +89,7 @@ class Progress:
             self._bar.stop()
 
     def __call__(self, update: Update) -> None:
-        """Show an update; losses are read at the end of an epoch only, so that a GPU is not waited for."""
+        """Show an update; losses are read at the end of an epoch only, so that no update waits for a GPU."""
         text = ""
         if update.ends_epoch:
             text = "  ".join(f"{name} {float(loss):.4f}" for name, loss in update.losses.items())

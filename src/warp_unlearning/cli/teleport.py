@@ -5,97 +5,92 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import By, Column, ForgetClass, ForgetFile, Json, Options, prepare, request_flags, takes_options
-from .show import finish, print_json
+from . import options as given
+from .options import Options, request_flags, takes_options
+from .show import finish
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..data.table import Index
     from ..defense.certificate import Certificate
     from ..report.schema import Teleport as Results
     from ..symmetry.symmetry import Symmetry
-    from .subject import Subject
 
 # Of the largest logit: what rounding does to a change of basis of a deep network, with room to spare.
 EXACT = {"float32": 1e-4, "float64": 1e-10}
+_SYMMETRY = "One or several: null_space, tracked_null_space, change_of_basis, permutation, attention_basis."
+_TOLERANCE = "Change of the retain loss that a null-space move may make."
 
 
 @takes_options
 def teleport(
-    source: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A run of check, train or unlearn, or a weight file.")
-    ],
-    symmetry: Annotated[
-        list[str],
-        typer.Option(
-            help="One or several: null_space, tracked_null_space, change_of_basis, permutation, attention_basis."
-        ),
-    ],
+    source: given.Model,
+    symmetry: Annotated[list[str], typer.Option(help=_SYMMETRY)],
     out: Annotated[Path, typer.Option("--out", help="Folder for the result.")],
     *,
-    forget: ForgetFile = None,
-    forget_class: ForgetClass = None,
-    column: Column = None,
-    by: By = None,
-    tolerance: Annotated[float, typer.Option(help="Change of the retain loss that a null-space move may make.")] = 0.01,
-    defense_seed: Annotated[
-        int | None, typer.Option(min=0, help="For experiments only: whoever knows it can undo the move.")
-    ] = None,
+    forget: given.ForgetFile = None,
+    forget_class: given.ForgetClass = None,
+    column: given.Column = None,
+    by: given.By = None,
+    tolerance: Annotated[float, typer.Option(help=_TOLERANCE)] = 0.01,
+    defense_seed: given.DefenseSeed = None,
     options: Options,
-    as_json: Json = False,
+    as_json: given.Json = False,
 ) -> None:
     """Move a model's weights along symmetries that keep its function, and certify that they did.
 
     Options of the symmetry go by -o too, as in -o spread=0.5. Exit code 1: the function was not kept. Exact symmetries
     may change a logit by 1e-4 of the largest in float32 and 1e-10 in float64, others the retain loss by the tolerance.
     """
-    from math import isfinite
+    import numpy as np
 
-    from ..config import RESOLVED, Config, as_plain, parse_override
     from ..data.files import array_digest, to_json
     from ..defense.teleporter import teleport as move_model
-    from ..errors import InputError
+    from ..errors import DataError, InputError
     from ..models.weights import model_digest
     from ..report.schema import Teleport
-    from ..runs.directory import start_run
     from ..symmetry.symmetry import settings_of
-    from .subject import PLACES, open_subject, save_subject
+    from .request import requested_rows
+    from .subject import open_subject, save_subject
 
     if not tolerance >= 0:
         raise InputError(f"the tolerance is {tolerance}; it must be at least 0")
-    prepare(options.threads)
-    settings: list[str] = []
-    given: dict[str, Any] = {}
-    for setting in options.override or []:
-        for key, value in parse_override(setting).items():
-            if key in Config.model_fields:
-                settings.append(setting)
-            else:
-                both = isinstance(value, dict) and isinstance(given.get(key), dict)
-                given[key] = given[key] | value if both else value
-    moving = _choose_symmetry(symmetry, given)
+    moving, settings = _choose_symmetry(symmetry, options.override or ())
     flags = request_flags(forget, forget_class, column, by)
-    subject = open_subject(source, replace(options, override=settings), flags=flags)
+    subject = open_subject(source, replace(options, override=settings), **flags)
     if subject.stored is not None:
+        kind = str(subject.stored).removeprefix("torch.")
         raise InputError(
-            f"the weights are {str(subject.stored).removeprefix('torch.')}, and rounding a moved network to that "
-            "changes its function; save it in the type that you compute in first"
+            f"the weights are {kind}, and rounding a moved network to that changes its function; save it in the type "
+            "that you compute in first"
         )
-    retain, gone, notes = _choose_rows(subject)
-    found = subject.identity() | {
-        "symmetries": [{"name": type(part).__name__, "options": settings_of(part)} for part in _parts(moving)],
-        "tolerance": tolerance,
-        "defense_seed": defense_seed,
-        "forget": array_digest(subject.parts.digests[gone]),
-    }
-    config = as_plain(subject.config) | {RESOLVED: to_json(found)}
-    if not out.exists() or not start_run(out, kind="teleport", config=config, places=PLACES).complete:
+    # What is to be forgotten, else what earlier requests forgot, else nothing; all else that the model knows is kept.
+    ask, gone, notes = subject.config.forget, subject.forgotten, list[str]()
+    if ask.rows is not None or ask.label is not None or ask.fraction is not None:
+        gone = requested_rows(subject).rows
+    elif len(gone):
+        notes.append(f"the rows to forget are the {len(gone)} that this model was asked to forget")
+    retain = np.setdiff1d(subject.known, gone)
+    if not len(retain):
+        raise DataError("every row is to be forgotten; leave some to keep")
+    start = partial(
+        subject.start_run,
+        out,
+        kind="teleport",
+        symmetries=[{"name": type(part).__name__, "options": settings_of(part)} for part in _parts(moving)],
+        tolerance=tolerance,
+        defense_seed=defense_seed,
+        forget=array_digest(subject.parts.digests[gone]),
+    )
+    run = start() if out.exists() else None
+    if run is None or not run.complete:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             moved, certificate = move_model(
@@ -105,13 +100,11 @@ def teleport(
                 forget=subject.examples(gone) if len(gone) else None,
                 seed=defense_seed,
             )
-        # A network that cannot be moved leaves no folder, so that the next try may use its name.
-        run = start_run(out, kind="teleport", config=config, places=PLACES)
-        save_subject(run, subject, moved, parts=subject.parts)
         before, after = model_digest(subject.model), model_digest(moved)
-        still = ["nothing moved: the result is bit-identical"] if before == after else []
+        notes += ["nothing moved: the result is bit-identical"] * (before == after)
+        notes += [*certificate.notes, *(str(warning.message) for warning in caught)]
         what, measured, bound = _measured(certificate, moving, moved, tolerance)
-        found_out = Teleport(
+        results = Teleport(
             outcome="holds" if measured <= bound else "does not hold",
             what=what,
             measured=measured if isfinite(measured) else None,
@@ -120,39 +113,51 @@ def teleport(
             original=before,
             teleported=after,
             certificate=to_json(certificate.as_json()),
-            notes=tuple(dict.fromkeys((*notes, *still, *certificate.notes, *(str(w.message) for w in caught)))),
+            notes=tuple(dict.fromkeys(notes)),
         )
-        run.write_json("results.json", found_out.model_dump(mode="json"))
+        # A network that cannot be moved leaves no folder, so that the next try may use its name.
+        run = start()
+        save_subject(run, subject, moved, parts=subject.parts)
+        run.write_json("results.json", results.model_dump(mode="json"))
         run.finish()
-    results = Teleport.model_validate_json((out / "results.json").read_text())
-    code = 0 if results.outcome == "holds" else 1
-    if as_json:
-        print_json(out / "results.json")
-        raise typer.Exit(code)
-    finish(_lines(results, " then ".join(symmetry)), exit_code=code, out=out)
+    results = run.results(Teleport)
+    plain = results.model_dump(mode="json") if as_json else None
+    finish(_lines(results, " then ".join(symmetry)), results=plain, exit_code=int(results.outcome != "holds"), out=out)
 
 
-def _choose_rows(subject: Subject) -> tuple[Index, Index, tuple[str, ...]]:
-    """Rows to keep and to forget, and notes: what is asked for, else what earlier requests forgot, else nothing;
-    everything else that the model knows is to be kept.
+def _choose_symmetry(names: Sequence[str], overrides: Sequence[str]) -> tuple[Symmetry, list[str]]:
+    """The named symmetries, one after another, with their options among `overrides`; and the settings among these.
+
+    An option goes to each symmetry that has it; {symmetry: {option: value}} to that one.
     """
-    import numpy as np
+    from ..config import Config, parse_override
+    from ..errors import InputError, nearest
+    from ..symmetry.compose import Compose
+    from ..symmetry.registry import make_symmetry, symmetry_options
 
-    from ..errors import DataError
-    from .subject import requested_rows
+    known = {name: {option.name for option in symmetry_options(name)} for name in names}
+    own: dict[str, dict[str, Any]] = {name: {} for name in names}
+    shared: dict[str, Any] = {}
+    settings: list[str] = []
+    for override in overrides:
+        ((key, value),) = parse_override(override).items()
+        if key in Config.model_fields:
+            settings.append(override)
+        elif key in own and isinstance(value, Mapping):
+            own[key] |= value
+        elif any(key in options for options in known.values()):
+            shared[key] = value
+        else:
+            every = {option for options in known.values() for option in options}
+            raise InputError(f"{' and '.join(names)}: there is no option {key!r}; {nearest(key, every)}")
+    for name, options in known.items():
+        own[name] = {key: value for key, value in shared.items() if key in options} | own[name]
+    symmetries = [make_symmetry(name, **own[name]) for name in names]
+    return symmetries[0] if len(symmetries) == 1 else Compose(*symmetries), settings
 
-    ask = subject.config.forget
-    notes: tuple[str, ...] = ()
-    if ask.rows is not None or ask.label is not None or ask.fraction is not None:
-        forget = requested_rows(subject).rows
-    else:
-        forget = subject.forgotten
-        if len(forget):
-            notes = (f"the rows to forget are the {len(forget)} that this model was asked to forget",)
-    retain = np.setdiff1d(subject.known, forget)
-    if not len(retain):
-        raise DataError("every row is to be forgotten; leave some to keep")
-    return retain, forget, notes
+
+def _parts(symmetry: Symmetry) -> Sequence[Symmetry]:
+    return getattr(symmetry, "symmetries", (symmetry,))
 
 
 def _measured(
@@ -171,45 +176,12 @@ def _measured(
     return what, max(drift.relative for drift in drifts), bound
 
 
-def _choose_symmetry(names: Sequence[str], options: Mapping[str, Any]) -> Symmetry:
-    """The named symmetries, one after another. An option goes to each that has it; {symmetry: {option: value}} to one,
-    before all others.
-    """
-    from ..errors import InputError, nearest
-    from ..symmetry.compose import Compose
-    from ..symmetry.registry import make_symmetry, symmetry_names, symmetry_options
-
-    known = {name: {option.name for option in symmetry_options(name)} for name in names}
-    given: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for key in sorted(options, key=symmetry_names().__contains__):
-        value = options[key]
-        if key in given and isinstance(value, Mapping):
-            given[key] |= value
-            continue
-        owners = [name for name in names if key in known[name]]
-        if not owners:
-            every = {option for theirs in known.values() for option in theirs}
-            raise InputError(f"{' and '.join(names)}: there is no option {key!r}; {nearest(key, every)}")
-        for name in owners:
-            given[name][key] = value
-    symmetries = [make_symmetry(name, **given[name]) for name in names]
-    return symmetries[0] if len(symmetries) == 1 else Compose(*symmetries)
-
-
-def _parts(symmetry: Symmetry) -> Sequence[Symmetry]:
-    from ..symmetry.compose import Compose
-
-    return symmetry.symmetries if isinstance(symmetry, Compose) else (symmetry,)
-
-
 def _lines(results: Results, name: str) -> list[str]:
     """What was moved, what that changed, what could not move, and the verdict."""
     found = results.certificate
-    moved = [layer for layer in found["layers"] if layer["moved"] or layer["moved_unreached"]]
-    lines = [
-        f"{name} moved {len(moved)} tensors by {found['relative_move']:.3g} of the length of the weights, in "
-        f"{found['seconds']:.1f} s"
-    ]
+    moved = sum(bool(layer["moved"] or layer["moved_unreached"]) for layer in found["layers"])
+    share, seconds = found["relative_move"], found["seconds"]
+    lines = [f"{name} moved {moved} tensors by {share:.3g} of the length of the weights, in {seconds:.1f} s"]
     if found["moved_unreached"]:
         lines.append(f"  and by {found['moved_unreached']:.3g} where no input reaches, which hides nothing")
     for what in ("retain", "held_out", "forget"):
@@ -218,12 +190,15 @@ def _lines(results: Results, name: str) -> list[str]:
             lines.append(f"  loss on {what.replace('_', ' '):<10}{before:.4g} -> {after:.4g}")
     if found["energy_before"] is not None and found["energy_after"] is not None:
         lines.append(f"  forget gradient energy {found['energy_before']:.4g} -> {found['energy_after']:.4g}")
-    pinned = [(f"{p['tensor']} ({p['count']} channels)", reason) for p in found["pinned"] for reason in p["reasons"]]
-    for what, pairs in (("pinned by", pinned), ("left,", list(found["left"].items()))):
-        for reason in dict.fromkeys(reason for _, reason in pairs):
-            names = list(dict.fromkeys(name for name, why in pairs if why == reason))
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            lines.append(f"  {what} {reason}: {', '.join(names[:3])}{more}")
+    still: dict[str, dict[str, None]] = {}
+    for pin in found["pinned"]:
+        for reason in pin["reasons"]:
+            still.setdefault(f"pinned by {reason}", {})[f"{pin['tensor']} ({pin['count']} channels)"] = None
+    for tensor, reason in found["left"].items():
+        still.setdefault(f"left, {reason}", {})[tensor] = None
+    for why, tensors in still.items():
+        more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
+        lines.append(f"  {why}: {', '.join(list(tensors)[:3])}{more}")
     lines += [f"note: {note}" for note in results.notes]
     if results.experiment_only:
         lines.append("experiment only: whoever knows the seed can undo this move")

@@ -6,23 +6,25 @@ is infinite is null, as JSON has no infinity. Names of rows are never among the 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidatorFunctionWrapHandler, WrapValidator
 
-from ..stats import intervals, verdict
-from ..stats.verdict import Needs, Null, Outcome
+from ..data.files import to_json
+from ..stats import verdict
+from ..stats.intervals import Estimate
 
 SCHEMA_VERSION: Literal[2] = 2
 
 Count = Annotated[int, Field(ge=0)]
-Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Record(BaseModel):
     """A part of a results file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Results(Record):
@@ -31,106 +33,26 @@ class Results(Record):
     schema_version: Literal[2] = SCHEMA_VERSION
 
 
-class Estimate(Record):
-    """A value and the ends of its interval."""
-
-    value: FiniteFloat
-    low: FiniteFloat
-    high: FiniteFloat
-
-
-class Evidence(Record):
-    """One attack, as `stats.verdict.Evidence` describes it; `error` is null for one row."""
-
-    attack: str
-    needs: Needs
-    area: Estimate
-    original: Estimate | None
-    retrained: tuple[Estimate, ...]
-    deviation: Estimate
-    error: FiniteFloat | None
-    p: Share
-    adjusted: Share
-    seen: Estimate
+def _read_verdict(plain: object, read: ValidatorFunctionWrapHandler) -> verdict.Verdict:
+    if isinstance(plain, verdict.Verdict):
+        plain = plain.as_json()
+    if not isinstance(plain, Mapping):
+        raise ValueError(f"a verdict is a mapping of fields, not a {type(plain).__name__}")
+    follows = ("outcome", "exit", "reasons", "sentence")
+    found: verdict.Verdict = read({key: value for key, value in plain.items() if key not in follows})
+    ps = [p for e in found.evidence for p in (e.p, e.adjusted)]
+    if min(found.rows, found.unseen) < 0 or not all(0 <= p <= 1 for p in ps):
+        raise ValueError("a verdict has a negative count, or a p outside [0, 1]; the file was changed by hand")
+    if not found.claims or any(to_json(getattr(found, key)) != to_json(plain.get(key)) for key in follows):
+        outcome = plain.get("outcome")
+        raise ValueError(f"the outcome {outcome!r} is not that of the claims; the file was changed by hand")
+    return found
 
 
-class Claim(Record):
-    """One claim of a verdict: outcome, reason, and the sentence that is printed."""
-
-    name: str
-    outcome: Outcome
-    reason: str
-    sentence: str
-    rows_needed: Count | None = None
-    strongest: str | None = None
-
-
-class Verdict(Record):
-    """A verdict, with the outcome, exit code, reasons and last line that follow from its claims."""
-
-    outcome: Outcome
-    exit: Literal[0, 1, 3]
-    reasons: tuple[str, ...]
-    sentence: str
-    claims: tuple[Claim, ...]
-    evidence: tuple[Evidence, ...]
-    null: Null
-    assumes: tuple[str, ...]
-    rows: Count
-    unseen: Count
-    margin: FiniteFloat
-    level: FiniteFloat
-    max_drop: FiniteFloat
-
-    @model_validator(mode="after")
-    def _follows_from_its_claims(self) -> Self:
-        judged = self.judged() if self.claims else None
-        if judged is None or (self.outcome, self.exit, self.reasons, self.sentence) != (
-            judged.outcome,
-            judged.exit,
-            judged.reasons,
-            judged.sentence,
-        ):
-            raise ValueError(f"the outcome {self.outcome!r} is not that of the claims; the file was changed by hand")
-        return self
-
-    @classmethod
-    def of(cls, judged: verdict.Verdict) -> Verdict:
-        """The form of a verdict in a results file."""
-        return cls.model_validate(judged.as_json())
-
-    def judged(self) -> verdict.Verdict:
-        """The verdict itself, with everything it can say."""
-        return verdict.Verdict(
-            claims=tuple(verdict.Claim(**vars(claim)) for claim in self.claims),
-            evidence=tuple(_evidence(e) for e in self.evidence),
-            null=self.null,
-            assumes=self.assumes,
-            rows=self.rows,
-            unseen=self.unseen,
-            margin=self.margin,
-            level=self.level,
-            max_drop=self.max_drop,
-        )
-
-
-def _estimate(e: Estimate) -> intervals.Estimate:
-    return intervals.Estimate(e.value, e.low, e.high)
-
-
-def _evidence(e: Evidence) -> verdict.Evidence:
-    return verdict.Evidence(
-        attack=e.attack,
-        needs=e.needs,
-        area=_estimate(e.area),
-        original=None if e.original is None else _estimate(e.original),
-        retrained=tuple(_estimate(r) for r in e.retrained),
-        deviation=_estimate(e.deviation),
-        error=float("inf") if e.error is None else e.error,
-        p=e.p,
-        adjusted=e.adjusted,
-        seen=_estimate(e.seen),
-    )
+Verdict = Annotated[
+    verdict.Verdict, WrapValidator(_read_verdict), PlainSerializer(verdict.Verdict.as_json, return_type=dict[str, Any])
+]
+"""A verdict, written with the outcome, exit code, reasons and last line that follow from its claims."""
 
 
 class Request(Record):
@@ -176,9 +98,9 @@ class Teleports(Record):
 
     made: Count
     taken_back: Count
-    largest_drift: FiniteFloat | None
-    energy_before: FiniteFloat | None
-    energy_after: FiniteFloat | None
+    largest_drift: float | None
+    energy_before: float | None
+    energy_after: float | None
     experiment_only: bool
 
 
@@ -196,8 +118,8 @@ class Unlearning(Results):
     verdict: Verdict
     seed: int
     updates: Count
-    seconds: FiniteFloat
-    cpu_seconds: FiniteFloat
+    seconds: float
+    cpu_seconds: float
     original: str
     unlearned: str
     requests: Count
@@ -240,8 +162,8 @@ class Teleport(Results):
     kind: Literal["teleport"] = "teleport"
     outcome: Literal["holds", "does not hold"]
     what: str
-    measured: FiniteFloat | None
-    bound: FiniteFloat
+    measured: float | None
+    bound: float
     experiment_only: bool
     original: str
     teleported: str

@@ -96,7 +96,7 @@ def alone(
         original = area_estimate(before, rows)[0]
         power = area_estimate(before, rows, level=1 - (1 - LEVEL) / len(attacks))[0]
         seen = Estimate(abs(power.value - 0.5), max(power.low - 0.5, 0.5 - power.high), 0.5)
-        test = (deviation, error, float(p), float(adjusted), seen)
+        test = (deviation, _finite(error), float(p), float(adjusted), seen)
         found.append(Evidence(attack.name, attack.needs, area, original, (), *test))
     return tuple(found)
 
@@ -138,8 +138,12 @@ def _beside(attack: Attack, rows: Matched, attacks: int) -> Evidence:
     deviation = Estimate(float(np.mean([e.value for e in ends])), lowest, max(e.high for e in ends))
     least = Estimate(min(s.value for s in seen), min(s.low for s in seen), 0.5)
     original = None if attack.both else area_estimate(before, rows)[0]
-    test = (deviation, max(errors), p, p, least)
+    test = (deviation, _finite(max(errors)), p, p, least)
     return Evidence(attack.name, attack.needs, estimates[0], original, tuple(estimates[1:]), *test)
+
+
+def _finite(error: float) -> float | None:
+    return error if np.isfinite(error) else None
 
 
 def _interval(value: float, error: float, freedom: float, tail: float) -> Estimate:

@@ -39,7 +39,7 @@ class Evidence:
 
     `area` is that of the new model (of both models for a *hidden* attack), .5 where it recognises nothing; `original`
     and `retrained` are those of the same attack on the other models. `deviation` is area − reference, ½ or each
-    retrained model, from the lowest to the highest end; `error` its largest standard error, infinite for one row.
+    retrained model, from the lowest to the highest end; `error` its largest standard error, None for one row.
     `adjusted` is `p` over all attacks of the claim. `seen` is |original − reference|: what the attack can see.
     """
 
@@ -49,7 +49,7 @@ class Evidence:
     original: Estimate | None
     retrained: tuple[Estimate, ...]
     deviation: Estimate
-    error: float
+    error: float | None
     p: float
     adjusted: float
     seen: Estimate
@@ -121,12 +121,9 @@ class Verdict:
         return (*claims, *(f"assumes   {text}" for text in self.assumes), self.sentence)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data with the outcome, exit code, reasons and sentence; an infinite error is None."""
-        plain = asdict(self)
-        for one in plain["evidence"]:
-            one["error"] = one["error"] if isfinite(one["error"]) else None
+        """Plain data with the outcome, exit code, reasons and sentence."""
         said = {"outcome": self.outcome, "exit": self.exit, "reasons": self.reasons, "sentence": self.sentence}
-        return said | plain
+        return said | asdict(self)
 
 
 class _Rules(NamedTuple):
@@ -261,7 +258,7 @@ def _by_attacks(name: str, evidence: Sequence[Evidence], rules: _Rules) -> Claim
     outside = [e for e in attacks if not (-margin <= e.deviation.low and e.deviation.high <= margin)]
     shown = [e for e in outside if e.adjusted < 1 - rules.level]
     blind = not any(e.seen.low > margin for e in attacks)
-    could_see = any(e.seen.value > margin or not isfinite(e.error) for e in attacks)
+    could_see = any(e.seen.value > margin or e.error is None for e in attacks)
     strongest = max(shown or outside or attacks, key=lambda e: abs(e.deviation.value))
     unsure = blind and (beside or not shown)
 

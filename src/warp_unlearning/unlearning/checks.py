@@ -1,11 +1,12 @@
-"""What can be wrong with a model and its examples: before the first update, and before any of them is believed.
+"""Checks before the first update: sets that a model can take, none of it both forgotten and kept, and `check_model`.
 
-`check_model` asks whether this is the model of these data: whether it knows them better than chance, as well as was
-stated, and no better when they are read or numbered in another way.
+`check_model` finds whether a model belongs to its data: it must know them better than chance, as well as stated, and
+no better under another reading of the rows or another order of the classes.
 """
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -46,10 +47,14 @@ def check_precision(model: nn.Module) -> None:
     check_network(model)
     for name, tensor in model.named_parameters():
         if tensor.dtype in (torch.float16, torch.bfloat16):
-            raise InputError(
-                f"{name} is {str(tensor.dtype).removeprefix('torch.')}, in which most updates round to nothing; give "
-                "model.float() (on the command line: --dtype float32)"
-            )
+            kind = f"{name} is {str(tensor.dtype).removeprefix('torch.')}, in which most updates round to nothing"
+            raise InputError(f"{kind}; give model.float() (on the command line: --dtype float32)")
+
+
+def as_sets(**given: object) -> dict[str, Examples]:
+    """Each set as `Examples`; `test` and `validation` may be None and are left out."""
+    left_out = {what for what in ("test", "validation") if given.get(what) is None}
+    return {what: as_examples(source, what=what) for what, source in given.items() if what not in left_out}
 
 
 def network_for(model: nn.Module, examples: Examples, *, what: str = "the model") -> nn.Module:
@@ -67,25 +72,33 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
+def finite_logits(model: nn.Module, examples: Examples, what: str, *, whose: str = "model") -> Tensor:
+    """Logits (n, classes) in float64 on the CPU; raises where one is not finite."""
+    found = checked_logits(model, examples, what)
+    broken = (~found.isfinite().all(1)).nonzero()
+    if len(broken):
+        raise InputError(
+            f"the {whose}'s output is not finite on {len(broken)} of {len(found)} {what} rows (first: "
+            f"{int(broken[0])}); its weights are damaged, or the rows are on another scale than those of its training"
+        )
+    return found
+
+
 def check_disjoint(forget: Examples, retain: Examples) -> None:
-    """An error where an input is to be both forgotten and kept, whatever its label: by content, and in parts of one
-    data set by index, since a data set that augments may never give the same content twice.
+    """Raise where an input is to be both forgotten and kept, whatever its label.
+
+    Inputs are compared by content; parts of one data set also by index, since augmentation may change the content.
     """
     if isinstance(forget, DatasetExamples) and isinstance(retain, DatasetExamples):
         (whole, some), (other, others) = _part_of(forget.dataset), _part_of(retain.dataset)
         shared = set(some) & set(others) if whole is other else ()
         if shared:
-            raise DataError(
-                f"{len(shared)} indices are in both the forget and the retain set (first: {min(shared)}); "
-                "remove them from the retain set"
-            )
+            found = f"{len(shared)} indices are in both the forget and the retain set (first: {min(shared)})"
+            raise DataError(f"{found}; remove them from the retain set")
     copies = copies_of(forget, retain)
     if len(copies):
-        row = int(copies[0])
-        raise DataError(
-            f"{len(copies)} examples of the retain set are also in the forget set (first: retain row {row}, label "
-            f"{int(retain.y[row])}); what is to be forgotten cannot be kept: remove them"
-        )
+        first = f"first: retain row {int(copies[0])}, label {int(retain.y[copies[0]])}"
+        raise DataError(f"{len(copies)} examples of the retain set are also in the forget set ({first}); remove them")
 
 
 def _part_of(dataset: object) -> tuple[object, Sequence[int]]:
@@ -101,21 +114,20 @@ def copies_of(known: Examples, others: Examples) -> Tensor:
     Compared by a 64-bit checksum of the bits of the input; two different inputs agree in it by chance once in 10¹⁹
     pairs. Examples of another kind than tensors or a data set have no checksums and no copies.
     """
-    sums = [
-        checksums(e.x) if isinstance(e, TensorExamples) else e.checksums if isinstance(e, DatasetExamples) else None
-        for e in (known, others)
-    ]
-    if sums[0] is None or sums[1] is None:
+    one, other = (
+        checksums(e.x) if isinstance(e, TensorExamples) else getattr(e, "checksums", None) for e in (known, others)
+    )
+    if one is None or other is None:
         return torch.empty(0, dtype=torch.int64)
-    return torch.isin(sums[1].cpu(), sums[0].cpu()).nonzero().flatten()
+    return torch.isin(other.cpu(), one.cpu()).nonzero().flatten()
 
 
 @dataclass(frozen=True)
 class Checked:
     """A model that fits its data: how the rows are read, and the accuracy on rows it learned from and on test rows.
 
-    `readings` has the accuracy on the known rows for each other way to read them, `movable` the share of trainable
-    parameters in tensors that the chosen defence can move. Printed, it is a line each.
+    `readings` has the accuracy on the known rows under each other reading, `movable` the share of trainable parameters
+    in tensors that the chosen defence can move. Printed, it is a line each.
     """
 
     classes: int
@@ -154,31 +166,28 @@ def check_model(
 
     `known` are raw rows that it learned from, `test` raw rows that it did not; `preprocess` makes its inputs of them.
     `readings` are other ways to do so: one under which the model is right more often is an error that names it.
-    `accuracy` is the accuracy on test rows as somebody stated it. Nothing is changed.
+    `accuracy` is the stated accuracy on test rows. The model stays as it is.
     """
     check_precision(model)
     share = isinstance(accuracy, int | float) and not isinstance(accuracy, bool) and 0 <= accuracy <= 1
     if accuracy is not None and (test is None or not share):
         raise InputError(f"accuracy is {accuracy}; give a share of test rows between 0 and 1, and the test rows")
-    if readings is not None and not isinstance(readings, Mapping):
-        raise InputError(f"readings are a {type(readings).__name__}; give a mapping of names to functions")
-    for what, function in {"preprocess": preprocess, **(readings or {})}.items():
-        if function is not None and not callable(function):
-            raise InputError(f"{what} is a {type(function).__name__}; give a function of raw rows that returns inputs")
-    given = {"known": known} | ({} if test is None else {"test": test})
-    parts = {what: _drawn(as_examples(source, what=what), what) for what, source in given.items()}
+    readings = {} if readings is None else readings
+    if not isinstance(readings, Mapping) or not all(callable(function) for function in readings.values()):
+        raise InputError(f"readings are {reprlib.repr(readings)}; give a mapping of names to functions of raw rows")
+    parts = {what: _drawn(source, what) for what, source in as_sets(known=known, test=test).items()}
     read, rows = preprocess or (lambda x: x), parts["known"]
     name = "given" if preprocess is None else str(getattr(preprocess, "__name__", preprocess))
-    network = network_for(model, _as_weights(_read(rows.select(torch.arange(min(2, len(rows)))), read, "known"), model))
-    said = {what: _logits(network, part, read, what) for what, part in parts.items()}
-    right = {what: (said[what].argmax(1) == part.y.cpu()).numpy() for what, part in parts.items()}
-    others, better = _other_readings(network, rows, right["known"], readings or {}, name)
-    better += _other_order(said["known"], rows.y)
+    network = network_for(model, _inputs(rows.select(torch.arange(min(2, len(rows)))), read, model, "known"))
+    logits = {what: _logits(network, part, read, what) for what, part in parts.items()}
+    right = {what: _right(logits[what], part) for what, part in parts.items()}
+    shares = {what: proportion(int(found.sum()), len(found)) for what, found in right.items()}
+    others, better = _other_readings(network, rows, right["known"], readings, name)
+    better += _other_order(logits["known"], rows.y)
     if better:
         # A wrong order can look like a wrong reading, and the other way round: the better explanation counts.
         raise InputError(max(better)[1])
     notes = _check_chance(int(right["known"].sum()), rows.y)
-    shares = {what: proportion(int(found.sum()), len(found)) for what, found in right.items()}
     if accuracy is not None:
         found = proportion(int(right["test"].sum()), len(right["test"]), level=STATED)
         if not found.low <= accuracy <= found.high:
@@ -188,15 +197,16 @@ def check_model(
             )
     movable = None
     if defense is not None:
-        movable, less = _movable(network, read(rows.x[:1]).to(device_of(network)), defense)
+        one = _inputs(rows.select(torch.arange(1)), read, network, "known").x.to(device_of(network))
+        movable, less = _movable(network, one, defense)
         notes += less
     return Checked(
-        classes=said["known"].shape[1],
+        classes=logits["known"].shape[1],
         reading=name,
         known=shares["known"],
         known_rows=len(rows),
         test=shares.get("test"),
-        test_rows=len(right.get("test", ())),
+        test_rows=len(parts.get("test", ())),
         readings=others,
         movable=movable,
         notes=tuple(notes),
@@ -213,45 +223,36 @@ def _drawn(examples: Examples, what: str) -> TensorExamples:
     return TensorExamples(*examples.take(torch.from_numpy(chosen)))
 
 
-def _read(rows: TensorExamples, read: Read, what: str) -> TensorExamples:
-    """The inputs that the user's function makes of raw rows."""
+def _inputs(rows: TensorExamples, read: Read, network: nn.Module, what: str) -> TensorExamples:
+    """Raw rows as inputs, floating-point ones in the precision of the weights."""
     try:
-        found: object = read(rows.x)
+        x: object = read(rows.x)
     except WarpError:
         raise
     except Exception as error:
         raise InputError(f"the preprocessing failed on the {what} set ({reason(error)}); mend it") from error
-    if not isinstance(found, Tensor) or found.dim() == 0 or len(found) != len(rows):
-        kind = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(x, Tensor) or x.dim() == 0 or len(x) != len(rows):
+        kind = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise InputError(f"the preprocessing gave {kind} for {len(rows)} rows; return a tensor with one a row")
-    return TensorExamples(found, rows.y)
-
-
-def _as_weights(inputs: TensorExamples, network: nn.Module) -> TensorExamples:
-    """Floating-point inputs in the precision of the weights."""
-    dtype = next(network.parameters()).dtype
-    return TensorExamples(inputs.x.to(dtype), inputs.y) if inputs.x.is_floating_point() else inputs
+    return TensorExamples(x.to(next(network.parameters()).dtype) if x.is_floating_point() else x, rows.y)
 
 
 def _logits(network: nn.Module, rows: TensorExamples, read: Read, what: str) -> Tensor:
-    parts, place = [], device_of(network)
+    parts = []
     # Inputs take four times the room of bytes, so they are made batch by batch.
     for index in in_order(len(rows), BATCH):
-        inputs = _as_weights(_read(rows.select(index), read, what), network).to(place)
+        inputs = _inputs(rows.select(index), read, network, what).to(device_of(network))
         check_examples(network, {what: inputs})
-        parts.append(checked_logits(network, inputs, what))
-    found = torch.cat(parts)
-    broken = (~found.isfinite().all(1)).nonzero()
-    if len(broken):
-        raise InputError(
-            f"the model's output is not finite on {len(broken)} of {len(found)} {what} rows (first: {int(broken[0])}); "
-            "its weights are damaged, or the rows are read on another scale than it was trained on"
-        )
-    return found
+        parts.append(finite_logits(network, inputs, what))
+    return torch.cat(parts)
+
+
+def _right(logits: Tensor, rows: TensorExamples) -> Right:
+    return cast(Right, (logits.argmax(1) == rows.y.cpu()).numpy())
 
 
 def _check_chance(right: int, y: Tensor) -> list[str]:
-    """Refuse what is no better than always the commonest class; notes on what cannot be told."""
+    """Refuse what is no better than always the commonest class; note what so few rows leave open."""
     from scipy.stats import binom
 
     n, counts = len(y), torch.bincount(y)
@@ -261,9 +262,8 @@ def _check_chance(right: int, y: Tensor) -> list[str]:
         return [f"{n} rows cannot tell whether this is their model; give at least {FEW}"]
     if binom.sf(right - 1, n, float(counts.max()) / n) > CHANCE:
         raise InputError(
-            f"the model is right on {right} of {n} rows that it is said to have learned from, and always the commonest "
-            f"class would be on {int(counts.max())}: this is not a model of these data, or reads them "
-            "or their classes in another way"
+            f"the model is right on {right} of {n} rows that it is said to have learned from, the commonest class on "
+            f"{int(counts.max())}: this is not a model of these data, or reads them or their classes in another way"
         )
     return []
 
@@ -276,42 +276,37 @@ def _other_readings(
     network: nn.Module, known: TensorExamples, right: Right, readings: Mapping[str, Read], name: str
 ) -> tuple[dict[str, float], list[tuple[float, str]]]:
     """The accuracy for each reading; of those better by exact McNemar, the accuracy and a refusal's sentence."""
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     better: list[tuple[float, str]] = []
     for other, read in readings.items():
         try:
-            now = (_logits(network, known, read, other).argmax(1) == known.y.cpu()).numpy()
+            now = _right(_logits(network, known, read, other), known)
         except WarpError:
             continue  # The network does not take rows of that shape.
-        found[other] = float(now.mean())
+        share = shares[other] = float(now.mean())
         # A model of other data is right on a few more rows by one reading than by another, too.
-        plausible = found[other] >= 0.5 or right.mean() >= found[other] / 2
-        beyond = _mcnemar(now, right) < CHANCE / len(readings) and found[other] - right.mean() >= BETTER_READING
+        plausible = share >= 0.5 or right.mean() >= share / 2
+        beyond = _mcnemar(now, right) < CHANCE / len(readings) and share - right.mean() >= BETTER_READING
         if plausible and beyond:
-            sentence = (
-                f"read as {name} the model is right on {right.mean():.3f} of {len(right):,} rows it learned from; read "
-                f"as {other} on {found[other]:.3f}. Say {_setting(read, other)}, or --as-given"
-            )
-            better.append((found[other], sentence))
-    return found, better
+            sentence = f"read as {name} the model is right on {right.mean():.3f} of {len(right):,} rows it learned from"
+            sentence += f"; read as {other} on {share:.3f}. Say {_setting(read, other)}, or --as-given"
+            better.append((share, sentence))
+    return shares, better
 
 
 def _setting(read: Read, name: str) -> str:
     if getattr(read, "function", None) is not None or not hasattr(read, "scale"):
         return f"--preprocess FILE.py:NAME, a function that reads them so ({name})"
-    options = [f"--scale {read.scale:g}"]
-    for key in ("mean", "std"):
-        values = np.atleast_1d(getattr(read, key, ())).tolist()
-        if values:
-            options.append(f"--{key} {','.join(f'{v:g}' for v in values)}")
-    return " ".join(options) + ("" if len(options) > 1 else " without --mean and --std")
+    moments = {key: np.atleast_1d(getattr(read, key, ())).tolist() for key in ("mean", "std")}
+    options = [f"--{key} {','.join(f'{v:g}' for v in values)}" for key, values in moments.items() if values]
+    return " ".join([f"--scale {read.scale:g}", *(options or ["without --mean and --std"])])
 
 
-def _other_order(answers: Tensor, y: Tensor) -> list[tuple[float, str]]:
+def _other_order(logits: Tensor, y: Tensor) -> list[tuple[float, str]]:
     """The same of a better order of the classes, matched on one half of the rows and tested on the other."""
     from scipy.optimize import linear_sum_assignment
 
-    truth, said, classes = y.cpu().numpy(), answers.argmax(1).numpy(), answers.shape[1]
+    truth, said, classes = y.cpu().numpy(), logits.argmax(1).numpy(), logits.shape[1]
     half = np.arange(len(truth)) % 2 == 0
     table = np.zeros((classes, classes))
     np.add.at(table, (said[half], truth[half]), 1)
@@ -325,8 +320,7 @@ def _other_order(answers: Tensor, y: Tensor) -> list[tuple[float, str]]:
     sentence = (
         f"the model is right on {before.mean():.3f} of {len(now)} rows, and on {now.mean():.3f} if its outputs are of "
         f"other classes (output {', '.join(pairs[:5])}{', ...' if len(pairs) > 5 else ''}): the classes are in another "
-        "order than in its training. Number the labels as the outputs are; for a folder of images, say --classes with "
-        "the names in that order"
+        "order than in its training. Number labels as the outputs are, or name the classes in that order (--classes)"
     )
     return [(float(now.mean()), sentence)]
 
@@ -337,22 +331,21 @@ def _movable(network: nn.Module, x: Tensor, defense: str | Defense) -> tuple[flo
         raise InputError(f"the defence is a {type(defense).__name__} without a symmetry; nothing tells what it moves")
     try:
         with norm_mode(network, "eval"):
-            reached = _reached(symmetry, network, x)
+            moved = _moved(symmetry, network, x)
     except WarpError as error:
         return 0.0, [f"the defence moves nothing here: {error}"]
-    sizes = [(p.numel(), name in reached) for name, p in network.named_parameters() if p.requires_grad]
-    share = sum(n for n, moves in sizes if moves) / max(1, sum(n for n, _ in sizes))
+    sizes = {name: p.numel() for name, p in network.named_parameters() if p.requires_grad}
+    share = sum(n for name, n in sizes.items() if name in moved) / max(1, sum(sizes.values()))
     return share, [f"the defence leaves {1 - share:.0%} of the parameters where they are"] if share < 0.5 else []
 
 
-def _reached(symmetry: Symmetry, network: nn.Module, x: Tensor) -> set[str | None]:
+def _moved(symmetry: Symmetry, network: nn.Module, x: Tensor) -> set[str | None]:
     """Names of the tensors that a symmetry can move: for a null space all weights with inputs of their own, though the
     inputs of some may leave it no room; else those that a random move changes.
     """
     if isinstance(symmetry, Compose):
-        return set().union(*(_reached(each, network, x) for each in symmetry.symmetries))
+        return set().union(*(_moved(each, network, x) for each in symmetry.symmetries))
     if isinstance(symmetry, NullSpace):
         return {name for weight in movable_weights(network, x)[0] for name in (weight.name, weight.bias)}
     move = symmetry.move(network, generator=Streams(0, "check").generator("defence"), probe=Probe([x]))
-    state = network.state_dict()
-    return {name for name, value in state.items() if not torch.equal(move.point(name, value), value)}
+    return {n for n, value in network.state_dict().items() if not torch.equal(move.point(n, value), value)}

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..data.examples import Examples, TensorExamples, as_examples
+from ..data.examples import Examples, TensorExamples
 from ..data.files import to_json
 from ..defense.base import Defense
 from ..defense.certificate import Certificate, shortfalls
@@ -33,7 +33,7 @@ from ..module_tree import modes_of, restore_modes
 from ..randomness import LayerDraws, Streams, whole
 from ..stats.verdict import Verdict
 from ..training.update import Update
-from .checks import check_disjoint, check_examples, check_precision, device_of, network_for
+from .checks import as_sets, check_disjoint, check_examples, check_precision, device_of, network_for
 from .guard import Collapse, Guard, generators_kept, rows_to_watch
 from .judge import check_drawn, html_table, judge_models
 from .record import Deletion, DeletionRecord, describe, describe_defense, examples_digest, now, versions
@@ -43,7 +43,12 @@ Untrained = nn.Module | Callable[[], nn.Module] | None
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Unlearned:
-    """The new model, the record, the verdict, a row of losses an update, what each teleport did, and the time."""
+    """The new model, the record, the verdict, a row of losses an update, what each teleport did, and the time.
+
+    `before` and `after` are the shares of right answers of the original and the new model on "forgotten" rows, "unseen"
+    test rows of their classes, all "test" rows, and those of the classes "kept", where some are gone; None where there
+    are no such rows.
+    """
 
     model: nn.Module
     record: DeletionRecord
@@ -51,6 +56,8 @@ class Unlearned:
     history: list[dict[str, float]]
     teleports: list[Certificate]
     seconds: float
+    before: Mapping[str, float | None]
+    after: Mapping[str, float | None]
 
     def rows(self) -> list[dict[str, float]]:
         """A plain row of losses for each update, as a `pandas.DataFrame` takes them."""
@@ -89,6 +96,7 @@ def unlearn(
     seed: int = 0,
     defense_seed: int | None = None,
     device: torch.device | str | None = None,
+    stored: torch.dtype | None = None,
     on_update: Callable[[Update], None] | None = None,
     progress: bool = False,
 ) -> Unlearned:
@@ -102,7 +110,8 @@ def unlearn(
     rows to forget were drawn at random within their classes, and as a text who says so. `untrained` is a new network of
     the same architecture, or what builds one, for methods that start from one where its layers cannot be reset. The
     same `seed` gives the same weights on the same machine. A defence draws from the operating system's entropy;
-    `defense_seed` fixes it for experiments, and the record then says so. `progress` shows how far it is on stderr.
+    `defense_seed` fixes it for experiments, and the record then says so. `stored` is the type in which the weights will
+    be kept, to which they are rounded before they are judged. `progress` shows how far it is on stderr.
 
     >>> from torch.nn import Linear
     >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
@@ -116,57 +125,52 @@ def unlearn(
     check_drawn(drawn)
     if on_update is not None and not callable(on_update):
         raise InputError(f"on_update is a {type(on_update).__name__}; give a function that takes an update")
+    if stored is not None and not (isinstance(stored, torch.dtype) and stored.is_floating_point):
+        raise InputError(f"stored is {stored!r}; give a floating-point type, such as torch.bfloat16")
     place = device_of(model) if device is None else choose_device(str(device))
-    forget = as_examples(forget, what="forget")
-    working = network_for(working_copy(model, place), forget)
-    task = make_task(working, forget=forget, retain=retain, validation=validation, untrained=untrained, seed=seed)
+    given = as_sets(forget=forget, retain=retain, validation=validation, test=test)
+    sets = {what: examples.to(place) for what, examples in given.items()}
+    working = network_for(working_copy(model, place), sets["forget"])
+    task = make_task(working, **sets, untrained=untrained, seed=seed)
     _check_training(working, task.retain, chosen)
-    unseen = None if test is None else as_examples(test, what="test").to(place)
-    if unseen is not None:
-        check_examples(working, {"test": unseen})
-    ours = isinstance(chosen, Retrain | RetrainBy) and not frozen_state(working)
-    if ours and untrained is None and (kept := kept_buffers(working)):
-        ours = False
-        warnings.warn(
-            f"retraining keeps the buffer {kept[0]}, which nothing resets and which may hold what was learned: give "
-            "`untrained`, or the result is judged like that of any other method",
-            WarpWarning,
-            stacklevel=2,
-        )
-    modes = modes_of(working)
-    began = perf_counter()
+    ours = _trained_anew(working, chosen, untrained)
+    modes, began = modes_of(working), perf_counter()
     steps = drive(
         working,
         task,
         chosen,
         defense=guarding,
         secret=Streams.secret(defense_seed),
-        on_update=_progress(chosen.name, on_update) if progress else on_update,
-        watch=rows_to_watch(task, task.validation or unseen),
+        on_update=on_update,
+        watch=rows_to_watch(task, sets.get("validation", sets.get("test"))),
     )
-    driven = _to_the_end(steps)
+    driven = _to_the_end(steps, show=chosen.name if progress else "")
     seconds = perf_counter() - began
     restore_modes(modes)
+    state = working.state_dict()
+    if stored is not None:
+        for tensor in (t for t in state.values() if t.is_floating_point()):
+            tensor.copy_(tensor.to(stored))
     by = chosen.spec if isinstance(chosen, RetrainBy) else None
-    word = by or (drawn if isinstance(drawn, str) else None)
-    if word is None and untrained is not None and isinstance(chosen, Retrain):
-        word = "the untrained network that was given"
+    word: str | None = drawn if isinstance(drawn, str) else None
+    if ours:
+        word = "the untrained network that was given" if by is None and untrained is not None else by
     try:
-        verdict = judge_models(
+        verdict, before, after = judge_models(
             task.original,
             working,
             forget=task.forget,
             retain=task.retain,
-            test=unseen,
+            test=sets.get("test"),
             drawn=bool(drawn),
             ours=ours,
             word=word,
             seed=seed,
         )
     except WarpError as error:
-        state = {n: t.detach().clone() for n, t in working.state_dict().items()}
+        state = {name: tensor.detach().clone() for name, tensor in state.items()}
         raise DivergedError(f"the result cannot be judged: {error}", state=state, update=len(driven.history)) from error
-    told = [] if guarding is None else shortfalls(driven.teleports)
+    notes = [] if guarding is None else shortfalls(driven.teleports)
     deletion = Deletion(
         requested=len(task.forget),
         retained=len(task.retain),
@@ -181,39 +185,36 @@ def unlearn(
         seconds=seconds,
         date=now(),
         versions=versions(),
-        verdicts={"defense": told} if told else {},
+        verdicts={"defense": notes} if notes else {},
         request={"how": "examples", "rows": len(task.forget), "copies": 0, "drawn": bool(drawn)},
         threads=torch.get_num_threads(),
         device=str(place),
         verdict=to_json(verdict.as_json()),
         recipe="ours" if isinstance(chosen, Retrain) else by,
     )
+    warning = f"the unlearning by {chosen.name} {verdict.sentence}" if verdict.exit == 1 else ""
     if deletion.original == deletion.unlearned:
+        may = "a method that chooses a checkpoint (scrub with rewind, pgu with stop) may have chosen the start"
+        warning = f"{chosen.name} left the model bit-identical, so nothing was forgotten: {may}"
+    if warning:
+        warnings.warn(warning, WarpWarning, stacklevel=2)
+    changed, record = working if isinstance(model, Logits) else unwrap(working), DeletionRecord((deletion,))
+    return Unlearned(changed, record, verdict, driven.history, driven.teleports, seconds, before, after)
+
+
+def _trained_anew(model: nn.Module, method: Method, untrained: Untrained) -> bool:
+    """Whether the method trains all weights from a fresh start, so that nothing of the forgotten rows can be left."""
+    if not isinstance(method, Retrain | RetrainBy) or frozen_state(model):
+        return False
+    kept = kept_buffers(model) if untrained is None else []
+    if kept:
         warnings.warn(
-            f"{chosen.name} left the model bit-identical: nothing was forgotten. A method that chooses a checkpoint "
-            "(scrub with rewind, pgu with stop) may have chosen the start",
+            f"retraining keeps the buffer {kept[0]}, which may hold what was learned, so the result is judged like any "
+            "other method's; give `untrained`",
             WarpWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    elif verdict.exit == 1:
-        warnings.warn(f"the unlearning by {chosen.name} {verdict.sentence}", WarpWarning, stacklevel=2)
-    changed = working if isinstance(model, Logits) else unwrap(working)
-    return Unlearned(changed, DeletionRecord((deletion,)), verdict, driven.history, driven.teleports, seconds)
-
-
-def _progress(name: str, on_update: Callable[[Update], None] | None) -> Callable[[Update], None]:
-    began, shown = perf_counter(), -1
-
-    def show(update: Update) -> None:
-        nonlocal shown
-        tenth = 10 * update.step // update.of
-        if tenth > shown:
-            shown = tenth
-            sys.stderr.write(f"{name}: update {update.step} of {update.of}, {perf_counter() - began:.1f} s\n")
-        if on_update is not None:
-            on_update(update)
-
-    return show
+    return not kept
 
 
 def working_copy(model: nn.Module, device: torch.device) -> nn.Module:
@@ -224,18 +225,14 @@ def working_copy(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def make_task(
-    model: nn.Module,
-    *,
-    forget: object,
-    retain: object,
-    validation: object | None,
-    untrained: Untrained = None,
-    seed: int,
+    model: nn.Module, *, forget: object, retain: object, untrained: Untrained = None, seed: int, **others: object
 ) -> Task:
-    """The checked task, on the device of `model`, with a frozen copy of it as `original`."""
+    """The checked task, on the device of `model`, with a frozen copy of it as `original`.
+
+    Of `others`, `validation` belongs to the task; a `test` set is only checked.
+    """
     device = device_of(model)
-    given = {"forget": forget, "retain": retain} | ({} if validation is None else {"validation": validation})
-    sets: dict[str, Examples] = {what: as_examples(x, what=what).to(device) for what, x in given.items()}
+    sets = {what: e.to(device) for what, e in as_sets(forget=forget, retain=retain, **others).items()}
     classes = check_examples(model, sets)
     check_disjoint(sets["forget"], sets["retain"])
     original = working_copy(model, device).requires_grad_(False).eval()
@@ -243,9 +240,8 @@ def make_task(
     return Task(sets["forget"], sets["retain"], sets.get("validation"), original, classes, streams, untrained=untrained)
 
 
-@dataclass(frozen=True, eq=False)
-class Driven:
-    """What is left of a method that has been driven to its end, beside the model."""
+class Driven(NamedTuple):
+    """A row of losses an update, and what each teleport did."""
 
     history: list[dict[str, float]]
     teleports: list[Certificate]
@@ -262,10 +258,10 @@ def drive(
     interval: int = 10,
     watch: TensorExamples | None = None,
 ) -> Generator[Update, None, Driven]:
-    """Update `model` in place, a step at a time, as `unlearn` does; so that many can be driven side by side.
+    """Update `model` in place, a step at a time, as `unlearn` does, so that many models can be driven side by side.
 
-    Nothing is checked beforehand. `on_update` is told of an update before the defence acts, and the update is yielded
-    after that. Losses are read once in `interval` updates. The accuracy on `watch` may not collapse.
+    Nothing is checked beforehand. `on_update` sees an update before the defence acts, the caller after that. Losses are
+    read once in `interval` updates. A collapse of the accuracy on `watch` stops the run.
     """
     collapse = None if watch is None else Collapse(model, watch)
     session = None if defense is None else defense.start(model, task, streams=secret)
@@ -273,8 +269,7 @@ def drive(
     guard = Guard(model, interval=interval)
     quiet = task.repeater is not None and task.repeater.capture and draws_nothing(model)
     draws = LayerDraws(task.streams.number("layers"), device=device_of(model), none=quiet)
-    updates = method.updates(model, task)
-    move = None
+    updates, move = method.updates(model, task), None
     try:
         while True:
             try:
@@ -306,19 +301,13 @@ def drive(
     return Driven(guard.history, [] if session is None else list(session.certificates))
 
 
-def expected_seconds(
-    model: nn.Module,
-    *,
-    forget: object,
-    retain: object,
-    validation: object | None,
-    method: Method,
-    untrained: Untrained = None,
-    seed: int = 0,
-) -> float:
-    """About how long the updates of a method take, from the first five on a copy; teleports come on top."""
+def expected_seconds(model: nn.Module, *, method: Method, **given: Any) -> float:
+    """About how long the updates of a method take, from the first five on a copy; teleports come on top.
+
+    `given` are the sets and the untrained network, as `make_task` takes them.
+    """
     working = working_copy(model, device_of(model))
-    task = make_task(working, forget=forget, retain=retain, validation=validation, untrained=untrained, seed=seed)
+    task = make_task(working, **{"seed": 0, **given})
     times, of = [perf_counter()], 0
     for update in islice(drive(working, task, method, secret=Streams.secret()), 5):
         of = update.of
@@ -339,24 +328,27 @@ def updated(
     seed: int = 0,
     defense_seed: int | None = None,
 ) -> nn.Module:
-    """The model that `unlearn` makes, in eval mode, neither stopped where it collapses nor judged: for studies, which
-    measure many models together.
-    """
+    """The model that `unlearn` makes, in eval mode, neither stopped where it collapses nor judged: for studies."""
     working = working_copy(model, device_of(model))
     task = make_task(working, forget=forget, retain=retain, validation=validation, seed=seed)
     _to_the_end(drive(working, task, method, defense=defense, secret=Streams.secret(defense_seed)))
     return working.eval()
 
 
-def _to_the_end(steps: Generator[Update, None, Driven]) -> Driven:
+def _to_the_end(steps: Generator[Update, None, Driven], *, show: str = "") -> Driven:
+    """Drive to the end; with `show`, a name, write each tenth of the way to stderr."""
+    began, shown = perf_counter(), -1
     while True:
         try:
-            next(steps)
+            update = next(steps)
         except StopIteration as end:
             found: Driven = end.value
             return found
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise failed(error, "updated") from error
+        if show and 10 * update.step // update.of > shown:
+            shown = 10 * update.step // update.of
+            sys.stderr.write(f"{show}: update {update.step} of {update.of}, {perf_counter() - began:.1f} s\n")
 
 
 def _check_training(model: nn.Module, examples: Examples, method: Method) -> None:
@@ -373,7 +365,7 @@ def _check_training(model: nn.Module, examples: Examples, method: Method) -> Non
     except Exception as error:
         raise failed(error, f"given a batch of {len(batch.y)} to learn from") from error
     if not bool(loss.isfinite()):
+        n = len(batch.y)
         raise InputError(
-            f"the model's loss on the first {len(batch.y)} retained examples is {float(loss)}; its weights are damaged "
-            "or its outputs are not finite for a whole batch"
+            f"the model's loss on the first {n} retained examples is {float(loss)}; its weights are damaged"
         )

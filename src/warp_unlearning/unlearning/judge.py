@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,21 +19,22 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..data.examples import Examples, as_examples
+from ..data.examples import Examples
 from ..data.files import to_json
 from ..errors import InputError
 from ..randomness import Streams, whole
 from ..stats.evidence import Outputs, judge_outputs
 from ..stats.intervals import Estimate, mean, proportion
 from ..stats.verdict import Verdict
-from ..training.scoring import checked_logits, logit_confidence
-from .checks import check_examples, copies_of, device_of, network_for
+from ..training.scoring import logit_confidence
+from .checks import as_sets, check_examples, copies_of, device_of, finite_logits, network_for
 from .guard import generators_kept
 
 SCHEMA_VERSION = 2
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 Retrained = nn.Module | Sequence[nn.Module] | None
 Parts = Mapping[str, Tensor]  # logits or labels of each set
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -108,32 +109,25 @@ def compare(
     its classes (as a text, who says so), `ours` that this software trained the unlearned model from fresh weights
     without it.
     """
-    given = {"forget": forget, "retain": retain} | ({} if test is None else {"test": test})
-    seed = whole(seed)
+    sets, seed = as_sets(forget=forget, retain=retain, test=test), whole(seed)
     check_drawn(drawn)
-    sets = {what: as_examples(source, what=what) for what, source in given.items()}
     models = _named(original, unlearned, retrained, sets["forget"])
-    classes = {n: check_examples(m, {w: e.to(device_of(m)) for w, e in sets.items()}) for n, m in models.items()}
-    if len(set(classes.values())) > 1:
-        found = ", ".join(f"{name} {count}" for name, count in classes.items())
-        raise InputError(f"the models have different numbers of classes ({found}); give models of one task")
-    outputs = {
-        name: {what: _logits(m, name, part, what, classes[name]) for what, part in sets.items()}
-        for name, m in models.items()
-    }
+    for model in models.values():
+        check_examples(model, {what: examples.to(device_of(model)) for what, examples in sets.items()})
+    logits = _logits(models, sets)
+    word = drawn if isinstance(drawn, str) else None
+    verdict = _judge(logits, sets, drawn=bool(drawn), ours=ours, word=word, seed=seed).verdict
     labels = {what: examples.y.cpu() for what, examples in sets.items()}
-    scores = {name: _scores(outputs[name], labels) for name in models}
+    scores = {name: _scores(parts, labels) for name, parts in logits.items()}
     gaps = {
         name: Gap(
-            *_distances(outputs[name]["forget"], outputs[reference]["forget"], labels["forget"]),
+            *_distances(parts["forget"], logits[reference]["forget"], labels["forget"]),
             {what: e.value - scores[reference].accuracy[what].value for what, e in scores[name].accuracy.items()},
         )
         for reference in list(models)[2:3]
-        for name in models
+        for name, parts in logits.items()
         if name != reference
     }
-    word = drawn if isinstance(drawn, str) else None
-    verdict = _judged(outputs, sets, drawn=bool(drawn), ours=ours, word=word, seed=seed)
     return ModelComparison(scores, gaps, {what: len(examples) for what, examples in sets.items()}, verdict)
 
 
@@ -143,6 +137,14 @@ def check_drawn(drawn: object) -> None:
         raise InputError(f"drawn is {drawn!r}; give True or False, or who says that the rows were drawn at random")
 
 
+class Judged(NamedTuple):
+    """The verdict, and the shares of right answers of both models, as `Unlearned` has them."""
+
+    verdict: Verdict
+    before: dict[str, float | None]
+    after: dict[str, float | None]
+
+
 def judge_models(
     original: nn.Module,
     unlearned: nn.Module,
@@ -150,57 +152,67 @@ def judge_models(
     forget: Examples,
     test: Examples | None = None,
     retain: Examples | None = None,
-    retrained: Retrained = (),
     drawn: bool = False,
     ours: bool = False,
     word: str | None = None,
     seed: int = 0,
-) -> Verdict:
+) -> Judged:
     """Whether the unlearned model changed, still works, and does not give the forgotten rows away.
 
     Test rows that are also forgotten or retained are left out; those of classes that `retain` no longer has do not
     count for the accuracy. `word` says who states what the rows are compared with.
     """
-    models = _named(original, unlearned, retrained, forget)
-    asked = {"forget": forget} | ({} if test is None else {"test": test})
-    outputs = {name: {what: _logits(m, name, part, what) for what, part in asked.items()} for name, m in models.items()}
-    sets = asked | ({} if retain is None else {"retain": retain})
-    return _judged(outputs, sets, drawn=drawn, ours=ours, word=word, seed=seed)
+    sets = {"forget": forget} | ({} if test is None else {"test": test})
+    logits = _logits(_named(original, unlearned, (), forget), sets)
+    sets |= {} if retain is None else {"retain": retain}
+    return _judge(logits, sets, drawn=drawn, ours=ours, word=word, seed=seed)
 
 
-def _judged(outputs: Mapping[str, Parts], sets: Mapping[str, Examples], *, seed: int, **how: Any) -> Verdict:
-    y, test, retain = sets["forget"].y.cpu(), sets.get("test"), sets.get("retain")
-    found, forgotten, gone, left_out = {name: parts["forget"] for name, parts in outputs.items()}, len(y), [], 0
+def _judge(logits: Mapping[str, Parts], sets: Mapping[str, Examples], *, seed: int, **how: Any) -> Judged:
+    forget, test, retain = sets["forget"].y.cpu(), sets.get("test"), sets.get("retain")
+    y, found, copies, gone = forget, {name: parts["forget"] for name, parts in logits.items()}, 0, list[int]()
     if test is not None:
         unseen = torch.ones(len(test), dtype=torch.bool)
         for what in sets.keys() - {"test"}:
             unseen[copies_of(sets[what], test)] = False
-        left_out = int((~unseen).sum())
+        copies = int((~unseen).sum())
         gone = [] if retain is None else sorted(set(test.y.tolist()) - set(retain.y.tolist()))
         y = torch.cat([y, test.y.cpu()[unseen]])
-        found = {name: torch.cat([found[name], parts["test"][unseen]]) for name, parts in outputs.items()}
+        found = {name: torch.cat([found[name], parts["test"][unseen]]) for name, parts in logits.items()}
+    labels, forgot = y.numpy(), np.arange(len(y)) < len(forget)
     models = {
-        name: Outputs(
-            logit_confidence(logits_.numpy(), y.numpy()),
-            (logits_.argmax(1) == y).numpy(),
-            F.softmax(logits_, dim=1).numpy(),
-        )
-        for name, logits_ in found.items()
+        name: Outputs(logit_confidence(z.numpy(), labels), (z.argmax(1) == y).numpy(), F.softmax(z, dim=1).numpy())
+        for name, z in found.items()
     }
+    before, after = (_shares(models[name].correct, labels, forgot, gone) for name in ("original", "unlearned"))
     verdict = judge_outputs(
         models.pop("original"),
         models.pop("unlearned"),
-        forgot=np.arange(len(y)) < forgotten,
-        classes=y.numpy(),
+        forgot=forgot,
+        classes=labels,
         generator=np.random.default_rng(Streams(seed, "judge").number("permutations")),
         references=models,
         gone=gone,
         **how,
     )
-    if not left_out:
-        return verdict
-    rows = f"{left_out:,} test row{'s are' if left_out > 1 else ' is'} also forgotten or retained, and left out"
-    return replace(verdict, assumes=(*verdict.assumes, rows))
+    if copies:
+        rows = f"{copies:,} test row{'s are' if copies > 1 else ' is'} also forgotten or retained, and left out"
+        verdict = replace(verdict, assumes=(*verdict.assumes, rows))
+    return Judged(verdict, before, after)
+
+
+def _shares(right: Mask, labels: NDArray[np.int64], forgot: Mask, gone: Sequence[int]) -> dict[str, float | None]:
+    test, here = ~forgot, np.unique(labels[forgot])
+    here = here[np.isin(here, labels[test])]
+    by_class = [right[test & (labels == c)].mean() for c in here]
+    weights = [(labels[forgot] == c).sum() for c in here]
+    kept = test & ~np.isin(labels, gone)
+    return {
+        "forgotten": float(right[forgot].mean()),
+        "unseen": float(np.average(by_class, weights=weights)) if by_class else None,
+        "test": float(right[test].mean()) if test.any() else None,
+        "kept": float(right[kept].mean()) if 0 < kept.sum() < test.sum() else None,
+    }
 
 
 def output_distance(output: Tensor, reference: Tensor) -> Tensor:
@@ -225,31 +237,30 @@ def _named(original: nn.Module, unlearned: nn.Module, retrained: Retrained, forg
     return {name: network_for(model, forget, what=f"the {name} model") for name, model in given.items()}
 
 
-def _logits(model: nn.Module, name: str, examples: Examples, what: str, classes: int | None = None) -> Tensor:
-    part = examples.to(device_of(model))
-    # A data set that augments gives every model the same inputs.
-    with generators_kept(part.y.device, start=0):
-        found = checked_logits(model, part, what, classes=classes)
-    broken = (~found.isfinite().all(1)).nonzero()
-    if len(broken):
-        row = int(broken[0])
-        raise InputError(f"the {name} model's output in row {row} is not finite; its weights are damaged")
-    return found
+def _logits(models: Mapping[str, nn.Module], sets: Mapping[str, Examples]) -> dict[str, Parts]:
+    found: dict[str, dict[str, Tensor]] = {name: {} for name in models}
+    for name, model in models.items():
+        for what, examples in sets.items():
+            part = examples.to(device_of(model))
+            # A data set that augments gives every model the same inputs.
+            with generators_kept(part.y.device, start=0):
+                found[name][what] = finite_logits(model, part, what, whose=f"{name} model")
+    return dict(found)
 
 
-def _scores(outputs: Parts, labels: Parts) -> ModelScores:
-    accuracy = {w: proportion(int((o.argmax(1) == labels[w]).sum()), len(o)) for w, o in outputs.items()}
-    losses = _losses(outputs["forget"], labels["forget"])
+def _scores(logits: Parts, labels: Parts) -> ModelScores:
+    accuracy = {w: proportion(int((z.argmax(1) == labels[w]).sum()), len(z)) for w, z in logits.items()}
+    losses = _losses(logits["forget"], labels["forget"])
     quantiles = {f"{q:g}": float(v) for q, v in zip(QUANTILES, np.quantile(losses, QUANTILES), strict=True)}
     return ModelScores(accuracy, mean(losses), quantiles)
 
 
-def _distances(output: Tensor, reference: Tensor, y: Tensor) -> tuple[Estimate, float]:
+def _distances(logits: Tensor, reference: Tensor, y: Tensor) -> tuple[Estimate, float]:
     from scipy.stats import ks_2samp  # takes a second to import
 
-    outputs = mean(output_distance(output, reference).numpy())
-    return outputs, float(ks_2samp(_losses(output, y), _losses(reference, y)).statistic)
+    outputs = mean(output_distance(logits, reference).numpy())
+    return outputs, float(ks_2samp(_losses(logits, y), _losses(reference, y)).statistic)
 
 
-def _losses(output: Tensor, y: Tensor) -> NDArray[np.float64]:
-    return cast("NDArray[np.float64]", F.cross_entropy(output, y, reduction="none").numpy())
+def _losses(logits: Tensor, y: Tensor) -> NDArray[np.float64]:
+    return cast("NDArray[np.float64]", F.cross_entropy(logits, y, reduction="none").numpy())

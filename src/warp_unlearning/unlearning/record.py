@@ -1,6 +1,6 @@
-"""The deletion record: what was asked to be forgotten, from which model, how, when, and what came of it.
+"""The deletion record: each request to forget, the model it started from, how it was carried out, and the verdict.
 
-Data are named by digests only; the record holds no example and no name that a person gave a row. Of a defence it holds
+Data appear as digests only: the record holds no example and no name that a person gave a row. Of a defence it holds
 the name and the settings, never its random draws.
 """
 
@@ -24,19 +24,20 @@ from ..symmetry.symmetry import settings_of
 from ..version import __version__
 
 SCHEMA_VERSION = 2
-# What may be said of a request: the way of asking, numbers, and digests in hexadecimal. Nothing that names a person.
 WAYS = ("examples", "numbers", "mask", "names", "ids", "class", "fraction")
+# Ways, numbers and hexadecimal digests: nothing that could name a person.
 _REQUEST: dict[str, Any] = {"how": str, "rows": int, "copies": int, "drawn": bool, "digests": (list, tuple)}
+_KINDS: dict[str, Any] = {"str": str, "int": int, "bool": bool, "Mapping[str, Any]": Mapping}  # by annotation
 
 
 @dataclass(frozen=True)
 class Deletion:
     """One request to forget and how it was carried out.
 
-    `request` says how it was asked: "how" (one of examples, numbers, mask, names, ids, class, fraction), the numbers of
-    "rows" and of "copies" left out with them, whether the rows were "drawn" at random, and "digests" of their contents.
-    `preprocessing` is how raw inputs become the network's, `network_file` the SHA-256 of a file that builds it,
-    `recipe` whose training made a retrained model. Version 0.1 knew none of these.
+    `request` has "how" the rows were given (one of `WAYS`), the number of "rows" and of "copies" left out with them,
+    whether they were "drawn" at random, and "digests" of their contents. `preprocessing` turns raw inputs into the
+    network's, `network_file` is the SHA-256 of a file that builds it, `recipe` names whose training made a retrained
+    model. Version 0.1 knew none of these.
     """
 
     requested: int
@@ -67,7 +68,7 @@ class Deletion:
                 raise DataError(f"a request with {key} = {value!r} cannot be recorded; it may have {list(_REQUEST)}")
         how, digests = self.request.get("how", WAYS[0]), self.request.get("digests", ())
         if how not in WAYS or not all(isinstance(d, str) and set(d) <= set("0123456789abcdef") for d in digests):
-            raise DataError(f"a request asked by {how!r} cannot be recorded; give one of {WAYS}, and digests as hex")
+            raise DataError(f"a request by {how!r} cannot be recorded; give one of {WAYS}, and digests as hex")
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,17 @@ class DeletionRecord:
 
     def audited(self, unlearned: str, verdict: Mapping[str, Any]) -> DeletionRecord:
         """The record with the verdict of one more audit of the last result, whose digest is `unlearned`."""
-        last = self.deletions[-1] if self.deletions else None
-        if last is None or last.unlearned != unlearned:
-            ends = last.unlearned[:12] if last else "nothing"
+        ends = self.deletions[-1].unlearned if self.deletions else "nothing"
+        if ends != unlearned:
             raise DataError(
-                f"the audited model is {unlearned[:12]}, but the record ends with {ends}; audit the last result"
+                f"the audited model is {unlearned[:12]}, but the record ends with {ends[:12]}; audit the last result"
             )
+        last = self.deletions[-1]
         audits = [*last.verdicts.get("audits", []), dict(verdict)]
         return DeletionRecord((*self.deletions[:-1], replace(last, verdicts={**last.verdicts, "audits": audits})))
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data, with the version of its form."""
+        """Plain data with its schema version."""
         return {"schema_version": SCHEMA_VERSION, "deletions": [to_json(asdict(d)) for d in self.deletions]}
 
     @classmethod
@@ -118,22 +119,22 @@ class DeletionRecord:
 
 
 def _deletion(row: object, *, version: int) -> Deletion:
-    names = [f.name for f in fields(Deletion)]
+    kinds = {f.name: _KINDS.get(str(f.type), object) for f in fields(Deletion)}
+    names = list(kinds)
     names = names[: names.index("request")] if version == 1 else names
     if not isinstance(row, Mapping) or set(row) != set(names):
         odd = sorted(set(row) ^ set(names)) if isinstance(row, Mapping) else [repr(row)]
         raise DataError(f"a deletion of the record has missing or unknown fields: {', '.join(odd)}")
-    kinds: dict[str, Any] = {"str": str, "int": int, "bool": bool, "Mapping[str, Any]": Mapping}
-    for f in fields(Deletion):
-        kind, value = kinds.get(str(f.type), object), row.get(f.name)
-        if f.name in row and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-            raise DataError(f"a deletion of the record has {f.name} = {value!r}; it is damaged")
+    for name in names:
+        value, kind = row[name], kinds[name]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise DataError(f"a deletion of the record has {name} = {value!r}; it is damaged")
     return Deletion(**row)
 
 
 def examples_digest(examples: Examples) -> str:
-    """A digest of inputs and labels; of the labels alone, and marked so, where a `Dataset` may give other inputs each
-    time.
+    """A digest of inputs and labels; of the labels alone, marked "labels:", for a `Dataset`, whose inputs may change
+    with each reading.
     """
     labels = examples.y.cpu().numpy()
     if isinstance(examples, TensorExamples):
@@ -150,9 +151,7 @@ def describe(method: Method) -> dict[str, Any]:
 
 
 def describe_defense(defense: Defense | None) -> dict[str, Any] | None:
-    """A defence's name and settings as plain data, and nothing that it drew: of an object that is no dataclass, nobody
-    knows which attributes are settings.
-    """
+    """A defence's name and settings as plain data, without its draws; settings are known of dataclasses only."""
     if defense is None:
         return None
     return {"name": defense.name, "options": settings_of(defense) if is_dataclass(defense) else {}}

@@ -14,7 +14,7 @@ import numpy as np
 from ..attacks.membership.pair_audit import audit_pair
 from ..attacks.membership.pair_report import PairAudit
 from ..cli.options import Options
-from ..cli.subject import PLACES, Subject, check_reference, on_one_table, open_subject
+from ..cli.subject import PLACES, Subject, check_reference, open_subjects
 from ..config import RESOLVED, as_plain
 from ..data.files import array_digest
 from ..data.table import FORGET, RETAIN, TEST, Parts
@@ -61,10 +61,7 @@ def audit_pair_run(request: PairRequest) -> PairOutcome:
     """Audit the pair, or do nothing where the run at `out` is complete."""
     paths = {"original": request.before, "unlearned": request.after}
     paths |= {f"retrained {i + 1}": path for i, path in enumerate(request.retrained)}
-    runs = {name: open_subject(path, request.options) for name, path in paths.items() if path.is_dir()}
-    beside = next(iter(runs.values()), None)
-    sources = {n: runs.get(n) or open_subject(p, request.options, beside=beside) for n, p in paths.items()}
-    sources = on_one_table(sources)
+    sources = open_subjects(paths, request.options)
     parts = _parts(request, sources["original"], sources["unlearned"])
     for i, path in enumerate(request.retrained):
         check_reference(sources[f"retrained {i + 1}"], parts.rows(FORGET), path)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..cli.unlearn import SMALL
+from ..cli.request import SMALL
 from ..config import RESOLVED, ShadowConfig, as_plain
 from ..data.preprocess import ImageData, load_data
 from ..defense.registry import make_defense

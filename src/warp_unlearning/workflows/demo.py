@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..cli.options import Options
+from ..cli.request import unlearn_run
 from ..cli.subject import load_run
 from ..cli.train import train_run
-from ..cli.unlearn import unlearn_run
 from ..config import resolve
 from ..data.examples import as_tensors
 from ..data.table import FORGET, RETAIN, TEST

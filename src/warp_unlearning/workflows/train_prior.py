@@ -75,11 +75,8 @@ def train_prior_run(request: PriorRequest, *, watch: Callable[[Update], None] = 
     run = start_run(request.out, kind="prior", config=as_plain(config) | {RESOLVED: found})
     if run.complete:
         return run.read_json("metrics.json")
-    try:
+    with keep_diverged(run, kind="diverged prior"):
         _train(training, run, request.checkpoint_seconds, watch)
-    except DivergedError as error:
-        keep_diverged(run, error, header={"kind": "diverged prior"})
-        raise
     about = seen_header(images.x[known], data=data.name, data_digest=data.digest)
     save_prior(run.path / PRIOR, training.generator, header={**about, "seed": config.seed})
     metrics = _metrics(training, images, known, held, excluded)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..cli.unlearn import SMALL
+from ..cli.request import SMALL
 from ..config import RangeConfig, TuneConfig
 from ..defense.registry import defense_names, defense_options, make_defense
 from ..errors import InputError, nearest
