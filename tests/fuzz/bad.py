@@ -20,15 +20,7 @@ import warp_unlearning
 
 VALUES = Path(__file__).with_name("bad_values.txt")
 ROWS, FEATURES, CLASSES, NAN = 24, 4, 3, float("nan")
-KINDS = (
-    DataLoader,
-    Subset,
-    TensorDataset,
-    WeightedRandomSampler,
-    SimpleNamespace,
-    warp_unlearning,
-    np,
-)  # said in texts
+KINDS = (DataLoader, Subset, TensorDataset, WeightedRandomSampler, SimpleNamespace, warp_unlearning, np)  # of VALUES
 
 
 def made(expression: str) -> Any:

@@ -74,6 +74,12 @@ def model(known: Pair) -> nn.Module:
     return network
 
 
+class Fewer(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = super().forward(x)
+        return logits if len(x) < 3 else logits[:, :2]
+
+
 def test_the_true_model_read_rightly_passes(model: nn.Module, known: Pair, test: Pair) -> None:
     before = {n: t.clone() for n, t in model.state_dict().items()}
     model.train()
@@ -161,6 +167,7 @@ def test_a_defence_that_can_move_little_is_noted(known: Pair) -> None:
         (lambda m: m.bfloat16(), InputError, "is bfloat16"),
         (lambda m: nn.Sequential(m, nn.Threshold(1e9, float("nan"))), InputError, "not finite"),
         (lambda m: nn.Sequential(m, nn.Flatten(0)), InputError, "must be a tensor of logits"),
+        (lambda m: Fewer(m), InputError, r"output on the known set is \(256, 2\) for 256 examples"),
         (lambda m: nn.Sequential(m, nn.Linear(10, 9)), DataError, r"label 9 at row \d+, but the model has 9 classes"),
         (lambda m: len, InputError, "the model is a builtin_function_or_method"),
     ],

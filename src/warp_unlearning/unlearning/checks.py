@@ -72,9 +72,11 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def finite_logits(model: nn.Module, examples: Examples, what: str, *, whose: str = "model") -> Tensor:
+def finite_logits(
+    model: nn.Module, examples: Examples, what: str, *, whose: str = "model", classes: int | None = None
+) -> Tensor:
     """Logits (n, classes) in float64 on the CPU; raises where one is not finite."""
-    found = checked_logits(model, examples, what)
+    found = checked_logits(model, examples, what, classes=classes)
     broken = (~found.isfinite().all(1)).nonzero()
     if len(broken):
         raise InputError(
@@ -242,8 +244,8 @@ def _logits(network: nn.Module, rows: TensorExamples, read: Read, what: str) -> 
     # Inputs take four times the room of bytes, so they are made batch by batch.
     for index in in_order(len(rows), BATCH):
         inputs = _inputs(rows.select(index), read, network, what).to(device_of(network))
-        check_examples(network, {what: inputs})
-        parts.append(finite_logits(network, inputs, what))
+        classes = check_examples(network, {what: inputs})
+        parts.append(finite_logits(network, inputs, what, classes=classes))
     return torch.cat(parts)
 
 
