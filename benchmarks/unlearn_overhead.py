@@ -19,7 +19,7 @@ from torch import nn
 
 from warp_unlearning import unlearn
 from warp_unlearning.conformance.problem import Problem, digits_problem
-from warp_unlearning.methods.recipes import small_data_method
+from warp_unlearning.methods.registry import small_data_method
 from warp_unlearning.randomness import Streams
 
 LIMIT = 1.05

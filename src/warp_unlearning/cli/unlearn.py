@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..data.examples import Examples
     from ..data.table import Index, Parts
     from ..defense.base import Defense
-    from ..methods.protocol import Method
+    from ..methods.base import Method
     from ..report.schema import Accuracy, Request, Teleports, Unlearning
     from ..runs.directory import RunDirectory
     from ..stats.verdict import Verdict
@@ -354,9 +354,8 @@ def _choose_method(subject: Subject, *, train: str | None, our_recipe: bool) -> 
     training; a foreign network is retrained by the user's own function, or by our recipe where the user says so.
     """
     from ..errors import InputError
-    from ..methods.recipes import SMALL_DATA
-    from ..methods.registry import as_method, make_method, method_classes
-    from ..methods.retrain import RetrainBy
+    from ..methods.references import RetrainBy
+    from ..methods.registry import SMALL_DATA, as_method, make_method, method_classes
     from ..models.own import load_function, trust
 
     about, ours = subject.config.method, subject.network is None
@@ -423,7 +422,7 @@ def _plan_lines(subject: Subject, parts: Parts, method: Method, *, drawn: bool) 
     import numpy as np
 
     from ..data.table import FORGET, RETAIN, VALIDATION
-    from ..methods.retrain import RetrainBy
+    from ..methods.references import RetrainBy
     from ..stats.verdict import rows_needed
     from ..unlearning.driver import expected_seconds
 

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from ..methods.protocol import Task
+from ..methods.base import Task
 from ..randomness import Streams
 from ..symmetry.move import Move
 from ..training.update import Update

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..methods.protocol import Task, require
+from ..methods.base import Task, require
 from ..randomness import Streams
 from ..symmetry.change_of_basis import ChangeOfBasis
 from ..symmetry.move import Move

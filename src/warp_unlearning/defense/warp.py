@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InputError, WarpWarning, nearest
-from ..methods.protocol import Task, require
+from ..methods.base import Task, require
 from ..models.modes import norm_mode
 from ..randomness import Streams
 from ..symmetry.move import MomentumReset, Move
