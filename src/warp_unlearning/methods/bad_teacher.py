@@ -11,7 +11,7 @@ from typing import ClassVar, get_args
 import torch
 from torch import Tensor, nn
 
-from ..data.examples import Given, Taken, TensorExamples
+from ..data.examples import TensorExamples
 from ..data.sampling import batch_shape, epoch
 from ..models.modes import predict
 from ..training.scoring import logits
@@ -81,8 +81,8 @@ class _Mixed:
     def __init__(self, task: Task, untrained: nn.Module, *, share: float) -> None:
         retain, count = task.retain, max(1, round(share * len(task.retain)))
         kept = torch.randperm(len(retain), generator=task.streams.generator("part"))[:count]
-        self._first_kept, self._length = len(task.forget), len(task.forget) + count
-        self._sources = ((task.forget, torch.arange(len(task.forget)), untrained), (retain, kept, task.original))
+        self._forget, self._rows = len(task.forget), torch.cat([torch.arange(len(task.forget)), kept])
+        self._sources = ((task.forget, untrained), (retain, task.original))
         self._table: tuple[Tensor, Tensor] | None = None
         if isinstance(task.forget, TensorExamples) and isinstance(retain, TensorExamples):
             part = retain.select(kept)
@@ -90,29 +90,26 @@ class _Mixed:
             self._table = torch.cat([task.forget.x, part.x]), targets
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._rows)
 
-    def batches(self, size: int, *, generator: torch.Generator) -> Iterator[tuple[Given, Given]]:
+    def batches(self, size: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """One shuffled pass; within a batch the forget examples come first."""
-        order = [_forget_first(index, self._first_kept) for index in epoch(len(self), size, generator=generator)]
+        whole = epoch(len(self), size, generator=generator)
+        order = [torch.cat([index[index < self._forget], index[index >= self._forget]]) for index in whole]
         if self._table is None:
             yield from map(self._computed, order)
             return
         inputs, targets = self._table
         # Sent to the device together, so that no batch waits for its indices.
         for index in torch.stack(order).to(inputs.device):
-            yield Taken(inputs, index), Taken(targets, index)
+            yield inputs.index_select(0, index), targets.index_select(0, index)
 
     @torch.no_grad()
     def _computed(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        forget, retain = index[index < self._first_kept], index[index >= self._first_kept] - self._first_kept
-        parts = []
-        for places, (examples, rows, teacher) in zip((forget, retain), self._sources, strict=True):
-            if len(places):
-                x = examples.take(rows[places]).x
-                parts.append((x, teacher(x)))
-        return torch.cat([x for x, _ in parts]), torch.cat([target for _, target in parts])
-
-
-def _forget_first(index: Tensor, first_kept: int) -> Tensor:
-    return torch.cat([index[index < first_kept], index[index >= first_kept]])
+        count = int((index < self._forget).sum())
+        inputs, targets = [], []
+        for rows, (examples, teacher) in zip(self._rows[index].tensor_split([count]), self._sources, strict=True):
+            if len(rows):
+                inputs.append(examples.take(rows).x)
+                targets.append(teacher(inputs[-1]))
+        return torch.cat(inputs), torch.cat(targets)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Protocol, cast, runtime_che
 
 from torch import nn
 
-from ..data.examples import Examples, Given
+from ..data.examples import Batch, Examples, taken
 from ..data.sampling import batch_shape, shuffled
 from ..errors import InputError, nearest
 from ..models.fresh import fresh
@@ -47,10 +47,11 @@ class Task:
         """A copy of `model` with the weights of `untrained`, or without that, weights drawn from the named stream."""
         return fresh(model, generator=self.streams.generator(stream), untrained=self.untrained)
 
-    def batches(self, name: Set, size: int, *, epoch: int | None = None) -> Iterator[tuple[Given, Given]]:
+    def batches(self, name: Set, size: int, *, epoch: int | None = None) -> Iterator[Batch]:
         """Shuffled batches of a set: one pass in an order of this epoch's own, or without an epoch, pass after pass."""
-        path = (name,) if epoch is None else (name, epoch)
-        return shuffled(getattr(self, name), size, generator=self.streams.generator(*path), endless=epoch is None)
+        generator = self.streams.generator(name) if epoch is None else self.streams.generator(name, epoch)
+        found = shuffled(getattr(self, name), size, generator=generator, endless=epoch is None)
+        return (Batch(taken(x), taken(y)) for x, y in found)
 
     def batch_count(self, name: Set, size: int) -> int:
         """How many batches one pass has."""

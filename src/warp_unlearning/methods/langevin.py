@@ -15,7 +15,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..data.examples import taken
 from ..errors import InputError, WarpWarning
 from ..gradients.per_sample import clipped_mean_gradient
 from ..stats.langevin import langevin_noise
@@ -89,10 +88,10 @@ class Langevin:
             for i, retain in enumerate(task.batches("retain", self.batch_size, epoch=e), e * count + 1):
                 pull = torch.autograd.grad(self.pull * anchor.distance_squared(model), stepper.parameters)
                 beside = dict(zip(stepper.names, pull, strict=True))
-                gradient, loss = clipped_mean_gradient(model, *map(taken, retain), clip=self.clip, beside=beside)
+                gradient, loss = clipped_mean_gradient(model, *retain, clip=self.clip, beside=beside)
                 terms = {"retain": loss}
                 if self.alpha < 1:
-                    ascent, terms["forget"] = clipped_mean_gradient(model, *map(taken, next(forget)), clip=self.clip)
+                    ascent, terms["forget"] = clipped_mean_gradient(model, *next(forget), clip=self.clip)
                     gradient = {n: self.alpha * g - (1 - self.alpha) * ascent[n] for n, g in gradient.items()}
                 stepper.step_along(gradient, lr=self.lr)
                 noise.add_to(stepper.names, stepper.parameters, scale)

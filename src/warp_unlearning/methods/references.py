@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any, ClassVar, get_args
 
@@ -54,20 +54,7 @@ class Retrain:
             for new, old in zip(_tensors(start), _tensors(model), strict=True):
                 old.copy_(new)
         model.load_state_dict(fixed, strict=False)
-        recipe = Recipe(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            crop_padding=self.crop_padding,
-            flip=self.flip,
-            precision=self.precision,
-        )
-        training = Training(
-            model, task.retain, recipe=recipe, streams=task.streams, fill=self.fill, repeater=task.repeater
-        )
-        return _restarting(training.updates())
+        return _restarting(_training(self, model, task, fill=self.fill))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,14 +125,7 @@ class Finetune:
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """The updates of a training that starts from the model's weights."""
-        recipe = Recipe(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-        )
-        return Training(model, task.retain, recipe=recipe, streams=task.streams, repeater=task.repeater).updates()
+        return _training(self, model, task)
 
 
 def frozen_state(model: nn.Module) -> dict[str, Tensor]:
@@ -156,6 +136,11 @@ def frozen_state(model: nn.Module) -> dict[str, Tensor]:
         if own and not any(p.requires_grad for p in own):
             found |= {f"{prefix}.{n}" if prefix else n: b for n, b in module.named_buffers(recurse=False)}
     return found
+
+
+def _training(settings: Retrain | Finetune, model: nn.Module, task: Task, **more: Any) -> Updates:
+    recipe = Recipe(**{f.name: getattr(settings, f.name) for f in fields(Recipe) if hasattr(settings, f.name)})
+    return Training(model, task.retain, recipe=recipe, streams=task.streams, repeater=task.repeater, **more).updates()
 
 
 def _tensors(model: nn.Module) -> chain[Tensor]:

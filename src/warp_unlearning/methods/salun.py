@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.examples import Examples, Given, in_order, taken
+from ..data.examples import Batch, Examples, in_order
 from ..data.sampling import batch_shape
 from ..errors import InputError
 from ..models.modes import norm_mode, predict
@@ -67,10 +67,10 @@ class SalUn:
                 moved = yield Update(i, of, e, i == (e + 1) * count, terms, mask.frozen)
                 stepper.carry(moved)
 
-    def _schedule(self, task: Task, e: int, labels: torch.Generator) -> Iterator[tuple[str, tuple[Given, Given]]]:
+    def _schedule(self, task: Task, e: int, labels: torch.Generator) -> Iterator[tuple[str, Batch]]:
         forget = task.batches("forget", self.batch_size, epoch=e)
         for (x, y), drawn in zip(forget, self._random_labels(task, labels), strict=True):
-            yield "forget", (x, (taken(y) + drawn) % task.classes if self.exclude_true_label else drawn)
+            yield "forget", Batch(x, (y + drawn) % task.classes if self.exclude_true_label else drawn)
         for batch in task.batches("retain", self.batch_size, epoch=e):
             yield "retain", batch
 

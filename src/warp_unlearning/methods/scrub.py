@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.examples import Examples, Given, Taken, TensorExamples, index_device, take_later, taken
+from ..data.examples import Examples, TensorExamples, index_device
 from ..data.sampling import epoch
 from ..errors import InputError
 from ..models.modes import predict
@@ -105,17 +105,17 @@ class Teacher:
         self._model, self._examples = model, examples
         self._table = logits(model, examples) if isinstance(examples, TensorExamples) else None
 
-    def batches(self, size: int, *, generator: torch.Generator) -> Iterator[tuple[Given, Given, Given]]:
-        """One shuffled pass: inputs, labels, and the teacher's logits of shape (batch, classes)."""
-        device = index_device(self._examples)
-        for index in epoch(len(self._examples), size, generator=generator, device=device):
-            x, y = take_later(self._examples, index)
-            yield x, y, self._answer(taken(x)) if self._table is None else Taken(self._table, index)
-
     @torch.no_grad()
-    def _answer(self, x: Tensor) -> Tensor:
-        output: Tensor = self._model(x)
+    def _logits(self, index: Tensor, x: Tensor) -> Tensor:
+        output: Tensor = self._model(x) if self._table is None else self._table.index_select(0, index)
         return output
+
+    def batches(self, size: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """One shuffled pass: inputs, labels, and the teacher's logits of shape (batch, classes)."""
+        examples = self._examples
+        for index in epoch(len(examples), size, generator=generator, device=index_device(examples)):
+            x, y = examples.take(index)
+            yield x, y, self._logits(index, x)
 
 
 def divergence(teacher: Tensor, student: Tensor, *, temperature: float = 1.0) -> Tensor:
