@@ -33,8 +33,8 @@ from warp_unlearning.defense.certificate import Certificate, reached_weights
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.errors import DivergedError
 from warp_unlearning.gradients.energy import gradient_energy
-from warp_unlearning.methods.protocol import Method
-from warp_unlearning.methods.recipes import small_data_method
+from warp_unlearning.methods.base import Method
+from warp_unlearning.methods.registry import small_data_method
 from warp_unlearning.models.modes import norm_mode
 from warp_unlearning.runs.workers import run_all
 from warp_unlearning.stats.intervals import Estimate, mean, proportion

@@ -36,7 +36,7 @@ from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.data.table import Index
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.errors import DivergedError, WarpError
-from warp_unlearning.methods.protocol import Task
+from warp_unlearning.methods.base import Task
 from warp_unlearning.methods.registry import make_method
 from warp_unlearning.models.networks import build_model, suggest_options
 from warp_unlearning.randomness import Streams

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from warp_unlearning import unlearn
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.data.preprocess import load_data
-from warp_unlearning.methods.protocol import NormMode, Task
+from warp_unlearning.methods.base import NormMode, Task
 from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
 from warp_unlearning.training.recipe import Recipe

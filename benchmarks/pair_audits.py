@@ -23,8 +23,7 @@ from warp_unlearning.attacks.membership.pair_report import PairAudit
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.defense.base import Defense
-from warp_unlearning.methods.recipes import SMALL_DATA
-from warp_unlearning.methods.registry import make_method
+from warp_unlearning.methods.registry import SMALL_DATA, make_method
 from warp_unlearning.models.fresh import reinitialise
 from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from warp_unlearning.defense.registry import make_defense
-from warp_unlearning.methods.protocol import Task
+from warp_unlearning.methods.base import Task
 from warp_unlearning.methods.registry import make_method
 from warp_unlearning.models.fresh import reinitialise
 from warp_unlearning.models.networks import ResNet18

@@ -116,7 +116,7 @@ def fleet(given: Problem, name: str) -> Work:
     from warp_unlearning.data.examples import TensorExamples
     from warp_unlearning.defense.registry import make_defense
     from warp_unlearning.methods import make_method
-    from warp_unlearning.methods.protocol import Task
+    from warp_unlearning.methods.base import Task
     from warp_unlearning.randomness import Streams
     from warp_unlearning.training.precision import lay_out
     from warp_unlearning.training.repeated import Repeater

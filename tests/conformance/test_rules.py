@@ -17,9 +17,9 @@ from warp_unlearning.conformance.kit import RULES
 from warp_unlearning.conformance.problem import Problem, digits_problem, noise_problem
 from warp_unlearning.errors import ConformanceError
 from warp_unlearning.methods import make_method, method_classes
-from warp_unlearning.methods.anchor import Anchor
-from warp_unlearning.methods.protocol import Method, NormMode, Task
-from warp_unlearning.methods.recipes import SMALL_DATA, small_data_method
+from warp_unlearning.methods.base import Method, NormMode, Task
+from warp_unlearning.methods.neg_grad_plus import Anchor
+from warp_unlearning.methods.registry import SMALL_DATA, small_data_method
 from warp_unlearning.methods.salun import saliency_mask
 from warp_unlearning.training.stepper import Stepper
 from warp_unlearning.training.update import Update, Updates

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from warp_unlearning import ChangeOfBasis, Compose, Conjugate, NullSpace, Permutation, unlearn
 from warp_unlearning.conformance.problem import Problem
 from warp_unlearning.errors import DivergedError
+from warp_unlearning.methods.base import Task
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
-from warp_unlearning.methods.protocol import Task
-from warp_unlearning.methods.retrain import Retrain
+from warp_unlearning.methods.references import Retrain
 from warp_unlearning.methods.salun import SalUn
 from warp_unlearning.symmetry.head_map import HeadMap
 from warp_unlearning.symmetry.move import ChannelMove, Move

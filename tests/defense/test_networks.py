@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from warp_unlearning import unlearn
 from warp_unlearning.defense.registry import make_defense
-from warp_unlearning.methods.protocol import Task
+from warp_unlearning.methods.base import Task
 from warp_unlearning.symmetry.layer_inputs import linear_weights
 from warp_unlearning.symmetry.move import Move
 from warp_unlearning.training.update import Update

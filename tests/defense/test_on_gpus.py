@@ -15,7 +15,7 @@ from warp_unlearning import unlearn
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.methods import make_method
-from warp_unlearning.methods.protocol import Task
+from warp_unlearning.methods.base import Task
 from warp_unlearning.randomness import Streams
 from warp_unlearning.training.repeated import Repeater
 from warp_unlearning.training.side_by_side import side_by_side

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from warp_unlearning import NullSpace, TrackedNullSpace, Warp
 from warp_unlearning.defense.teleporter import draw_view
-from warp_unlearning.methods.protocol import Task
+from warp_unlearning.methods.base import Task
 from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.move import Move
 from warp_unlearning.training.update import Update

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.methods.protocol import Method, Task
+from warp_unlearning.methods.base import Method, Task
 from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.move import AxisMap, ChannelMove, Move, apply_move
 from warp_unlearning.training.update import Update
@@ -63,29 +62,6 @@ def build_trained(seed: int = 0) -> nn.Sequential:
     for _ in range(40):
         optimizer.step(cross_entropies(model(x), y).mean(), 0.3)
     return model
-
-
-def build_digits() -> tuple[nn.Sequential, dict[str, Any]]:
-    """A convolutional network on digits after 30 steps, with 40 images to forget and 120 to keep."""
-    x, y = load_digits(return_X_y=True)
-    x, y = torch.from_numpy(x[:200] / 16).reshape(-1, 1, 8, 8), torch.from_numpy(y[:200]).long()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(
-            nn.Conv2d(1, 6, 3, padding=1, bias=False),
-            nn.BatchNorm2d(6),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(6, 8, 3, padding=1, stride=2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(32, 10),
-        ).double()
-    optimizer = HandSGD(model, 0.9, 0.0)
-    for _ in range(30):
-        optimizer.step(cross_entropies(model(x[:160]), y[:160]).mean(), 0.1)
-    parts = {"forget": slice(0, 40), "retain": slice(40, 160), "validation": slice(160, 200)}
-    return model, {name: TensorExamples(x[part], y[part]) for name, part in parts.items()}
 
 
 def index_batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
@@ -198,12 +174,22 @@ def states_close(found: nn.Module, expected: nn.Module, *, tolerance: float = 1e
         )
 
 
+def assert_updates(updates: list[Update], rows: list[dict[str, float]], per_epoch: int, rel: float = 1e-9) -> None:
+    """The losses of every update, and its place in epochs of so many."""
+    assert [{n: float(v) for n, v in u.losses.items()} for u in updates] == [
+        pytest.approx(row, rel=rel, abs=1e-12) for row in rows
+    ]
+    assert [(u.step, u.of, u.epoch, u.ends_epoch) for u in updates] == [
+        (i + 1, len(rows), i // per_epoch, i % per_epoch == per_epoch - 1) for i in range(len(rows))
+    ]
+    assert not any(v.requires_grad for u in updates for v in u.losses.values())
+
+
 class Kit:
     """What the tests build from."""
 
     network = staticmethod(build_network)
     trained = staticmethod(build_trained)
-    digits = staticmethod(build_digits)
     points = staticmethod(build_points)
     task = staticmethod(build_task)
     batches = staticmethod(index_batches)
@@ -211,6 +197,7 @@ class Kit:
     run = staticmethod(run_method)
     permutation = staticmethod(permutation)
     assert_close = staticmethod(states_close)
+    assert_updates = staticmethod(assert_updates)
     Cycle, SGD, Adam = Cycle, HandSGD, HandAdam
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.methods.neg_grad_plus import NegGradPlus
-from warp_unlearning.methods.protocol import Task
+from warp_unlearning.methods.base import Task
+from warp_unlearning.methods.neg_grad_plus import Anchor, NegGradPlus
+from warp_unlearning.symmetry.move import AxisMap, ChannelMove, apply_move
 
 
 def by_hand(kit: Any, model: nn.Module, task: Task, s: NegGradPlus, ceiling: float | None) -> list[dict[str, float]]:
@@ -61,11 +62,7 @@ def test_the_run_is_the_one_written_out(kit: Any, model: nn.Module, task: Task, 
     updates = kit.run(method, model, task)
     rows = by_hand(kit, expected, task, method, ceiling)
     kit.assert_close(model, expected)
-    assert [{n: float(v) for n, v in u.losses.items()} for u in updates] == [pytest.approx(r, rel=1e-9) for r in rows]
-    assert [(u.step, u.of, u.epoch, u.ends_epoch) for u in updates] == [
-        (i + 1, 12, i // 4, i % 4 == 3) for i in range(12)
-    ]
-    assert not any(v.requires_grad for u in updates for v in u.losses.values())
+    kit.assert_updates(updates, rows, 4)
 
 
 def test_saturation_bounds_the_forget_loss_and_bites(kit: Any, model: nn.Module, task: Task) -> None:
@@ -93,3 +90,50 @@ def test_batch_norm_follows_the_mode(kit: Any, task: Task) -> None:
 
     assert torch.equal(statistics("eval"), kit.network()[1].running_mean)
     assert not torch.allclose(statistics("train"), kit.network()[1].running_mean)
+
+
+def drift(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=generator).double())
+
+
+def rescaling(order: list[int], scale: list[float]) -> ChannelMove:
+    index, factor = torch.tensor(order), torch.tensor(scale, dtype=torch.float64)
+    rows = (AxisMap(0, index, factor),)
+    return ChannelMove(
+        {
+            "0.weight": (AxisMap(0, index),),
+            "1.weight": rows,
+            "1.bias": rows,
+            "3.weight": (AxisMap(1, index, 1 / factor),),
+        }
+    )
+
+
+def test_the_distance_and_its_gradient_follow_moves(model: nn.Module) -> None:
+    """Two moves that do not commute, with drift between them: distances are measured where the run started."""
+    model[3].bias.requires_grad_(False)
+    start = {n: p.detach().clone() for n, p in model.named_parameters()}
+    anchor = Anchor(model)
+    assert float(anchor.distance_squared(model).detach()) == 0
+    moves = [rescaling([1, 2, 3, 4, 5, 0], [2, 3, 4, 5, 6, 7]), rescaling([5, 4, 3, 2, 1, 0], [1, 0.5, 0.25, 2, 8, 3])]
+    for seed, move in enumerate(moves):
+        drift(model, seed)
+        apply_move(model, move)
+        anchor.carry(move)
+        anchor.carry(None)
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    found = anchor.distance_squared(model)
+    gradients = torch.autograd.grad(found, list(trained.values()))
+
+    back = {n: p.detach() for n, p in trained.items()}
+    for move in reversed(moves):
+        back = {n: move.inverse().point(n, value) for n, value in back.items()}
+    assert float(found.detach()) == pytest.approx(float(sum(((v - start[n]) ** 2).sum() for n, v in back.items())))
+    for (name, value), gradient in zip(back.items(), gradients, strict=True):
+        expected = 2 * (value - start[name])
+        for move in moves:
+            expected = move.covector(name, expected)
+        torch.testing.assert_close(gradient, expected)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -7,9 +8,17 @@ import pytest
 
 from warp_unlearning.errors import InputError
 from warp_unlearning.methods import registry
-from warp_unlearning.methods.finetune import Finetune
+from warp_unlearning.methods.base import Method, Option, Task, option, options, require
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
-from warp_unlearning.methods.registry import as_method, make_method, method_classes
+from warp_unlearning.methods.references import Finetune
+from warp_unlearning.methods.registry import (
+    BUILT_IN,
+    SMALL_DATA,
+    as_method,
+    make_method,
+    method_classes,
+    small_data_method,
+)
 
 NAMES = {"ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on", "retrain", "finetune", "langevin"}
 
@@ -42,7 +51,7 @@ def test_unknown_names_and_settings_name_the_nearest() -> None:
 
 
 def test_plug_ins_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plug_in(monkeypatch, ("theirs", "warp_unlearning.methods.finetune:Finetune"))
+    plug_in(monkeypatch, ("theirs", "warp_unlearning.methods.references:Finetune"))
     assert method_classes()["theirs"] is Finetune
     assert make_method("theirs", epochs=2) == Finetune(epochs=2)
 
@@ -51,7 +60,7 @@ def test_plug_ins_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     "points",
     [
         [("ngp", "their.package:Method")],
-        [("a", "warp_unlearning.methods.finetune:Finetune"), ("a", "their.package:Method")],
+        [("a", "warp_unlearning.methods.references:Finetune"), ("a", "their.package:Method")],
     ],
     ids=["built in", "other plug-in"],
 )
@@ -71,3 +80,106 @@ def test_a_method_may_be_given_by_name_or_as_an_object() -> None:
 def test_anything_else_is_refused(wrong: Any) -> None:
     with pytest.raises(InputError, match="give a name"):
         as_method(wrong)
+
+
+@pytest.mark.parametrize("name", list(BUILT_IN))
+def test_every_setting_for_small_data_is_an_option_and_arrives(name: str) -> None:
+    method = small_data_method(name)
+    assert type(method) is BUILT_IN[name]
+    for key, value in SMALL_DATA.get(name, {}).items():
+        assert getattr(method, key) == value
+        assert getattr(BUILT_IN[name](), key) != value
+    assert small_data_method("ngp", alpha=0.3, lr=0.5) == NegGradPlus(alpha=0.3, lr=0.5, batch_size=64)
+    assert set(SMALL_DATA) <= set(BUILT_IN)
+
+
+@dataclass
+class Settings:
+    name = "made_up"
+    rate: Any = 0.5
+    share: Any = 0.5
+    count: Any = 3
+    kind: Any = "red"
+
+
+def check(**changes: Any) -> None:
+    require(
+        Settings(**changes), positive=("rate",), shares=("share",), counts=("count",), choices={"kind": ("red", "blue")}
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rate": 0}, "made_up: rate is 0; it must be above 0"),
+        ({"rate": -1.5}, "made_up: rate is -1.5; it must be above 0"),
+        ({"rate": float("nan")}, "rate is nan"),
+        ({"rate": "0.1"}, "rate is '0.1'; it must be a number"),
+        ({"rate": True}, "rate is True; it must be a number"),
+        ({"share": -0.1}, "share is -0.1; it must lie between 0 and 1"),
+        ({"share": 1.1}, "share is 1.1"),
+        ({"share": float("nan")}, "share is nan"),
+        ({"count": 0}, "count is 0; it must be a whole number of at least 1"),
+        ({"count": 2.5}, "count is 2.5"),
+        ({"count": 3.0}, "count is 3.0"),
+        ({"count": float("inf")}, "count is inf"),
+        ({"kind": "bleu"}, "kind is 'bleu'; did you mean 'blue'"),
+        ({"kind": None}, "kind is None"),
+    ],
+    ids=str,
+)
+def test_unusable_settings_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check(**changes)
+    assert message in str(caught.value)
+
+
+def test_usable_settings_pass() -> None:
+    for changes in ({}, {"rate": 1e-9}, {"rate": 7}, {"rate": None}, {"share": 0}, {"share": 1.0}, {"count": 1}):
+        check(**changes, kind="blue")
+
+
+COUNTS = "epochs batch_size iterations forget_every samples max_epochs retain_batch_size forget_batch_size"
+POSITIVE = "lr last_lr temperature clip max_norm strength ratio epsilon delta radius energy keep offset retain_share"
+WRONG: list[tuple[Any, str]] = [
+    *((value, COUNTS) for value in (0, -3, 1.5)),
+    *((value, POSITIVE) for value in (0.0, -0.1, "1")),
+    *((value, "momentum keep energy retain_share offset") for value in (1.01, -0.01)),
+    ("nonsense", "optimizer norm_mode rule fisher"),
+]
+
+
+@pytest.mark.parametrize("name", list(BUILT_IN))
+def test_every_method_refuses_settings_it_cannot_use(name: str) -> None:
+    own = {o.name for o in options(BUILT_IN[name])}
+    wrong = [(key, value) for value, keys in WRONG for key in keys.split() if key in own]
+    wrong += [("alpha", value) for value in (1.5, -0.5) if name in ("ngp", "langevin")]
+    assert wrong
+    for key, value in wrong:
+        with pytest.raises(InputError, match=f"{name}: {key} is"):
+            make_method(name, **{key: value})
+
+
+@pytest.mark.parametrize("name", list(BUILT_IN))
+def test_every_method_is_one_and_explains_its_options(name: str) -> None:
+    method = make_method(name)
+    assert isinstance(method, Method)
+    assert method.name == name
+    assert method.norm_mode in ("train", "eval")
+    assert options(type(method))
+    assert all(o.help and o.default == getattr(method, o.name) for o in options(type(method)))
+
+
+def test_options_are_listed_in_order() -> None:
+    @dataclass(frozen=True)
+    class Two:
+        first: int = option(3, "the first")
+        second: str = option("x", "the second")
+
+    assert options(Two) == [Option("first", "int", 3, "the first"), Option("second", "str", "x", "the second")]  # type: ignore[arg-type]
+
+
+def test_a_task_says_what_needs_a_validation_set(kit: Any, task: Task) -> None:
+    assert task.require_validation("rewinding") is task.validation
+    with pytest.raises(InputError, match="rewinding needs a validation set"):
+        kit.task(task.original, validation=None).require_validation("rewinding")

@@ -14,8 +14,8 @@ from warp_unlearning.attacks.membership.memorisation import memorisation, most_m
 from warp_unlearning.attacks.membership.pair_audit import PairAuditor
 from warp_unlearning.data.preprocess import ImageData, load_data
 from warp_unlearning.errors import InputError
+from warp_unlearning.methods.base import Task
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
-from warp_unlearning.methods.protocol import Task
 from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.events import ignore

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from warp_unlearning.defense.registry import defense_names, make_defense
 from warp_unlearning.errors import InputError
-from warp_unlearning.methods.recipes import SMALL_DATA
-from warp_unlearning.methods.registry import make_method, method_classes
+from warp_unlearning.methods.registry import SMALL_DATA, make_method, method_classes
 from warp_unlearning.studies.tuning_space import (
     Choice,
     Limits,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import CollapsedError, DivergedError
-from warp_unlearning.methods.protocol import Task
+from warp_unlearning.methods.base import Task
 from warp_unlearning.randomness import Streams
 from warp_unlearning.training.update import Update
 from warp_unlearning.unlearning.guard import Collapse, Guard, rows_to_watch

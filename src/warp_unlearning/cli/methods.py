@@ -23,9 +23,8 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """List the unlearning methods, with each option and its default."""
-    from ..methods.protocol import options
-    from ..methods.recipes import SMALL_DATA
-    from ..methods.registry import method_classes
+    from ..methods.base import options
+    from ..methods.registry import SMALL_DATA, method_classes
 
     if check:
         _check(name, as_json)
@@ -98,8 +97,7 @@ def config(
 def _check(name: str | None, as_json: bool) -> None:
     from ..conformance import check_method
     from ..errors import InputError
-    from ..methods.recipes import small_data_method
-    from ..methods.registry import as_method
+    from ..methods.registry import as_method, small_data_method
 
     if name is None:
         raise InputError("--check needs a method, as in `warp methods ngp --check`, or one of yours: FILE.py:Class")

@@ -20,10 +20,9 @@ from ..data.table import FORGET, RETAIN, VALIDATION, Index, Parts, find, read_cs
 from ..defense.base import Defense
 from ..defense.registry import make_defense
 from ..errors import InputError
-from ..methods.protocol import Method
-from ..methods.recipes import SMALL_DATA
-from ..methods.registry import as_method, make_method, method_classes
-from ..methods.retrain import RetrainBy
+from ..methods.base import Method
+from ..methods.references import RetrainBy
+from ..methods.registry import SMALL_DATA, as_method, make_method, method_classes
 from ..models.own import file_digest, load_function, trust
 from ..randomness import Streams
 from ..report.schema import Named, Request, Teleports, Unlearning

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import DivergedError, WarpWarning
-from ..methods.protocol import Method
+from ..methods.base import Method
 from ..training.scoring import accuracy, logits
 from ..unlearning.driver import unlearn
 from ..unlearning.judge import output_distance

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..errors import ConformanceError
-from ..methods.protocol import Method
+from ..methods.base import Method
 from ..methods.registry import as_method
 from . import rules
 from .forgetting import forgets

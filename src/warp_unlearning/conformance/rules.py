@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..data.examples import Batch, TensorExamples
 from ..errors import WarpWarning
-from ..methods.protocol import Method, Task
+from ..methods.base import Method, Task
 from ..models.modes import batch_norms
 from ..models.networks import SmallResNet
 from ..models.weights import model_digest

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from ..defense.certificate import Certificate
-from ..methods.protocol import Task
+from ..methods.base import Task
 from ..randomness import Streams
 from ..symmetry.move import Move, apply_move
 from ..training.update import Update

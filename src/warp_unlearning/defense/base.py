@@ -1,7 +1,7 @@
-"""What a defence is: something that may move the weights between the updates of any method.
+"""The contract of a defence, which may move the weights between the updates of any method.
 
-A defence draws from streams of its own, secret unless an experiment says otherwise: whoever can draw the same moves can
-undo them. Each teleport draws from a stream of its own, so that what one gives away says nothing of another.
+A defence draws from its own streams, secret except in experiments, since whoever can draw the same moves can undo them.
+Each teleport has a stream to itself, so that what one reveals says nothing of another.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from ..methods.protocol import Task
+from ..methods.base import Task
 from ..randomness import Streams
 from ..symmetry.move import Move
 from ..training.update import Update
@@ -19,7 +19,7 @@ from .certificate import Certificate
 
 
 class Session(Protocol):
-    """A defence at work during one unlearning, on the model it was started with."""
+    """A defence during one unlearning, on the model that it was started with."""
 
     @property
     def certificates(self) -> Sequence[Certificate]:
@@ -32,9 +32,9 @@ class Session(Protocol):
         """Called after the last update; may move the weights in place once more."""
 
     def brought_back(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Weights kept during the run, in the original's basis: as they are, unless the session works in another one.
+        """Weights kept during the run, in the original's basis.
 
-        Those of a run that diverged are written to disk, and a basis that nobody may learn would show in them.
+        The weights of a run that diverged are written to disk, and must not show a secret basis.
         """
 
 
@@ -44,7 +44,7 @@ class Defense(Protocol):
 
     @property
     def name(self) -> str:
-        """The name it was asked for by, or that of its kind."""
+        """Its name in the registry, or that of its kind."""
 
     def start(self, model: nn.Module, task: Task, *, streams: Streams) -> Session:
         """Called before the first update; may move the weights of `model` in place. Teleport k draws from

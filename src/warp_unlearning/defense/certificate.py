@@ -1,4 +1,4 @@
-"""The certificate of a teleport: how well the function was kept, and how far which weights went."""
+"""The certificate of a teleport: how well it kept the function, and how far each weight moved."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ..symmetry.null_space import InputBasis, NullMove
 from ..symmetry.symmetry import Probe, Symmetry, settings_of
 
 SCHEMA_VERSION = 1
-# Notes of a teleport that left most of a network alone, and of one that was taken back.
+# These begin or end notes that other code looks for.
 STAYED = "of the trainable parameters stayed where they were"
 TAKEN_BACK = "taken back"
 
 
 @dataclass(frozen=True)
 class Drift:
-    """The function before and after, on one set of examples: the largest change of a logit, the largest logit before,
-    the share of predictions that changed, and the mean cross-entropies.
+    """The function before and after a move on one set of examples: the largest change of a logit, the largest logit
+    before, the share of changed predictions, and mean cross-entropies.
     """
 
     examples: int
@@ -44,16 +44,16 @@ class Drift:
 
     @property
     def loss_change(self) -> float:
-        """Mean cross-entropy after less before: positive where the move did harm."""
+        """The rise of the mean cross-entropy."""
         return self.loss_after - self.loss_before
 
 
 @dataclass(frozen=True)
 class LayerMove:
-    """One weight tensor, its bias included where that moves with it.
+    """The move of one weight tensor, with its bias if both were moved by one input basis.
 
-    `moved` is ‖Δθ‖ where inputs reach and `moved_unreached` where none does: a dead tap moves parameters but hides
-    nothing. `d`, `rank`, `captured`, `positions` are those of the input basis, None for moves that need none.
+    `moved` is ‖Δθ‖ over entries that inputs reach. Entries that none reaches, `moved_unreached`, may move but hide
+    nothing. `d`, `rank`, `captured` and `positions` describe the input basis, None for moves without one.
     """
 
     name: str
@@ -70,10 +70,10 @@ class LayerMove:
 class Certificate:
     """One teleport.
 
-    `scale` is 1 where the move was made and 0 where it was taken back (certificates of version 0.1 know shares
-    between). `retain` is of examples that the move was built from, `held_out` of others. Distances are over trainable
-    parameters; `distance_before` and `distance_after` from the weights an attacker holds, where inputs reach.
-    `energy_before` and `energy_after` are mean squared gradient norms over a batch of examples to forget.
+    `scale` is 1 if the move was made and 0 if it was taken back (certificates of version 0.1 know shares between). The
+    move was built from the examples of `retain`, not from those of `held_out`. Distances are over trainable parameters
+    that inputs reach; `distance_before` and `distance_after` are from the weights an attacker holds. `energy_before`
+    and `energy_after` are mean squared gradient norms over a batch of the forget set.
     """
 
     symmetry: str
@@ -101,41 +101,22 @@ class Certificate:
         return self.moved / self.norm if self.norm else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data, with the version of its form."""
+        """Plain data, with its schema version."""
         return {"schema_version": SCHEMA_VERSION, **asdict(self), "relative_move": self.relative_move}
 
 
 def shortfalls(certificates: Sequence[Certificate]) -> list[str]:
-    """What a reader of a deletion record should know of a defence: the notes of its teleports, each once, how many were
-    taken back, and whether none was made.
-    """
+    """What limits a defence, for its deletion record: each note of its teleports once, and how many were taken back."""
     if not certificates:
         return ["no teleport was made"]
-    notes = [note for certificate in certificates for note in certificate.notes if not note.startswith(TAKEN_BACK)]
-    back = sum(note.startswith(TAKEN_BACK) for certificate in certificates for note in certificate.notes)
-    told = [f"{back} of {len(certificates)} teleports were taken back"] if back else []
-    return [*dict.fromkeys(notes), *told]
-
-
-class Lengths(NamedTuple):
-    """Of a change where inputs reach and where none does, and, where they reach, of the weights before and of their
-    distance from the reference before and after.
-    """
-
-    moved: float
-    moved_unreached: float
-    norm: float
-    distance_before: float
-    distance_after: float
-
-
-def lengths(squares: Iterable[Tensor]) -> Lengths:
-    """Those of several tensors together, each with its squared lengths."""
-    return Lengths(*torch.stack([torch.zeros(5, dtype=torch.float64), *squares]).sum(0).sqrt().tolist())
+    notes = [note for certificate in certificates for note in certificate.notes]
+    back = sum(note.startswith(TAKEN_BACK) for note in notes)
+    others = dict.fromkeys(note for note in notes if not note.startswith(TAKEN_BACK))
+    return [*others, *([f"{back} of {len(certificates)} teleports were taken back"] if back else [])]
 
 
 def drift(before: Tensor, after: Tensor, y: Tensor) -> Drift:
-    """Two sets of logits (n, classes) for the labels y (n,) compared."""
+    """The change from the logits `before` (n, classes) to `after`, for the labels y (n,)."""
     old, new = before.double(), after.double()
     numbers = [
         (after - before).abs().max().double(),
@@ -159,14 +140,14 @@ def certified(
     drifts: Mapping[str, Drift],
     energies: tuple[float, float] | None,
 ) -> Certificate:
-    """The certificate of a move of `model`, which was at `before`, and has moved unless the `harm` it did is given.
-    `batches` are retain inputs; `energies` are sums over the examples to forget; `seconds` is left to the caller.
+    """The certificate of a move of `model` from the weights `before`, taken back if it did `harm`. `batches` are retain
+    inputs; `energies` are sums over the forget batch. The caller fills in `seconds`.
     """
     nulls = [part for part in _parts(move) if isinstance(part, NullMove)]
     left = {name: why for part in nulls for name, why in part.left.items()}
     squares = measured(model, before, reference, reached_weights(model, move, batches[:1], made=harm is None))
     notes = [note for part in nulls for note in part.notes]
-    notes += notes_on(model, squares, left) if harm is None else [f"{TAKEN_BACK}: {harm}"]
+    notes += _notes_on(model, squares, left) if harm is None else [f"{TAKEN_BACK}: {harm}"]
     forget = drifts.get("forget")
     if forget is not None and energies is None:
         notes.append("gradient energies could not be measured on this network")
@@ -181,7 +162,7 @@ def certified(
         energy_before=means[0],
         energy_after=means[1],
         **lengths(squares[name] for name, p in model.named_parameters() if p.requires_grad)._asdict(),
-        layers=layer_moves(squares, {name: basis for part in nulls for name, basis in part.bases.items()}),
+        layers=_layer_moves(squares, {name: basis for part in nulls for name, basis in part.bases.items()}),
         left=left,
         pinned=_pinned(symmetry, model, Probe(batches)),
         notes=tuple(notes),
@@ -189,26 +170,29 @@ def certified(
     )
 
 
-def reached_weights(model: nn.Module, move: Move, batches: Iterable[Tensor], *, made: bool = True) -> dict[str, Tensor]:
-    """For every linear weight of the model, True where some input reaches it, in the weight's own shape: as the bases
-    of the move say, or, where it has none, as `batches` show. The model stands after the move if that was `made`.
+class Lengths(NamedTuple):
+    """Lengths of a move where inputs reach and where none does; of the weights before, and of their distance from the
+    reference before and after, where inputs reach.
     """
-    state = model.state_dict()
-    masks: dict[str, Tensor] = {}
-    for part in _parts(move):
-        if made:  # A later part may put entries elsewhere.
-            masks = {name: part.selection(name, mask) for name, mask in masks.items()}
-        if isinstance(part, NullMove):
-            masks |= {name: _in_shape(basis.reached, state[name]) for name, basis in part.bases.items()}
-    return masks or {name: _in_shape(found, state[name]) for name, found in reached_inputs(model, batches).items()}
+
+    moved: float
+    moved_unreached: float
+    norm: float
+    distance_before: float
+    distance_after: float
+
+
+def lengths(squares: Iterable[Tensor]) -> Lengths:
+    """The lengths over several tensors, from the squared lengths of each."""
+    return Lengths(*torch.stack([torch.zeros(5, dtype=torch.float64), *squares]).sum(0).sqrt().tolist())
 
 
 @torch.no_grad()
 def measured(
     model: nn.Module, before: Mapping[str, Tensor], reference: Mapping[str, Tensor], reached: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The squared lengths of each tensor of the model, which was at `before`; `reached` masks those that inputs reach
-    in part. A tied weight has several names in a state, and counts once.
+    """The squared `Lengths` (5,) of each tensor of the model since the weights `before`. `reached` masks the entries
+    that inputs reach, where not all are. A tied weight, which has several names in a state, counts once.
     """
     rows: dict[str, Tensor] = {}
     for name, now in chain(model.named_parameters(), model.named_buffers()):
@@ -222,10 +206,29 @@ def measured(
     return dict(zip(rows, torch.stack([*rows.values()]).square().cpu(), strict=True))
 
 
-def layer_moves(squares: Mapping[str, Tensor], bases: Mapping[str, InputBasis]) -> tuple[LayerMove, ...]:
-    """What moved, weight by weight, each with the bias that its basis covers; tensors that stayed and have no basis are
-    left out.
+def reached_weights(model: nn.Module, move: Move, batches: Iterable[Tensor], *, made: bool = True) -> dict[str, Tensor]:
+    """For every linear weight a mask of the entries that some input reaches, from the bases of the move or, without
+    any, from the inputs `batches`. `made` tells whether the model stands after the move.
     """
+    state = model.state_dict()
+    masks: dict[str, Tensor] = {}
+    for part in _parts(move):
+        if made:  # A later part may put entries elsewhere.
+            masks = {name: part.selection(name, mask) for name, mask in masks.items()}
+        if isinstance(part, NullMove):
+            masks |= {name: _in_shape(basis.reached, state[name]) for name, basis in part.bases.items()}
+    return masks or {name: _in_shape(found, state[name]) for name, found in reached_inputs(model, batches).items()}
+
+
+def _in_shape(reached: Tensor, weight: Tensor) -> Tensor:
+    """The reached coordinates (groups, d) of the rows of a weight, in the shape of the weight."""
+    if weight.dim() == 1:
+        return reached[0, : len(weight)]
+    rows = reached[:, None, : weight[0].numel()].expand(-1, len(weight) // len(reached), -1)
+    return rows.reshape(weight.shape)
+
+
+def _layer_moves(squares: Mapping[str, Tensor], bases: Mapping[str, InputBasis]) -> tuple[LayerMove, ...]:
     biases = {basis.bias for basis in bases.values()}
     rows = []
     for name in squares:
@@ -238,10 +241,7 @@ def layer_moves(squares: Mapping[str, Tensor], bases: Mapping[str, InputBasis]) 
     return tuple(rows)
 
 
-def notes_on(model: nn.Module, squares: Mapping[str, Tensor], left: Mapping[str, str]) -> list[str]:
-    """Which frozen parameters moved, and which trainable ones stayed, where these are more than half of all; `left`
-    says why.
-    """
+def _notes_on(model: nn.Module, squares: Mapping[str, Tensor], left: Mapping[str, str]) -> list[str]:
     moved = {name for name, square in squares.items() if square[:2].any()}
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad and name in moved]
     notes = [f"frozen parameters moved with the others: {_and_more(frozen, 1)}"] if frozen else []
@@ -259,7 +259,6 @@ def _and_more(names: list[str], shown: int) -> str:
 
 
 def _parts(move: Move) -> Iterator[Move]:
-    """The moves that a move is composed of, in the order they are made."""
     if isinstance(move, ComposedMove):
         for part in move.moves:
             yield from _parts(part)
@@ -268,15 +267,6 @@ def _parts(move: Move) -> Iterator[Move]:
 
 
 def _pinned(symmetry: Symmetry, model: nn.Module, probe: Probe) -> tuple[PinnedChannels, ...]:
-    """What every part of a symmetry that can say so found pinned."""
     if isinstance(symmetry, Compose):
         return tuple(pinned for part in symmetry.symmetries for pinned in _pinned(part, model, probe))
     return tuple(symmetry.report(model, probe=probe).pinned) if hasattr(symmetry, "report") else ()
-
-
-def _in_shape(reached: Tensor, weight: Tensor) -> Tensor:
-    """Which coordinates of a weight's rows are reached, (groups, d), in the shape of the weight."""
-    if weight.dim() == 1:
-        return reached[0, : len(weight)]
-    rows = reached[:, None, : weight[0].numel()].expand(-1, len(weight) // len(reached), -1)
-    return rows.reshape(weight.shape)

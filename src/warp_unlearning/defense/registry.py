@@ -1,4 +1,4 @@
-"""Defences by name. Options of a defence and options of the symmetry it moves along are given side by side."""
+"""Defences by name. The options of a defence and of its symmetry are given side by side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .warp import Warp
 
 @dataclass(frozen=True)
 class _Recipe:
-    """A defence, the symmetry it moves along, and what either starts from where that is not its own default."""
+    """A kind of defence and of symmetry, with the defaults of this name over those of the kinds."""
 
     kind: type[Warp] | type[Conjugate]
     symmetry: str
@@ -61,7 +61,7 @@ _ABOUT: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class DefenseOptions:
-    """What a defence does, its options, and the symmetry it moves along with the options of that."""
+    """A sentence on a defence, its options, its symmetry and the options of that."""
 
     about: str
     options: tuple[Option, ...]
@@ -88,8 +88,7 @@ def defense_options(name: str) -> DefenseOptions:
 def make_defense(name: str, /, **options: Any) -> Defense:
     """The defence `name` with its options and those of its symmetry; unknown ones are errors that name the nearest.
 
-    `symmetry` chooses another symmetry by name, or gives options to the symmetry alone: {"steps": 2}, with "name"
-    among them for another.
+    `symmetry` is the name of another symmetry, or options for the symmetry alone: {"steps": 2}, and "name" for another.
 
     >>> make_defense("warp", energy=0.95, every=10).symmetry.energy
     0.95
@@ -98,18 +97,17 @@ def make_defense(name: str, /, **options: Any) -> Defense:
     symmetry, theirs = _symmetry_given(name, options.pop("symmetry", {}), recipe)
     own = {option.name for option in options_of(recipe.kind, _ABOUT)}
     known = {option.name for option in symmetry_options(symmetry)}
+    mine = {key: value for key, value in options.items() if key in own}
     for key, value in options.items():
         if key not in own | known:
             raise InputError(f"{name} has no option {key!r}; {nearest(key, {*own, *known, 'symmetry'})}")
-        if key not in own:
-            if key in theirs:
-                raise InputError(f"{name}: {key} is given twice, as {value!r} and as symmetry.{key}; leave one out")
-            theirs[key] = value
-    mine = {key: value for key, value in options.items() if key in own}
+        if key not in own and key in theirs:
+            raise InputError(f"{name}: {key} is given twice, as {value!r} and as symmetry.{key}; leave one out")
+    theirs |= {key: value for key, value in options.items() if key not in own}
     check_options(name, recipe.kind, mine)
-    defaults = recipe.of_symmetry if symmetry == recipe.symmetry else {}
-    # An absolute length takes the place of the recipe's relative one.
-    defaults = {key: value for key, value in defaults.items() if key != "step_size" or "eta" not in theirs}
+    defaults = dict(recipe.of_symmetry) if symmetry == recipe.symmetry else {}
+    if "eta" in theirs:  # An absolute length replaces the recipe's relative one.
+        defaults.pop("step_size", None)
     made = recipe.kind(make_symmetry(symmetry, **{**defaults, **theirs}), **{**recipe.own, **mine})
     if isinstance(made, Warp):
         object.__setattr__(made, "_name", name)
@@ -117,7 +115,7 @@ def make_defense(name: str, /, **options: Any) -> Defense:
 
 
 def as_defense(given: object) -> Defense | None:
-    """A defence object from a name or from itself; None stays None."""
+    """A defence from its name; objects and None stay as they are."""
     if given is None:
         return None
     if isinstance(given, str):
@@ -137,7 +135,6 @@ def _recipe(name: str) -> _Recipe:
 
 
 def _symmetry_given(name: str, given: Any, recipe: _Recipe) -> tuple[str, dict[str, Any]]:
-    """The name of the symmetry and the options that are for it alone."""
     if isinstance(given, str):
         return given, {}
     if not isinstance(given, Mapping):

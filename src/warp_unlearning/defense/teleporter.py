@@ -1,4 +1,4 @@
-"""One teleport of a model in place: proposed by a symmetry, judged on data, kept or taken back, and certified."""
+"""One teleport of a model in place: drawn by a symmetry, checked on data, kept or taken back, and certified."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..data.examples import Examples, TensorExamples, as_examples
 from ..errors import InputError, WarpWarning
 from ..gradients.energy import gradient_energy
-from ..methods.protocol import Task
+from ..methods.base import Task
 from ..models.modes import full_precision, norm_mode
 from ..models.own import check_examples, check_network, failed
 from ..randomness import Streams, whole
@@ -37,8 +37,8 @@ _ENTRIES_ON_GPU = 2**23
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """`retain` and `forget` are what a symmetry may look at; `judges` are retain examples that it has not seen, or the
-    same where there are too few; `validation` is held-out data where there is some.
+    """The examples of one teleport: `retain` and `forget` are shown to the symmetry; `judges` are retain examples that
+    it has not seen, or the same if there are fewer than five; `validation` is held-out data, if any.
     """
 
     retain: Labelled
@@ -55,7 +55,7 @@ class View:
 
     @property
     def compared(self) -> dict[str, Labelled]:
-        """The sets whose logits a teleport compares, before it and after."""
+        """The sets on which logits before and after the teleport are compared."""
         x, y = self.retain
         sets = {"judges": self.judges, "forget": self.forget, "validation": self.validation}
         return {"retain": (x[:JUDGES], y[:JUDGES])} | {name: pair for name, pair in sets.items() if pair is not None}
@@ -69,22 +69,21 @@ def draw_view(
     *,
     generator: torch.Generator,
 ) -> View:
-    """Examples in random order: at most a fifth of the retain set judges, and as many others are looked at as the
-    symmetry asks for.
+    """Random examples: at most a fifth of the retain set as judges, and from the others as many as the symmetry asks
+    for.
     """
     order = torch.randperm(len(retain), generator=generator)
     judging = min(JUDGES, len(retain) // 5)
-    judges, looked_at = order[:judging], order[judging : judging + (sizes.retain or BATCH)]
+    kept = retain.take(order[judging : judging + (sizes.retain or BATCH)])
 
     def some(examples: Examples | None, count: int) -> Labelled | None:
         if examples is None:
             return None
-        return _take(examples, torch.randperm(len(examples), generator=generator)[:count])
+        return examples.take(torch.randperm(len(examples), generator=generator)[:count])
 
-    kept = _take(retain, looked_at)
     return View(
         retain=kept,
-        judges=_take(retain, judges) if judging else kept,
+        judges=retain.take(order[:judging]) if judging else kept,
         forget=some(forget, sizes.forget or BATCH),
         validation=some(validation, JUDGES),
     )
@@ -94,8 +93,8 @@ def draw_view(
 class Teleporter:
     """Moves `model` by members of `symmetry`, away from the weights `reference`.
 
-    A move after which the mean loss of the judges is more than `tolerance` above its value just before, or the mean
-    loss of the forget examples more than the share `relearning` below it, is taken back. A bound of None does not bind.
+    A move is taken back if it raises the mean loss of the judges by more than `tolerance`, or lowers the mean loss of
+    the forget examples by more than the share `relearning`. None is no bound.
     """
 
     model: nn.Module
@@ -107,20 +106,18 @@ class Teleporter:
 
     @classmethod
     def during(cls, task: Task, model: nn.Module, symmetry: Symmetry, **bounds: float | None) -> Teleporter:
-        """One that leads away from the original, with a copy of the symmetry, which may remember `model`."""
+        """Leads away from the original. It copies the symmetry, which may remember `model`."""
         reference = {name: value.detach() for name, value in task.original.state_dict().items()}
         return cls(model, deepcopy(symmetry), reference, **bounds)
 
     def teleport_on(self, task: Task, streams: Streams) -> Move | None:
-        """Teleport on examples of the task, the k-th time with what `streams.of(k)` draws."""
+        """Teleport on examples of the task, the k-th time with the draws of `streams.of(k)`."""
         own, sizes = streams.of(len(self.certificates)), self.symmetry.looks_at
         view = draw_view(task.retain, task.forget, task.validation, sizes, generator=own.generator("view"))
         return self.teleport(view, generator=own.generator("move"))[0]
 
     def teleport(self, view: View, *, generator: torch.Generator) -> tuple[Move | None, Certificate]:
-        """The move that was made, or None where it was taken back, and its certificate. Batch norm is in eval mode
-        meanwhile.
-        """
+        """The move, or None if it was taken back, and its certificate; with batch norm in eval mode."""
         model, sets, began = self.model, view.compared, _now(view)
         with norm_mode(model, "eval"):
             before = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -128,14 +125,15 @@ class Teleporter:
             probe = Probe(view.batches, view.forget, self.reference)
             move = self.symmetry.move(model, generator=generator, probe=probe)
             known = move.energies if isinstance(move, NullMove) else None
-            start = _energy(model, view.forget) if known is None else known[0]
+            start = known[0] if known else _energy(model, view.forget)
             apply_move(model, move)
             drifts = _drifts(logits, _logits(model, sets), sets)
             harm = self._harm(drifts)
-            if harm is not None:
+            if harm is None:
+                end = known[1] if known else _energy(model, view.forget)
+            else:
                 _restore(model, before)
-                drifts = _drifts(logits, logits, sets)
-            end = start if harm is not None else _energy(model, view.forget) if known is None else known[1]
+                end, drifts = start, _drifts(logits, logits, sets)
             certificate = certified(
                 model,
                 self.symmetry,
@@ -147,14 +145,13 @@ class Teleporter:
                 drifts=drifts,
                 energies=None if start is None or end is None else (start, end),
             )
-        certificate = replace(
-            certificate, notes=(*certificate.notes, *self._on_examples(view)), seconds=_now(view) - began
-        )
+        notes = (*certificate.notes, *self._notes_on(view))
+        certificate = replace(certificate, notes=notes, seconds=_now(view) - began)
         self._warn_once(certificate)
         self.certificates.append(certificate)
         return move if harm is None else None, certificate
 
-    def _on_examples(self, view: View) -> list[str]:
+    def _notes_on(self, view: View) -> list[str]:
         wanted, found, notes = self.symmetry.looks_at.retain, len(view.retain[1]), []
         if found < wanted:
             notes.append(f"looked at {found} retained examples of the {wanted} asked for: there are no more")
@@ -163,8 +160,8 @@ class Teleporter:
         return notes
 
     def _harm(self, drifts: Mapping[str, Drift]) -> str | None:
-        """What a move did beyond the bounds, or None. A loss that is no number is beyond each of them."""
         rise, forget, share = drifts["judges"].loss_change, drifts.get("forget"), self.relearning
+        # Written so that a loss of NaN is beyond both bounds.
         if self.tolerance is not None and not rise <= self.tolerance:
             return f"the loss of unseen retained examples rose by {rise:.3g}, and tolerance is {self.tolerance}"
         if forget is None or share is None or forget.loss_after >= (1 - share) * forget.loss_before:
@@ -183,16 +180,6 @@ class Teleporter:
             )
 
 
-@torch.no_grad()
-def _logits(model: nn.Module, sets: Mapping[str, Labelled]) -> dict[str, Tensor]:
-    with full_precision():
-        return {name: torch.cat([model(part) for part in torch.split(x, JUDGES)]) for name, (x, _) in sets.items()}
-
-
-def _drifts(before: State, after: State, sets: Mapping[str, Labelled]) -> dict[str, Drift]:
-    return {name: drift(before[name], after[name], y) for name, (_, y) in sets.items()}
-
-
 def teleport(
     model: nn.Module,
     symmetry: Symmetry,
@@ -202,7 +189,7 @@ def teleport(
     reference: nn.Module | State | None = None,
     seed: int | None = None,
 ) -> tuple[nn.Module, Certificate]:
-    """A copy of `model` moved along `symmetry`, and what the move did; `model` itself stays as it is.
+    """A copy of `model` moved along `symmetry`, and the certificate of the move.
 
     `retain` are examples whose outputs are to stay, `forget` those whose gradients a null-space move makes small; each
     is a pair of tensors (x, y), a `Dataset` of such pairs, or a `DataLoader`. `reference` are the weights an attacker
@@ -240,8 +227,18 @@ def _reference(model: nn.Module, given: nn.Module | State | None) -> State:
     return {name: weights[name].detach().to(value, copy=True) for name, value in state.items()}
 
 
+@torch.no_grad()
+def _logits(model: nn.Module, sets: Mapping[str, Labelled]) -> dict[str, Tensor]:
+    with full_precision():
+        return {name: torch.cat([model(part) for part in torch.split(x, JUDGES)]) for name, (x, _) in sets.items()}
+
+
+def _drifts(before: State, after: State, sets: Mapping[str, Labelled]) -> dict[str, Drift]:
+    return {name: drift(before[name], after[name], y) for name, (_, y) in sets.items()}
+
+
 def _energy(model: nn.Module, forget: Labelled | None) -> float | None:
-    """Σ ‖∇ℓᵢ‖², or None where there is nothing to measure or the network does not allow it."""
+    """Σ ‖∇ℓᵢ‖², or None without examples or on a network that does not allow it."""
     if forget is None:
         return None
     try:
@@ -257,13 +254,8 @@ def _restore(model: nn.Module, before: State) -> None:
         value.copy_(before[name])
 
 
-def _take(examples: Examples, index: Tensor) -> Labelled:
-    batch = examples.take(index)
-    return batch.x, batch.y
-
-
 def _now(view: View) -> float:
-    """Seconds on a clock, once the device of the view has done what it was given."""
-    if view.judges[0].is_cuda:
-        torch.cuda.synchronize(view.judges[0].device)
+    x = view.judges[0]
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
     return perf_counter()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InputError, WarpWarning, nearest
-from ..methods.protocol import Task, require
+from ..methods.base import Task, require
 from ..models.modes import norm_mode
 from ..randomness import Streams
 from ..symmetry.move import MomentumReset, Move
@@ -30,11 +30,11 @@ Momentum = Literal["carry", "reset"]
 class Warp:
     """Teleport along `symmetry` while a method forgets.
 
-    `every`: after each "epoch", once at the "end", after every so many updates, or None for never; with
-    `gradient_threshold` also after an update where the norm of the mean forget gradient exceeds it. A teleport is taken
-    back if it raises the mean loss of retained examples that it has not seen by more than `tolerance`, or lowers that
-    of the examples to forget by more than the share `relearning`, where that is given. `momentum` is carried across as
-    a covector, or "reset".
+    `every`: after each "epoch", once at the "end", after every so many updates, or None for never. With
+    `gradient_threshold` also after an update at which the norm of the mean forget gradient exceeds it. A teleport is
+    taken back if it raises the mean loss of unseen retained examples by more than `tolerance`, or lowers that of the
+    forget examples by more than the share `relearning`, if given. `momentum` is carried across as a covector, or
+    "reset".
     """
 
     symmetry: Symmetry = field(default_factory=NullSpace)
@@ -49,14 +49,13 @@ class Warp:
         require_symmetry(self.symmetry)
         require(self, positive=("gradient_threshold",), not_negative=("tolerance", "relearning"))
         require(self, choices={"momentum": get_args(Momentum)})
-        if isinstance(self.every, str):
-            if self.every not in get_args(Moment):
-                raise InputError(f"every is {self.every!r}; {nearest(self.every, get_args(Moment))}, or give a number")
-        elif self.every is None:
-            if self.gradient_threshold is None:
-                raise InputError("every is None and there is no gradient_threshold: this defence would never act")
-        elif isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
-            raise InputError(f"every is {self.every!r}; it must be 'epoch', 'end' or a whole number of at least 1")
+        every, moments = self.every, get_args(Moment)
+        if every is None and self.gradient_threshold is None:
+            raise InputError("every is None and there is no gradient_threshold: this defence would never act")
+        if isinstance(every, str) and every not in moments:
+            raise InputError(f"every is {every!r}; {nearest(every, moments)}, or give a number")
+        if every is not None and every not in moments:
+            require(self, counts=("every",))
 
     @property
     def name(self) -> str:
@@ -64,7 +63,7 @@ class Warp:
         return self._name
 
     def start(self, model: nn.Module, task: Task, *, streams: Streams) -> WarpSession:
-        """A session with a copy of the symmetry, so that bases of one network never serve another."""
+        """A session on `model`, with its own copy of the symmetry."""
         return WarpSession(self, model, task, streams)
 
 
@@ -86,29 +85,30 @@ class WarpSession:
         return self._teleport() if self._due(update) else None
 
     def finish(self) -> None:
-        """Teleport once, if the end is the time; warn if no teleport was made in the whole run."""
+        """Teleport if this is the time; warn if the whole run made no teleport."""
         if self._settings.every == "end":
             self._teleport()
-        if not any(certificate.scale for certificate in self.certificates):
-            tries = len(self.certificates)
-            why = "it was never time for a teleport. Give another `every` or `gradient_threshold`"
-            if tries:
-                last = next(note for note in self.certificates[-1].notes if note.startswith(TAKEN_BACK))
-                why = f"all {tries} teleports were {TAKEN_BACK}, the last since{last.removeprefix(TAKEN_BACK + ':')}. "
-                why += "Shorten the steps (step_size or eta), or widen that bound"
-            warnings.warn(f"the defence moved nothing: {why}", WarpWarning, stacklevel=2)
+        if any(certificate.scale for certificate in self.certificates):
+            return
+        why = "it was never time for a teleport. Give another `every` or `gradient_threshold`"
+        if self.certificates:
+            last = next(note for note in self.certificates[-1].notes if note.startswith(TAKEN_BACK))
+            why = (
+                f"all {len(self.certificates)} teleports were {TAKEN_BACK}, the last since"
+                f"{last.removeprefix(TAKEN_BACK + ':')}. Shorten the steps (step_size or eta), or widen that bound"
+            )
+        warnings.warn(f"the defence moved nothing: {why}", WarpWarning, stacklevel=2)
 
     def brought_back(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The state as it is: a teleport keeps no basis to come back from."""
+        """The state as it is: there is no basis to come back from."""
         return state
 
     def _due(self, update: Update) -> bool:
-        every = self._settings.every
+        every, threshold = self._settings.every, self._settings.gradient_threshold
         if every == "epoch" and update.ends_epoch:
             return True
         if isinstance(every, int) and update.step % every == 0:
             return True
-        threshold = self._settings.gradient_threshold
         return threshold is not None and self._forget_gradient(update) > threshold
 
     def _teleport(self) -> Move | None:

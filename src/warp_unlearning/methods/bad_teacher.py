@@ -6,25 +6,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
 
-from ..data.examples import Given, Taken, TensorExamples, taken
+from ..data.examples import TensorExamples
 from ..data.sampling import batch_shape, epoch
 from ..models.modes import predict
+from ..training.scoring import logits
 from ..training.stepper import Number, OptimizerName, Stepper
 from ..training.update import Update, Updates
-from .protocol import NormMode, Task, option, require
-from .teacher import Teacher, divergence
+from .base import NormMode, Task, option, require
+from .scrub import divergence
 
 
 @dataclass(frozen=True, kw_only=True)
 class BadTeacher:
-    """Minimises KL(target ‖ student) over mixed batches of the forget set and a random part of the retain set, where
-    the target is the randomly initialised teacher's output on forget examples and the original's on the others. The
+    """Minimises KL(target ‖ student) over mixed batches of the forget set and a random part of the retain set. The
+    target is the output of a randomly initialised network on forget examples and the original's on the others. The
     divergence is a mean over the batch (not, as in the published code, also over the classes), without a factor T².
     """
 
@@ -48,20 +48,16 @@ class BadTeacher:
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """One step a mixed batch."""
         stepper = Stepper(model, optimizer=self.optimizer, momentum=self.momentum, weight_decay=self.weight_decay)
-        untrained = untrained_copy(task)
-        kept = self._part_of_retain(task)
-        bad, good = Teacher(untrained, task.forget), Teacher(task.original, task.retain, rows=kept)
-        mixed = _Mixed(task, kept, bad, good)
+        mixed = _Mixed(task, untrained_copy(task), share=self.retain_share)
 
         def imitate(x: Tensor, target: Tensor, lr: Number) -> dict[str, Tensor]:
-            # The published loss has no T² in front, so it is taken out again.
+            # The published loss has no T² in front; `divergence` has.
             loss = divergence(target, predict(model, x), temperature=self.temperature) / self.temperature**2
             stepper.step(loss, lr=lr)
             return {"divergence": loss}
 
         update = task.repeated(imitate)
-        count = len(task.forget) + len(kept)
-        batches, _ = batch_shape(count, self.batch_size)
+        batches, _ = batch_shape(len(mixed), self.batch_size)
         of = self.epochs * batches
         for e in range(self.epochs):
             order = mixed.batches(self.batch_size, generator=task.streams.generator("mixed", e))
@@ -70,52 +66,50 @@ class BadTeacher:
                 moved = yield Update(i, of, e, i == (e + 1) * batches, terms)
                 stepper.carry(moved)
 
-    def _part_of_retain(self, task: Task) -> Tensor:
-        count = max(1, round(self.retain_share * len(task.retain)))
-        return torch.randperm(len(task.retain), generator=task.streams.generator("part"))[:count]
-
 
 def untrained_copy(task: Task) -> nn.Module:
     """The original's architecture with fresh random weights, frozen, in eval mode."""
     return task.fresh(task.original, "untrained").requires_grad_(False).eval()
 
 
-@dataclass(frozen=True, eq=False)
 class _Mixed:
-    """Inputs and target logits for positions of the mixed set: forget examples first, then the kept part of retain."""
+    """Inputs with target logits: all forget examples, then a random share of the retain set.
 
-    task: Task
-    kept: Tensor
-    bad: Teacher
-    good: Teacher
+    They are computed once if the inputs are tensors, and batch by batch if a `Dataset` may augment them.
+    """
 
-    def batches(self, batch_size: int, *, generator: torch.Generator) -> Iterator[tuple[Given, Given]]:
-        """One shuffled pass; in a batch the forget examples come before the others."""
-        order = epoch(len(self.task.forget) + len(self.kept), batch_size, generator=generator)
+    def __init__(self, task: Task, untrained: nn.Module, *, share: float) -> None:
+        retain, count = task.retain, max(1, round(share * len(task.retain)))
+        kept = torch.randperm(len(retain), generator=task.streams.generator("part"))[:count]
+        self._forget, self._rows = len(task.forget), torch.cat([torch.arange(len(task.forget)), kept])
+        self._sources = ((task.forget, untrained), (retain, task.original))
+        self._table: tuple[Tensor, Tensor] | None = None
+        if isinstance(task.forget, TensorExamples) and isinstance(retain, TensorExamples):
+            part = retain.select(kept)
+            targets = torch.cat([logits(untrained, task.forget), logits(task.original, part)])
+            self._table = torch.cat([task.forget.x, part.x]), targets
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def batches(self, size: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """One shuffled pass; within a batch the forget examples come first."""
+        whole = epoch(len(self), size, generator=generator)
+        order = [torch.cat([index[index < self._forget], index[index >= self._forget]]) for index in whole]
         if self._table is None:
-            yield from (self._fetched(index) for index in order)
+            yield from map(self._computed, order)
             return
         inputs, targets = self._table
-        # Sorted on the CPU and sent all at once, so that no batch waits for its indices.
-        known = [torch.cat([i[i < len(self.task.forget)], i[i >= len(self.task.forget)]]) for i in order]
-        for index in torch.stack(known).to(inputs.device):
-            yield Taken(inputs, index), Taken(targets, index)
+        # Sent to the device together, so that no batch waits for its indices.
+        for index in torch.stack(order).to(inputs.device):
+            yield inputs.index_select(0, index), targets.index_select(0, index)
 
-    @cached_property
-    def _table(self) -> tuple[Tensor, Tensor] | None:
-        """The inputs of the mixed set with their targets, where they are tensors."""
-        forget, retain = self.task.forget, self.task.retain
-        if not isinstance(forget, TensorExamples) or not isinstance(retain, TensorExamples):
-            return None
-        return self._fetched(torch.arange(len(forget) + len(self.kept)))
-
-    def _fetched(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        is_forget = index < len(self.task.forget)
-        forget, retain = index[is_forget], self.kept[index[~is_forget] - len(self.task.forget)]
-        parts = [
-            (x, taken(teacher(i, x)))
-            for i, teacher, examples in ((forget, self.bad, self.task.forget), (retain, self.good, self.task.retain))
-            if len(i)
-            for x in (examples.take(i).x,)
-        ]
-        return torch.cat([x for x, _ in parts]), torch.cat([t for _, t in parts])
+    @torch.no_grad()
+    def _computed(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        count = int((index < self._forget).sum())
+        inputs, targets = [], []
+        for rows, (examples, teacher) in zip(self._rows[index].tensor_split([count]), self._sources, strict=True):
+            if len(rows):
+                inputs.append(examples.take(rows).x)
+                targets.append(teacher(inputs[-1]))
+        return torch.cat(inputs), torch.cat(targets)

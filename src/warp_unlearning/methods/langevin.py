@@ -15,7 +15,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..data.sampling import batch_shape, endless, epoch
 from ..errors import InputError, WarpWarning
 from ..gradients.per_sample import clipped_mean_gradient
 from ..stats.langevin import langevin_noise
@@ -23,12 +22,12 @@ from ..symmetry.move import Move
 from ..symmetry.then import then
 from ..training.stepper import Stepper
 from ..training.update import Update, Updates
-from .anchor import Anchor
-from .protocol import NormMode, Task, option, require
+from .base import NormMode, Task, option, require
+from .neg_grad_plus import Anchor
 
 
 class NoiseWarning(WarpWarning):
-    """The noise asked for will drown the weights."""
+    """The noise will drown the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +36,14 @@ class Langevin:
 
         θ ← Π[θ − η g + √(2ησ²) N(0, I)],    g = α meanᵢ clip(∇ℓᵢ + 2λ(θ − θ_p)) − (1 − α) meanⱼ clip(∇ℓⱼ),
 
-    with i over a batch to keep and j over one to forget. As in the accounting, every example's gradient is clipped to
-    norm C = `clip`, the pull λ = `pull` towards θ_p being part of what an example to keep is charged with. Π scales the
-    weights down to ‖θ‖ = `radius` where they are longer; without a radius they stay.
+    with i over a retain batch and j over a forget batch. As the accounting demands, the gradient of each example is
+    clipped to norm C = `clip`, for retain examples together with the pull λ = `pull` towards θ_p. Π scales the weights
+    down to norm `radius` if they exceed it; without a radius it does nothing.
 
-    σ is `noise`, or, where `epsilon` is given, what the accounting asks for with η, C, the strong convexity m = 2αλ of
-    the pull, K = all steps, S = the forget set, n = forget and retain. At small ε and large forget sets that noise
-    destroys a deep network; a warning says so beforehand. The task's seed draws the noise, and deletion records hold
-    that seed: who reads it can draw the noise again and subtract it.
+    σ is `noise`, or with `epsilon` what the accounting gives for η, C, strong convexity m = 2αλ, K = all steps, S = the
+    size of the forget set, n = forget and retain. At small ε or for large forget sets that noise destroys a deep
+    network, and a warning says so beforehand. The task's seed draws the noise, and deletion records hold that seed:
+    whoever reads it can subtract the noise.
     """
 
     name: ClassVar[str] = "langevin"
@@ -77,34 +76,27 @@ class Langevin:
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """One noisy step a retain batch."""
-        batches, _ = batch_shape(len(task.retain), self.batch_size)
-        of = self.epochs * batches
+        count = task.batch_count("retain", self.batch_size)
+        of = self.epochs * count
         scale = sqrt(2 * self.lr) * self.noise_level(forget=len(task.forget), retain=len(task.retain), steps=of)
         _warn_if_drowned(model, scale * sqrt(of), self.epsilon)
         stepper = Stepper(model, momentum=0.0)
         anchor = Anchor(model)
-        device = stepper.parameters[0].device
-        noise = Noise(task.streams.generator("noise", device=device))
-        forget_order = endless(len(task.forget), self.batch_size, generator=task.streams.generator("forget"))
+        noise = _Noise(task.streams.generator("noise", device=stepper.parameters[0].device))
+        forget = task.batches("forget", self.batch_size)
         for e in range(self.epochs):
-            order = epoch(len(task.retain), self.batch_size, generator=task.streams.generator("retain", e))
-            for i, index in enumerate(order, e * batches + 1):
-                pulled = torch.autograd.grad(self.pull * anchor.distance_squared(model), stepper.parameters)
-                gradient, loss = clipped_mean_gradient(
-                    model,
-                    *task.retain.take(index),
-                    clip=self.clip,
-                    beside=dict(zip(stepper.names, pulled, strict=True)),
-                )
+            for i, retain in enumerate(task.batches("retain", self.batch_size, epoch=e), e * count + 1):
+                pull = torch.autograd.grad(self.pull * anchor.distance_squared(model), stepper.parameters)
+                beside = dict(zip(stepper.names, pull, strict=True))
+                gradient, loss = clipped_mean_gradient(model, *retain, clip=self.clip, beside=beside)
                 terms = {"retain": loss}
                 if self.alpha < 1:
-                    forget = task.forget.take(next(forget_order))
-                    ascent, terms["forget"] = clipped_mean_gradient(model, *forget, clip=self.clip)
+                    ascent, terms["forget"] = clipped_mean_gradient(model, *next(forget), clip=self.clip)
                     gradient = {n: self.alpha * g - (1 - self.alpha) * ascent[n] for n, g in gradient.items()}
                 stepper.step_along(gradient, lr=self.lr)
                 noise.add_to(stepper.names, stepper.parameters, scale)
                 self._project(list[Tensor](stepper.parameters))
-                moved = yield Update(i, of, e, i == (e + 1) * batches, terms)
+                moved = yield Update(i, of, e, i == (e + 1) * count, terms)
                 anchor.carry(moved)
                 noise.carry(moved)
 
@@ -130,8 +122,8 @@ class Langevin:
         )
 
 
-class Noise:
-    """Gaussian noise for each weight, the same for a weight wherever a move has put it."""
+class _Noise:
+    """Gaussian noise; each weight gets the same draw wherever moves have put it."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
@@ -139,7 +131,6 @@ class Noise:
 
     @torch.no_grad()
     def add_to(self, names: list[str], parameters: list[nn.Parameter], scale: float) -> None:
-        """Add `scale` times standard normal noise."""
         for name, p in zip(names, parameters, strict=True):
             drawn = torch.randn(p.shape, generator=self._generator, device=p.device, dtype=p.dtype)
             if self._move is not None:
@@ -147,13 +138,11 @@ class Noise:
             p.add_(drawn, alpha=scale)
 
     def carry(self, move: Move | None) -> None:
-        """Follow the weights to where a move put them."""
         if move is not None:
             self._move = then(self._move, move)
 
 
 def _warn_if_drowned(model: nn.Module, spread: float, epsilon: float | None) -> None:
-    """Compare the noise of all steps together with the size of a typical weight of a linear map."""
     sizes = [float(p.detach().square().mean().sqrt()) for p in model.parameters() if p.dim() > 1]
     typical = sorted(sizes)[len(sizes) // 2] if sizes else 1.0
     if spread > 0.5 * typical:

@@ -9,15 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.examples import Batch
-from ..data.sampling import batch_shape, shuffled
 from ..models.modes import predict
+from ..symmetry.move import Move
+from ..symmetry.then import then
 from ..training.schedule import cosine
 from ..training.scoring import losses
 from ..training.stepper import Number, Stepper
 from ..training.update import Update, Updates
-from .anchor import Anchor
-from .protocol import NormMode, Task, option, require
+from .base import NormMode, Task, option, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,10 @@ class NegGradPlus:
         ceiling = self._ceiling(task)
 
         def descend(x: Tensor, y: Tensor, forget_x: Tensor, forget_y: Tensor, lr: Number) -> dict[str, Tensor]:
-            terms = self._losses(model, Batch(x, y), Batch(forget_x, forget_y), ceiling)
+            each = F.cross_entropy(predict(model, forget_x), forget_y, reduction="none")
+            if ceiling is not None:
+                each = torch.minimum(each, ceiling)
+            terms = {"retain": F.cross_entropy(predict(model, x), y), "forget": each.mean()}
             loss = self.alpha * terms["retain"] - (1 - self.alpha) * terms["forget"]
             if anchor is not None:
                 terms["anchor"] = 0.5 * anchor.distance_squared(model)
@@ -60,26 +62,43 @@ class NegGradPlus:
             return terms
 
         update = task.repeated(descend)
-        forget_order = shuffled(task.forget, self.batch_size, generator=task.streams.generator("forget"), endless=True)
-        batches, _ = batch_shape(len(task.retain), self.batch_size)
-        of = self.epochs * batches
+        forget = task.batches("forget", self.batch_size)
+        count = task.batch_count("retain", self.batch_size)
+        of = self.epochs * count
         for e in range(self.epochs):
-            order = shuffled(task.retain, self.batch_size, generator=task.streams.generator("retain", e))
-            for i, retain in enumerate(order, e * batches + 1):
-                terms = update(*retain, *next(forget_order), self.lr * cosine((i - 1) / of))
-                moved = yield Update(i, of, e, i == (e + 1) * batches, terms)
+            for i, retain in enumerate(task.batches("retain", self.batch_size, epoch=e), e * count + 1):
+                terms = update(*retain, *next(forget), self.lr * cosine((i - 1) / of))
+                moved = yield Update(i, of, e, i == (e + 1) * count, terms)
                 stepper.carry(moved)
                 if anchor is not None and moved is not None:
                     anchor.carry(moved)
                     update.forget_graph()
 
-    def _losses(self, model: nn.Module, retain: Batch, forget: Batch, ceiling: Tensor | None) -> dict[str, Tensor]:
-        each = F.cross_entropy(predict(model, forget.x), forget.y, reduction="none")
-        if ceiling is not None:
-            each = torch.minimum(each, ceiling)
-        return {"retain": F.cross_entropy(predict(model, retain.x), retain.y), "forget": each.mean()}
-
     def _ceiling(self, task: Task) -> Tensor | None:
         if not self.saturate:
             return None
         return losses(task.original, task.require_validation("ngp with saturate=True")).mean()
+
+
+class Anchor:
+    """The squared distance ‖T⁻¹(θ) − θ₀‖² of the trainable parameters from where they started, with T all moves since:
+    a move does not change it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._start = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+        self._back: Move | None = None
+
+    def distance_squared(self, model: nn.Module) -> Tensor:
+        """Differentiable with respect to the parameters of `model`."""
+        terms = []
+        for name, value in model.named_parameters():
+            if name in self._start:
+                pulled = value if self._back is None else self._back.point(name, value)
+                terms.append((pulled - self._start[name]).square().sum())
+        return torch.stack(terms).sum()
+
+    def carry(self, move: Move | None) -> None:
+        """Undo one more move before measuring."""
+        if move is not None:
+            self._back = move.inverse() if self._back is None else then(move.inverse(), self._back)

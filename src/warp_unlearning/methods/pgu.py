@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.examples import Examples
-from ..data.sampling import batch_shape, shuffled
 from ..errors import InputError, WarpWarning
 from ..linalg.subspace import Rule, SecondMoment
 from ..models.modes import norm_mode, predict
@@ -23,18 +22,17 @@ from ..training.schedule import geometric
 from ..training.scoring import accuracy
 from ..training.stepper import Number, Stepper
 from ..training.update import Update, Updates
-from .protocol import NormMode, Task, option, require
+from .base import NormMode, Task, option, require
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectedGradient:
-    """Descends mean −log(1 − (p_y − offset)) − entropy_weight · H(p) on forget batches, every step projected, layer by
-    layer, onto the complement of the span of the retained inputs. That loss is bounded. Parameters that are not the
-    weight of a linear map (batch norm, biases) do not move, nor do running statistics; a warning names weights of
-    other layers.
+    """Descends mean −log(1 − (p_y − offset)) − entropy_weight · H(p), a bounded loss, on forget batches. Each step is
+    projected, layer by layer, onto the complement of the span of the retained inputs. Only weights of linear maps move:
+    biases, batch norm and running statistics stay; a warning names other weights that stay.
 
-    With a validation set it stops once accuracy on the forget set has fallen below that on the validation set, and
-    keeps, of the last two epochs, the one with the smaller difference.
+    With a validation set it stops after the epoch in which forget accuracy falls to validation accuracy or below, and
+    keeps the better of the last two epochs, the one with the smaller gap.
     """
 
     name: ClassVar[str] = "pgu"
@@ -72,7 +70,7 @@ class ProjectedGradient:
             constraint=projection,
         )
         still = {n: torch.ones_like(p, dtype=torch.bool) for n, p in model.named_parameters() if n not in projection}
-        stop = Stop(model, task.forget, task.validation) if self.stop and task.validation is not None else None
+        stop = _Stop(model, task.forget, task.validation) if self.stop and task.validation is not None else None
 
         def descend(x: Tensor, y: Tensor, lr: Number) -> dict[str, Tensor]:
             loss = self._loss(predict(model, x), y)
@@ -80,14 +78,13 @@ class ProjectedGradient:
             return {"forget": loss}
 
         update = task.repeated(descend)
-        batches, _ = batch_shape(len(task.forget), self.batch_size)
-        of = self.epochs * batches
+        count = task.batch_count("forget", self.batch_size)
+        of = self.epochs * count
         for e in range(self.epochs):
             lr = geometric(self.lr, self.last_lr, e / max(self.epochs - 1, 1))
-            order = shuffled(task.forget, self.batch_size, generator=task.streams.generator("forget", e))
-            for i, batch in enumerate(order, e * batches + 1):
+            for i, batch in enumerate(task.batches("forget", self.batch_size, epoch=e), e * count + 1):
                 terms = update(*batch, lr)
-                moved = yield Update(i, of, e, i == (e + 1) * batches, terms, still)
+                moved = yield Update(i, of, e, i == (e + 1) * count, terms, still)
                 stepper.carry(moved)
                 if moved is not None and stop is not None:
                     stop.carry(moved)
@@ -103,9 +100,9 @@ class ProjectedGradient:
 
 
 def retained_complement(model: nn.Module, task: Task, *, samples: int, energy: float, rule: Rule) -> InputComplement:
-    """The projection that leaves each layer's response to `samples` retain examples as it is.
+    """The projection that keeps the response of every layer to `samples` retain examples.
 
-    It covers the weights of Linear, convolution and MultiheadAttention layers; one warning names the others.
+    It covers the weights of Linear, convolution and MultiheadAttention layers; a warning names the others.
     """
     order = torch.randperm(len(task.retain), generator=task.streams.generator("samples"))[:samples]
     batches = [task.retain.take(index).x for index in torch.split(order, 256)]
@@ -135,7 +132,8 @@ def retained_complement(model: nn.Module, task: Task, *, samples: int, energy: f
             stacklevel=2,
         )
     bases: dict[str, InputBasis] = {}
-    met: dict[str, Tensor] = {}
+    # Kernel taps that see some input and not only padding, in layers where others see none.
+    live: dict[str, Tensor] = {}
     for name in list(moments):
         moment = moments.pop(name)
         found, reached = moment.leading(energy, rule=rule), moment.energy > 0
@@ -143,34 +141,28 @@ def retained_complement(model: nn.Module, task: Task, *, samples: int, energy: f
         bases[name] = InputBasis(name, None, basis, found.ranks, reached, found.captured, moment.positions)
         taps = reached.reshape(-1, parameters[name][0, 0].numel()).any(0)
         if not taps.all():
-            met[name] = taps.nonzero().flatten()
-    return InputComplement(bases, met=met)
+            live[name] = taps.nonzero().flatten()
+    return InputComplement(bases, met=live)
 
 
-class Stop:
-    """Stops once the forget set is answered no better than the validation set, one epoch late if the last was
-    closer.
-    """
-
+class _Stop:
     def __init__(self, model: nn.Module, forget: Examples, validation: Examples) -> None:
         self._forget, self._validation = forget, validation
-        self._last_state = {n: t.clone() for n, t in model.state_dict().items()}
-        self._last_gap = self._gap(model)
+        self._remember(model, self._gap(model))
 
     def _gap(self, model: nn.Module) -> float:
         return accuracy(model, self._forget) - accuracy(model, self._validation)
 
+    def _remember(self, model: nn.Module, gap: float) -> None:
+        self._last_gap, self._last_weights = gap, {n: t.clone() for n, t in model.state_dict().items()}
+
     def reached(self, model: nn.Module) -> bool:
-        """Whether to stop now; puts the previous epoch's weights back where those were closer."""
         gap = self._gap(model)
         if gap > 0:
-            self._last_gap = gap
-            self._last_state = {n: t.clone() for n, t in model.state_dict().items()}
-            return False
-        if abs(self._last_gap) < abs(gap):
-            model.load_state_dict(self._last_state)
-        return True
+            self._remember(model, gap)
+        elif abs(self._last_gap) < abs(gap):
+            model.load_state_dict(self._last_weights)
+        return gap <= 0
 
     def carry(self, move: Move) -> None:
-        """Move the kept weights with the model's."""
-        self._last_state = {n: move.point(n, t) for n, t in self._last_state.items()}
+        self._last_weights = {n: move.point(n, t) for n, t in self._last_weights.items()}

@@ -13,29 +13,31 @@ from typing import Any, cast
 from ..errors import InputError, nearest
 from ..models.own import load_function
 from .bad_teacher import BadTeacher
-from .finetune import Finetune
+from .base import Method, options
 from .langevin import Langevin
 from .neg_grad_plus import NegGradPlus
 from .pgu import ProjectedGradient
-from .protocol import Method, options
-from .retrain import Retrain
+from .references import Finetune, Retrain
 from .salun import SalUn
 from .scrub import Scrub
 from .srf_on import SrfOn
 
 BUILT_IN: Mapping[str, type[Method]] = {
     cls.name: cast(type[Method], cls)
-    for cls in (
-        NegGradPlus,
-        Scrub,
-        SalUn,
-        ProjectedGradient,
-        BadTeacher,
-        SrfOn,
-        Retrain,
-        Finetune,
-        Langevin,
-    )
+    for cls in (NegGradPlus, Scrub, SalUn, ProjectedGradient, BadTeacher, SrfOn, Retrain, Finetune, Langevin)
+}
+# For a thousand examples in batches of 64, seconds on one core. The defaults of the methods are the published ones or
+# near them, made for tens of thousands of images, and do too little in the few steps of a small epoch. These were
+# chosen by hand on digits: all on another split with the classes 0 and 1 forgotten, then ngp and pgu again on the
+# conformance kit's `digits_problem` with seeds 100 to 114, after pgu had lost too much at seed 4. Reported numbers use
+# seeds from 20 on, which were not looked at before; the images are the same.
+SMALL_DATA: Mapping[str, Mapping[str, Any]] = {
+    "ngp": {"batch_size": 64},
+    "scrub": {"lr": 0.003, "retain_batch_size": 64, "forget_batch_size": 32},
+    "salun": {"lr": 0.05, "batch_size": 64},
+    "pgu": {"energy": 0.9, "lr": 0.5, "last_lr": 0.1, "epochs": 30, "stop": False},
+    "bad_teacher": {"lr": 1e-3, "batch_size": 64},
+    "srf_on": {"iterations": 100, "strength": 5.0, "batch_size": 64},
 }
 
 
@@ -65,6 +67,11 @@ def make_method(name: str, /, **settings: Any) -> Method:
         if key not in names:
             raise InputError(f"{name} has no option {key!r}; {nearest(key, names)}")
     return known[name](**settings)
+
+
+def small_data_method(name: str, /, **settings: Any) -> Method:
+    """The method `name` with its settings for small data, then `settings` over them."""
+    return make_method(name, **{**SMALL_DATA.get(name, {}), **settings})
 
 
 def as_method(method: str | Method, options: Mapping[str, Any] | None = None) -> Method:

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.examples import Examples, Given, in_order, taken
-from ..data.sampling import batch_shape, shuffled
+from ..data.examples import Batch, Examples, in_order
+from ..data.sampling import batch_shape
 from ..errors import InputError
 from ..models.modes import norm_mode, predict
 from ..training.constraints import Mask
 from ..training.stepper import Number, Stepper
 from ..training.update import Update, Updates
-from .protocol import NormMode, Task, option, require
+from .base import NormMode, Task, option, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,40 +58,34 @@ class SalUn:
 
         updates = {"forget": task.repeated(descend), "retain": task.repeated(descend)}
         labels = task.streams.generator("labels")
-        batches = [batch_shape(len(s), self.batch_size)[0] for s in (task.forget, task.retain)]
-        step, of = 0, self.epochs * sum(batches)
+        count = task.batch_count("forget", self.batch_size) + task.batch_count("retain", self.batch_size)
+        of = self.epochs * count
         for e in range(self.epochs):
-            for position, (phase, (x, y)) in enumerate(self._schedule(task, e, labels), 1):
+            for i, (phase, (x, y)) in enumerate(self._schedule(task, e, labels), e * count + 1):
                 loss = updates[phase](x, y, self.lr)["loss"]
-                step += 1
                 terms = {"relabelled" if phase == "forget" else "retain": loss}
-                moved = yield Update(step, of, e, position == sum(batches), terms, mask.frozen)
+                moved = yield Update(i, of, e, i == (e + 1) * count, terms, mask.frozen)
                 stepper.carry(moved)
 
-    def _schedule(self, task: Task, e: int, labels: torch.Generator) -> Iterator[tuple[str, tuple[Given, Given]]]:
-        forget, retain = (
-            shuffled(examples, self.batch_size, generator=task.streams.generator(phase, e))
-            for phase, examples in (("forget", task.forget), ("retain", task.retain))
-        )
+    def _schedule(self, task: Task, e: int, labels: torch.Generator) -> Iterator[tuple[str, Batch]]:
+        forget = task.batches("forget", self.batch_size, epoch=e)
         for (x, y), drawn in zip(forget, self._random_labels(task, labels), strict=True):
-            yield "forget", (x, (taken(y) + drawn) % task.classes if self.exclude_true_label else drawn)
-        yield from (("retain", batch) for batch in retain)
+            yield "forget", Batch(x, (y + drawn) % task.classes if self.exclude_true_label else drawn)
+        for batch in task.batches("retain", self.batch_size, epoch=e):
+            yield "retain", batch
 
     def _random_labels(self, task: Task, generator: torch.Generator) -> Tensor:
-        """Labels for the batches of a pass over the forget set, or how far to go on from the true ones; sent to the
-        device all at once.
-        """
         number, size = batch_shape(len(task.forget), self.batch_size)
+        # An offset from 1 to classes − 1 leads to any label but the true one.
         least = 1 if self.exclude_true_label else 0
         drawn = [torch.randint(least, task.classes, (size,), generator=generator) for _ in range(number)]
         return torch.stack(drawn).to(task.forget.y.device)
 
 
 def saliency_mask(model: nn.Module, forget: Examples, *, keep: float) -> Mask:
-    """The share `keep` of all trainable weights, ranked over the whole network, with the largest |∇ CE(forget)| in eval
-    mode.
+    """The share `keep` of all trainable weights with the largest |∇ CE(forget)|, in eval mode and over all layers.
 
-    A weight with the threshold's own saliency does not move, so weights that no forget example reaches (zero) never do.
+    A weight at the threshold does not move, so weights that no forget example reaches (zero) never do.
     """
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     parameters = [p for p in model.parameters() if p.requires_grad]

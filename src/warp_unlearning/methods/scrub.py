@@ -1,5 +1,5 @@
-"""SCRUB (Kurmanji et al., 2023): a student that leaves the teacher on what is forgotten and obeys it on what is
-kept.
+"""SCRUB (Kurmanji et al., 2023): a student that departs from its teacher on the forget set and follows it on the
+retain set.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.examples import Examples, index_device, take_later
-from ..data.sampling import batch_shape, epoch
+from ..data.examples import Examples, TensorExamples, index_device
+from ..data.sampling import epoch
 from ..errors import InputError
 from ..models.modes import predict
 from ..symmetry.move import Move
@@ -21,16 +21,16 @@ from ..training.schedule import staircase
 from ..training.scoring import logits
 from ..training.stepper import Number, OptimizerName, Stepper
 from ..training.update import Update, Updates
-from .protocol import NormMode, Task, option, require
-from .teacher import Teacher, divergence
+from .base import NormMode, Set, Task, option, require
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scrub:
-    """Epoch e: while e < max_epochs, a pass over the forget set maximising KL_T(teacher ‖ student); then always a pass
-    over the retain set minimising γ·CE + α·KL_T. With `rewind` (SCRUB+R) the model returned is the one, of all epochs'
-    ends and the start, whose error on the forget set is closest to the final model's error on validation examples of
-    the same classes.
+    """Each epoch is a pass over the retain set that minimises γ·CE + α·KL_T(teacher ‖ student). Before it, in the first
+    `max_epochs` epochs, a pass over the forget set maximises KL_T.
+
+    With `rewind` (SCRUB+R) the result is a checkpoint: of the start and the end of every epoch, the one whose error on
+    the forget set is closest to the final model's error on validation examples of the same classes.
     """
 
     name: ClassVar[str] = "scrub"
@@ -59,11 +59,7 @@ class Scrub:
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """One step a batch; forget batches first in each of the first `max_epochs` epochs."""
         stepper = Stepper(model, optimizer=self.optimizer, momentum=self.momentum, weight_decay=self.weight_decay)
-        teachers = {
-            "forget": Teacher(task.original, task.forget),
-            "retain": Teacher(task.original, task.retain),
-        }
-        rewind = Rewind(model, task) if self.rewind else None
+        rewind = _Rewind(model, task) if self.rewind else None
 
         def leave(x: Tensor, y: Tensor, taught: Tensor, lr: Number) -> dict[str, Tensor]:
             drift = divergence(taught, predict(model, x), temperature=self.temperature)
@@ -77,46 +73,59 @@ class Scrub:
             return {"retain": entropy, "retain_divergence": drift}
 
         updates = {"forget": task.repeated(leave), "retain": task.repeated(obey)}
-        step, of = 0, self._steps(task)
+        teachers = {"forget": Teacher(task.original, task.forget), "retain": Teacher(task.original, task.retain)}
+        sizes: dict[Set, int] = {"forget": self.forget_batch_size, "retain": self.retain_batch_size}
+        counts = {name: task.batch_count(name, size) for name, size in sizes.items()}
+        step, of = 0, min(self.max_epochs, self.epochs) * counts["forget"] + self.epochs * counts["retain"]
         for e in range(self.epochs):
             lr = self.lr * staircase(e / self.epochs, milestones=(0.5, 0.8, 0.9))
-            schedule = list(self._schedule(task, e))
-            for position, (phase, index) in enumerate(schedule, 1):
-                examples: Examples = getattr(task, phase)
-                x, y = take_later(examples, index)
-                terms = updates[phase](x, y, teachers[phase](index, x), lr)
-                step += 1
-                moved = yield Update(step, of, e, position == len(schedule), terms)
-                stepper.carry(moved)
-                if rewind is not None:
-                    rewind.carry(moved)
+            phases: tuple[Set, ...] = ("forget", "retain") if e < self.max_epochs else ("retain",)
+            for phase in phases:
+                lessons = teachers[phase].batches(sizes[phase], generator=task.streams.generator(phase, e))
+                for i, lesson in enumerate(lessons, 1):
+                    terms = updates[phase](*lesson, lr)
+                    step += 1
+                    moved = yield Update(step, of, e, phase == "retain" and i == counts[phase], terms)
+                    stepper.carry(moved)
+                    if rewind is not None:
+                        rewind.carry(moved)
             if rewind is not None:
                 rewind.record(model)
         if rewind is not None:
             rewind.apply(model)
 
-    def _schedule(self, task: Task, e: int) -> Iterator[tuple[str, Tensor]]:
-        streams = task.streams
-        if e < self.max_epochs:
-            yield from _indices("forget", task.forget, self.forget_batch_size, streams.generator("forget", e))
-        yield from _indices("retain", task.retain, self.retain_batch_size, streams.generator("retain", e))
 
-    def _steps(self, task: Task) -> int:
-        forget, _ = batch_shape(len(task.forget), self.forget_batch_size)
-        retain, _ = batch_shape(len(task.retain), self.retain_batch_size)
-        return min(self.max_epochs, self.epochs) * forget + self.epochs * retain
+class Teacher:
+    """A frozen model to imitate or to depart from on one set of examples.
+
+    Its logits are computed once if the inputs are tensors, and batch by batch if a `Dataset` may augment them.
+    """
+
+    def __init__(self, model: nn.Module, examples: Examples) -> None:
+        self._model, self._examples = model, examples
+        self._table = logits(model, examples) if isinstance(examples, TensorExamples) else None
+
+    @torch.no_grad()
+    def _logits(self, index: Tensor, x: Tensor) -> Tensor:
+        output: Tensor = self._model(x) if self._table is None else self._table.index_select(0, index)
+        return output
+
+    def batches(self, size: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """One shuffled pass: inputs, labels, and the teacher's logits of shape (batch, classes)."""
+        examples = self._examples
+        for index in epoch(len(examples), size, generator=generator, device=index_device(examples)):
+            x, y = examples.take(index)
+            yield x, y, self._logits(index, x)
 
 
-def _indices(
-    phase: str, examples: Examples, batch_size: int, generator: torch.Generator
-) -> Iterator[tuple[str, Tensor]]:
-    order = epoch(len(examples), batch_size, generator=generator, device=index_device(examples))
-    return ((phase, index) for index in order)
+def divergence(teacher: Tensor, student: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """T² · mean over the batch of KL(softmax(teacher/T) ‖ softmax(student/T)), logits of shape (batch, classes)."""
+    target = F.log_softmax(teacher / temperature, dim=1)
+    output = F.log_softmax(student / temperature, dim=1)
+    return temperature**2 * F.kl_div(output, target, reduction="batchmean", log_target=True)
 
 
-class Rewind:
-    """The checkpoints of a SCRUB run, kept in memory, and the choice among them. The first is the starting model."""
-
+class _Rewind:
     def __init__(self, model: nn.Module, task: Task) -> None:
         self._forget = task.forget
         self._validation = task.require_validation("scrub with rewind=True")
@@ -126,30 +135,23 @@ class Rewind:
                 "scrub with rewind=True compares with validation examples of the forgotten classes, and there are "
                 "none; give some, or set rewind=False"
             )
-        self.errors: list[float] = []
-        self._snapshots: list[dict[str, Tensor]] = []
+        self._errors: list[float] = []
+        self._checkpoints: list[dict[str, Tensor]] = []
         self.record(model)
 
     def record(self, model: nn.Module) -> None:
-        """Keep the weights as they are, with their error on the forget set."""
-        self.errors.append(float(_mistakes(model, self._forget).mean()))
-        self._snapshots.append({n: t.clone() for n, t in model.state_dict().items()})
+        self._errors.append(float(_mistakes(model, self._forget).mean()))
+        self._checkpoints.append({n: t.clone() for n, t in model.state_dict().items()})
 
     def carry(self, move: Move | None) -> None:
-        """Move the checkpoints with the weights."""
         if move is not None:
-            self._snapshots = [{n: move.point(n, t) for n, t in s.items()} for s in self._snapshots]
-
-    def choose(self, model: nn.Module) -> int:
-        """The checkpoint, the later of equals, whose forget error is closest to the validation error of `model` on the
-        forgotten classes.
-        """
-        target = float(_mistakes(model, self._validation)[self._same_class].mean())
-        return min(range(len(self.errors)), key=lambda i: (abs(self.errors[i] - target), -i))
+            self._checkpoints = [{n: move.point(n, t) for n, t in c.items()} for c in self._checkpoints]
 
     def apply(self, model: nn.Module) -> None:
-        """Put the chosen checkpoint into `model`."""
-        model.load_state_dict(self._snapshots[self.choose(model)])
+        target = float(_mistakes(model, self._validation)[self._same_class].mean())
+        # Of equally close checkpoints the latest.
+        best = min(range(len(self._errors)), key=lambda i: (abs(self._errors[i] - target), -i))
+        model.load_state_dict(self._checkpoints[best])
 
 
 def _mistakes(model: nn.Module, examples: Examples) -> Tensor:

@@ -1,10 +1,10 @@
-"""SRF-ON (SFRon; Huang et al., 2024): masked, reweighted ascent on what is forgotten between steps of repair on what is
-kept.
+"""SRF-ON (SFRon; Huang et al., 2024): masked, reweighted ascent on the forget set between repair steps on the retain
+set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.examples import Examples, Given, in_order
-from ..data.sampling import batch_shape, shuffled
+from ..data.examples import Examples, in_order
 from ..gradients.per_sample import per_sample_gradients
 from ..models.modes import norm_mode, predict
 from ..training.constraints import Mask
@@ -23,21 +22,21 @@ from ..training.repeated import Function
 from ..training.schedule import cosine
 from ..training.stepper import Number, Stepper
 from ..training.update import Update, Updates
-from .protocol import NormMode, Task, option, require
+from .base import NormMode, Task, option, require
 
 FisherKind = Literal["batch", "sample"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SrfOn:
-    """Every iteration t of n takes a retain step; each `forget_every`-th takes before it a forget step, which ascends
+    """Each iteration t of n takes a retain step. Every `forget_every`-th first takes a forget step, which ascends
     c_t · mean_i w_i ℓ_i with w_i ∝ ℓ_i^−λ (mean 1, not differentiated) and c_t = strength · ½(1 + cos πt/n).
 
-    Both steps are of one SGD with one momentum, its rate falling by the same cosine. The gradient of a forget step is
-    zero outside the mask, the weights whose Fisher information is at least `ratio` times larger for the forget set than
-    for the retain set, then clipped to norm `max_norm`. As published, weight decay and the momentum of retain steps
-    still move the other weights. With `strict_mask` they do not: forget steps have a momentum of their own, and what
-    the mask leaves out stays bit-identical.
+    Both steps share one SGD with one momentum, and its learning rate falls by the same cosine. In a forget step the
+    gradient is zero outside the mask (weights whose Fisher information is at least `ratio` times larger on the forget
+    set than on the retain set), then clipped to norm `max_norm`. As published, weight decay and the momentum of retain
+    steps still move the other weights. With `strict_mask` forget steps have a momentum of their own, and weights
+    outside the mask stay bit-identical in them.
     """
 
     name: ClassVar[str] = "srf_on"
@@ -83,8 +82,8 @@ class SrfOn:
             return {"retain": loss}
 
         updates = {"forget": task.repeated(ascend), "retain": task.repeated(repair)}
-        batches = {name: self._batches(task, name) for name in updates}
-        an_epoch, _ = batch_shape(len(task.retain), self.batch_size)
+        batches = {"forget": task.batches("forget", self.batch_size), "retain": task.batches("retain", self.batch_size)}
+        an_epoch = task.batch_count("retain", self.batch_size)
         step, of = 0, self.iterations + ceil(self.iterations / self.forget_every)
         for t in range(self.iterations):
             fade = cosine(t / self.iterations)
@@ -102,16 +101,12 @@ class SrfOn:
 
     @property
     def masks(self) -> bool:
-        """Whether some updates leave entries of weights as they are."""
+        """Whether some updates keep masked weights bit-identical."""
         return self.strict_mask
 
     def _weights(self, each: Tensor) -> Tensor:
         weights = 1 / (each.detach().clamp(min=0) ** self.reweighting + 1e-15)
         return weights / weights.mean()
-
-    def _batches(self, task: Task, name: str) -> Iterator[tuple[Given, Given]]:
-        examples: Examples = getattr(task, name)
-        return shuffled(examples, self.batch_size, generator=task.streams.generator(name), endless=True)
 
     def _mask(self, model: nn.Module, task: Task) -> Mask:
         exactly = partial(task.repeated, precision="float32")
@@ -130,10 +125,10 @@ def fisher_diagonal(
     kind: FisherKind,
     repeated: Callable[[Function], Function] = lambda function: function,
 ) -> dict[str, Tensor]:
-    """The mean of squared gradients of the cross-entropy in eval mode, a tensor a trainable parameter.
+    """The mean of squared gradients of the cross-entropy in eval mode, one tensor for each trainable parameter.
 
     Kind "batch" squares the mean gradient of each batch, so its size depends on `batch_size`; kind "sample" squares
-    each example's. `repeated` may make of the work on a batch something that is faster when it is done again and again.
+    each example's. `repeated` may capture the work on a batch.
     """
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     total = {n: torch.zeros_like(p) for n, p in parameters.items()}

@@ -20,7 +20,7 @@ from ..data.examples import TensorExamples
 from ..data.table import Index
 from ..defense.registry import make_defense
 from ..errors import DivergedError
-from ..methods.protocol import Task
+from ..methods.base import Task
 from ..methods.registry import make_method
 from ..models.networks import build_model, suggest_options
 from ..models.weights import model_digest

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..methods.protocol import NormMode, Task
+from ..methods.base import NormMode, Task
 from ..training.update import Update, Updates
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..errors import InputError, nearest
-from ..methods.recipes import SMALL_DATA
+from ..methods.registry import SMALL_DATA
 from ..training.recipe import RECIPES
 from .cell_settings import CellSettings, StudyArm
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from ..defense.registry import defense_options
 from ..errors import InputError, nearest
-from ..methods.protocol import Option, options
+from ..methods.base import Option, options
 from ..methods.registry import method_classes
 
 

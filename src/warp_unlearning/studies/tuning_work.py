@@ -15,7 +15,7 @@ from torch import nn
 from ..data.table import Index
 from ..defense.registry import make_defense
 from ..errors import DivergedError
-from ..methods.protocol import Task
+from ..methods.base import Task
 from ..methods.registry import make_method
 from ..randomness import Streams
 from ..runs.job import Job, Steps, finished

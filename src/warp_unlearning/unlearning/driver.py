@@ -22,9 +22,9 @@ from ..defense.base import Defense
 from ..defense.certificate import Certificate, shortfalls
 from ..defense.registry import as_defense
 from ..errors import DivergedError, InputError, WarpError, WarpWarning
-from ..methods.protocol import Method, Task
+from ..methods.base import Method, Task
+from ..methods.references import Retrain, RetrainBy, frozen_state
 from ..methods.registry import as_method
-from ..methods.retrain import Retrain, RetrainBy, frozen_state
 from ..models.fresh import kept_buffers
 from ..models.modes import choose_device, draws_nothing, enter_mode, norm_mode
 from ..models.own import Logits, failed, unwrap

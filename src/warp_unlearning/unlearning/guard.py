@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..data.examples import Examples, TensorExamples
 from ..data.sampling import draw_per_class
 from ..errors import CollapsedError, DivergedError
-from ..methods.protocol import Task
+from ..methods.base import Task
 from ..stats.exchange import sign_p
 from ..training.scoring import logits
 from ..training.update import Update

@@ -19,7 +19,7 @@ from ..data.examples import Examples, TensorExamples
 from ..data.files import array_digest, to_json
 from ..defense.base import Defense
 from ..errors import DataError
-from ..methods.protocol import Method
+from ..methods.base import Method
 from ..symmetry.symmetry import settings_of
 from ..version import __version__
 

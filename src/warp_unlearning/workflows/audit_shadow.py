@@ -15,8 +15,7 @@ from ..config import RESOLVED, ShadowConfig, as_plain
 from ..data.preprocess import ImageData, load_data
 from ..defense.registry import make_defense
 from ..errors import InputError
-from ..methods.recipes import SMALL_DATA
-from ..methods.registry import make_method
+from ..methods.registry import SMALL_DATA, make_method
 from ..models.modes import choose_device
 from ..models.own import check_examples, file_digest
 from ..randomness import Streams

@@ -15,7 +15,7 @@ from ..cli.train import train_run
 from ..config import resolve
 from ..data.examples import as_tensors
 from ..data.table import FORGET, RETAIN, TEST
-from ..methods.recipes import SMALL_DATA
+from ..methods.registry import SMALL_DATA
 from ..runs.cores import available_cores, use_threads
 from ..runs.workers import run_all
 from ..stats.intervals import Estimate

@@ -9,9 +9,8 @@ from ..cli.request import SMALL
 from ..config import RangeConfig, TuneConfig
 from ..defense.registry import defense_names, defense_options, make_defense
 from ..errors import InputError, nearest
-from ..methods.protocol import options
-from ..methods.recipes import SMALL_DATA
-from ..methods.registry import make_method, method_classes
+from ..methods.base import options
+from ..methods.registry import SMALL_DATA, make_method, method_classes
 from ..studies.shadow_settings import Arm
 from ..studies.tuning_settings import DEFENSE, METHOD, TunedArm
 from ..studies.tuning_space import Choice, Limits, Range, Space, Span, corners, defense_space, method_space

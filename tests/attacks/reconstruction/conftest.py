@@ -18,7 +18,7 @@ from warp_unlearning.attacks.reconstruction.problem import Problem
 from warp_unlearning.attacks.reconstruction.reading import read_targets
 from warp_unlearning.attacks.reconstruction.threat import Threat
 from warp_unlearning.data.preprocess import Pixels, load_data, pixels_of
-from warp_unlearning.methods.protocol import Task
+from warp_unlearning.methods.base import Task
 from warp_unlearning.models.generator import StageList
 from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis

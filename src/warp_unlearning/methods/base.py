@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from math import isfinite
-from typing import Any, ClassVar, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, cast, runtime_checkable
 
 from torch import nn
 
-from ..data.examples import Examples
+from ..data.examples import Batch, Examples, taken
+from ..data.sampling import batch_shape, shuffled
 from ..errors import InputError, nearest
 from ..models.fresh import fresh
 from ..models.modes import NormMode as NormMode
@@ -19,16 +20,18 @@ from ..training.precision import Precision
 from ..training.repeated import Function, Repeated, Repeater
 from ..training.update import Updates
 
+Set = Literal["forget", "retain"]
+
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What there is to forget and to keep.
+    """What to forget and what to keep.
 
-    `original` is a frozen copy of the model as it was asked to forget, in eval mode: a teacher, to be read for its
-    *outputs*. Whatever a method keeps in weight coordinates it takes from the model it updates, which a defence may
-    have moved before the first update. Every random draw comes from `streams`. `repeater` says in what precision
-    updates are computed and whether they are captured; without one, in float32 and one operation after another.
-    `untrained`, a network or what builds one, is for methods that start anew; without it `reset_parameters` is called.
+    `original` is a frozen copy of the model before unlearning, in eval mode, for methods that imitate its *outputs*.
+    Anything in weight coordinates must come from the model being updated: a defence may move that one before the first
+    update. Every random draw comes from `streams`. `repeater` sets the precision of updates and whether they are
+    captured; without one they run in float32, one operation after another. `untrained`, a network or a function that
+    builds one, is for methods that start anew; without it they call `reset_parameters`.
     """
 
     forget: Examples
@@ -41,15 +44,22 @@ class Task:
     untrained: nn.Module | Callable[[], nn.Module] | None = None
 
     def fresh(self, model: nn.Module, stream: str) -> nn.Module:
-        """A copy of `model` as if newly built: with the weights of `untrained`, or drawn from the stream of this name
-        where nobody gave one.
-        """
+        """A copy of `model` with the weights of `untrained`, or without that, weights drawn from the named stream."""
         return fresh(model, generator=self.streams.generator(stream), untrained=self.untrained)
 
+    def batches(self, name: Set, size: int, *, epoch: int | None = None) -> Iterator[Batch]:
+        """Shuffled batches of a set: one pass in an order of this epoch's own, or without an epoch, pass after pass."""
+        generator = self.streams.generator(name) if epoch is None else self.streams.generator(name, epoch)
+        found = shuffled(getattr(self, name), size, generator=generator, endless=epoch is None)
+        return (Batch(taken(x), taken(y)) for x, y in found)
+
+    def batch_count(self, name: Set, size: int) -> int:
+        """How many batches one pass has."""
+        return batch_shape(len(getattr(self, name)), size)[0]
+
     def repeated(self, function: Function, *, precision: Precision | None = None) -> Repeated:
-        """An update that is taken again and again, as one captured graph where the task asks for that: a function of
-        tensors and numbers that reads no value and changes all it keeps in place. `precision` is the task's unless
-        given.
+        """An update to call many times, captured as one graph if the task captures. The function takes tensors and
+        numbers, reads no value and changes all state in place. `precision` is the task's unless given.
         """
         return (self.repeater or Repeater(self.forget.y.device))(function, precision=precision)
 
@@ -64,25 +74,22 @@ class Task:
 class Method(Protocol):
     """A way to forget, with its settings.
 
-    `moved = yield update`: where a defence moved the weights after that update, the method is sent the move and carries
-    across whatever it keeps in weight coordinates (momentum, anchors, masks, bases, snapshots); a method that keeps
-    nothing ignores it.
+    `moved = yield update`: if a defence moved the weights after that update, `moved` is the move. The method carries
+    across it all that it keeps in weight coordinates (momentum, anchors, masks, bases, snapshots).
     """
 
     name: ClassVar[str]
 
     @property
     def norm_mode(self) -> NormMode:
-        """Whether batch norm uses the statistics of the batch ("train") or the running ones ("eval") while this method
-        updates.
-        """
+        """The mode of batch norm during updates: batch statistics ("train") or running ones ("eval")."""
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """Update `model` in place, yielding after every optimizer step."""
 
 
 def option(default: Any, help_text: str) -> Any:
-    """A setting of a method, with the sentence `warp methods` prints for it."""
+    """A setting of a method, with the sentence that `warp methods` prints."""
     return field(default=default, metadata={"help": help_text})
 
 
@@ -107,24 +114,28 @@ def require(
     least 0, all of them finite (None passes), and `choices` one of those given.
     """
     name = getattr(method, "name", type(method).__name__)
+
+    def refuse(key: str, why: str) -> NoReturn:
+        raise InputError(f"{name}: {key} is {getattr(method, key)!r}; {why}")
+
     for key, known in (choices or {}).items():
         if getattr(method, key) not in known:
-            raise InputError(f"{name}: {key} is {getattr(method, key)!r}; {nearest(str(getattr(method, key)), known)}")
+            refuse(key, nearest(str(getattr(method, key)), known))
     for key in (*positive, *shares, *counts, *not_negative):
         value = getattr(method, key)
         if value is None and type(method).__annotations__.get(key) not in ("float", "int"):
             continue
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise InputError(f"{name}: {key} is {value!r}; it must be a number")
+            refuse(key, "it must be a number")
         if not isfinite(value):
-            raise InputError(f"{name}: {key} is {value}; it must be finite")
+            refuse(key, "it must be finite")
         if key in not_negative and value < 0:
-            raise InputError(f"{name}: {key} is {value}; it must be at least 0")
+            refuse(key, "it must be at least 0")
         if key in positive and not value > 0:
-            raise InputError(f"{name}: {key} is {value}; it must be above 0")
+            refuse(key, "it must be above 0")
         if key == "momentum" and value == 1:
-            raise InputError(f"{name}: momentum is 1; it must be below 1, or steps never end")
+            refuse(key, "it must be below 1, or steps never end")
         if key in shares and not 0 <= value <= 1:
-            raise InputError(f"{name}: {key} is {value}; it must lie between 0 and 1")
+            refuse(key, "it must lie between 0 and 1")
         if key in counts and (not isinstance(value, int) or value < 1):
-            raise InputError(f"{name}: {key} is {value}; it must be a whole number of at least 1")
+            refuse(key, "it must be a whole number of at least 1")

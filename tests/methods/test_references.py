@@ -6,11 +6,10 @@ import torch
 from torch import nn
 
 from warp_unlearning import unlearn
-from warp_unlearning.methods.protocol import Task
-from warp_unlearning.methods.retrain import Retrain, frozen_state
+from warp_unlearning.methods.base import Task
+from warp_unlearning.methods.references import Finetune, Retrain, frozen_state
 from warp_unlearning.models.fresh import reinitialise
 from warp_unlearning.models.networks import SmallResNet
-from warp_unlearning.symmetry.move import apply_move
 from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.training import Training, run_training
 
@@ -28,6 +27,16 @@ def test_it_is_a_training_from_fresh_weights_on_the_retain_set(kit: Any, model: 
     assert same(model, expected)
     assert len(updates) == 12
     assert not Retrain.reads_forget
+
+
+def test_fine_tuning_is_a_training_that_starts_from_the_model(kit: Any, model: nn.Module, task: Task) -> None:
+    settings: dict[str, Any] = {"epochs": 3, "batch_size": 8, "lr": 0.1, "momentum": 0.5, "weight_decay": 0.01}
+    kit.run(Finetune(**settings), model, kit.task(model, forget=kit.points(4, 99)))
+    expected = kit.network()
+    run_training(Training(expected, task.retain, recipe=Recipe(**settings), streams=task.streams))
+    assert same(model, expected)
+    assert not same(model, kit.network())
+    assert not Finetune.reads_forget
 
 
 def test_neither_the_old_weights_nor_the_forget_set_matter(kit: Any, task: Task) -> None:
@@ -81,24 +90,3 @@ def test_frozen_state_holds_buffers_of_frozen_layers_alone() -> None:
 def test_the_first_update_alone_says_that_it_starts_from_fresh_weights(kit: Any, model: nn.Module, task: Task) -> None:
     updates = kit.run(Retrain(epochs=2, batch_size=8), model, task)
     assert [update.restarts for update in updates] == [True, *[False] * 7]
-    settings: dict[str, Any] = {"epochs": 2, "batch_size": 8}
-    reference = kit.network()
-    expected = list(Training(reference, task.retain, recipe=Recipe(**settings), streams=task.streams).updates())
-    for found, other in zip(updates, expected, strict=True):
-        assert not other.restarts
-        assert (found.step, found.of, found.epoch, found.ends_epoch) == (
-            other.step,
-            other.of,
-            other.epoch,
-            other.ends_epoch,
-        )
-
-
-def test_moves_reach_the_training_inside(kit: Any, task: Task) -> None:
-    """Permuted after its third update, momentum included, it ends as the permuted result of the run left alone."""
-    still, moved = kit.network(), kit.network()
-    move = kit.permutation([3, 1, 0, 2, 5, 4])
-    kit.run(Retrain(epochs=2, batch_size=8), still, task)
-    kit.run(Retrain(epochs=2, batch_size=8), moved, task, move_after={3: move})
-    apply_move(still, move)
-    kit.assert_close(moved, still, tolerance=1e-9)

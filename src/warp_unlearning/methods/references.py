@@ -1,9 +1,9 @@
-"""Retraining without the forgotten examples: the reference that unlearning is measured against."""
+"""What unlearning is measured against: retraining without the forgotten examples, and fine-tuning, the weakest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any, ClassVar, get_args
 
@@ -18,7 +18,7 @@ from ..training.recipe import Recipe
 from ..training.scoring import losses
 from ..training.training import Training
 from ..training.update import Update, Updates
-from .protocol import NormMode, Task, option, require
+from .base import NormMode, Task, option, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,27 +54,14 @@ class Retrain:
             for new, old in zip(_tensors(start), _tensors(model), strict=True):
                 old.copy_(new)
         model.load_state_dict(fixed, strict=False)
-        recipe = Recipe(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            crop_padding=self.crop_padding,
-            flip=self.flip,
-            precision=self.precision,
-        )
-        training = Training(
-            model, task.retain, recipe=recipe, streams=task.streams, fill=self.fill, repeater=task.repeater
-        )
-        return _from_fresh_weights(training.updates())
+        return _restarting(_training(self, model, task, fill=self.fill))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetrainBy:
     """Fresh weights, trained on the retain set by a function of the user, named by `spec`.
 
-    `train(model, rows)` is given the untrained network and a `Dataset` of (x, y), and returns the trained network.
+    `train(model, rows)` takes the untrained network and a `Dataset` of (x, y), and returns the trained network.
     """
 
     name: ClassVar[str] = "retrain"
@@ -106,8 +93,6 @@ class RetrainBy:
 
 
 class _Rows(Dataset[Any]):
-    """Examples as the `Dataset` that a user's training function expects."""
-
     def __init__(self, examples: Examples) -> None:
         self.examples = examples
 
@@ -119,8 +104,50 @@ class _Rows(Dataset[Any]):
         return x[0], y[0]
 
 
-def _from_fresh_weights(updates: Updates) -> Updates:
-    """The same updates, the first marked as one that starts from other weights than there were."""
+@dataclass(frozen=True, kw_only=True)
+class Finetune:
+    """Trains the original further on the retain set alone. No forget example is ever read."""
+
+    name: ClassVar[str] = "finetune"
+    norm_mode: ClassVar[NormMode] = "train"
+    reads_forget: ClassVar[bool] = False
+    forgets: ClassVar[bool] = False
+
+    epochs: int = option(5, "passes over the retain set")
+    batch_size: int = option(128, "examples a batch")
+    lr: float = option(0.01, "learning rate at the start of a cosine schedule")
+    momentum: float = option(0.9, "momentum of SGD")
+    weight_decay: float = option(5e-4, "weight decay of SGD")
+
+    def __post_init__(self) -> None:
+        require(self, positive=("lr",), shares=("momentum",), counts=("epochs", "batch_size"))
+        require(self, not_negative=("weight_decay",))
+
+    def updates(self, model: nn.Module, task: Task) -> Updates:
+        """The updates of a training that starts from the model's weights."""
+        return _training(self, model, task)
+
+
+def frozen_state(model: nn.Module) -> dict[str, Tensor]:
+    """All frozen parameters, and the buffers of layers whose own parameters are all frozen."""
+    found = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
+    for prefix, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if own and not any(p.requires_grad for p in own):
+            found |= {f"{prefix}.{n}" if prefix else n: b for n, b in module.named_buffers(recurse=False)}
+    return found
+
+
+def _training(settings: Retrain | Finetune, model: nn.Module, task: Task, **more: Any) -> Updates:
+    recipe = Recipe(**{f.name: getattr(settings, f.name) for f in fields(Recipe) if hasattr(settings, f.name)})
+    return Training(model, task.retain, recipe=recipe, streams=task.streams, repeater=task.repeater, **more).updates()
+
+
+def _tensors(model: nn.Module) -> chain[Tensor]:
+    return chain(model.parameters(), model.buffers())
+
+
+def _restarting(updates: Updates) -> Updates:
     moved = None
     restarts = True
     while True:
@@ -130,17 +157,3 @@ def _from_fresh_weights(updates: Updates) -> Updates:
             return
         moved = yield replace(update, restarts=restarts)
         restarts = False
-
-
-def _tensors(model: nn.Module) -> chain[Tensor]:
-    return chain(model.parameters(), model.buffers())
-
-
-def frozen_state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers of the layers whose own parameters are all frozen, and single frozen parameters."""
-    found = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
-    for prefix, module in model.named_modules():
-        own = list(module.parameters(recurse=False))
-        if own and not any(p.requires_grad for p in own):
-            found |= {f"{prefix}.{n}" if prefix else n: b for n, b in module.named_buffers(recurse=False)}
-    return found

@@ -1,4 +1,4 @@
-"""A method whose weights are permuted between its updates must end as the permuted result of the run left alone."""
+"""What holds for every method: it forgets a single example, and moves between its updates only move its result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from warp_unlearning.methods.registry import make_method
+from warp_unlearning import unlearn
+from warp_unlearning.methods.registry import BUILT_IN, make_method
 from warp_unlearning.symmetry.move import apply_move
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -64,3 +65,15 @@ def test_the_frozen_entries_reported_follow_as_well(kit: Any, name: str) -> None
         moved = kit.permutation([1, 2, 3, 4, 5, 0] if turn % 2 else [3, 1, 0, 2, 5, 4])
         apply_move(model, moved)
     assert frozen > 0
+
+
+@pytest.mark.filterwarnings("ignore:the unlearning by pgu")  # Outputs move by less than the verdict asks for.
+@pytest.mark.parametrize("name", list(BUILT_IN))
+def test_every_method_forgets_a_single_example(kit: Any, name: str) -> None:
+    """From a network with batch norm, for which a batch of one has no statistics."""
+    points = kit.points(31, 1)
+    forget, retain = (points.select(torch.arange(*each)) for each in ((0, 1), (1, 31)))
+    fast = {"srf_on": {"iterations": 10}, "retrain": {"epochs": 2}}.get(name, {})
+    result = unlearn(kit.network(), forget=forget, retain=retain, method=make_method(name, **fast))
+    assert result.record.deletions[0].requested == 1
+    assert len(result.history) > 0
