@@ -7,8 +7,7 @@ from torch import nn
 
 from warp_unlearning.methods.finetune import Finetune
 from warp_unlearning.methods.protocol import Task
-from warp_unlearning.training.recipe import Recipe
-from warp_unlearning.training.training import Training, run_training
+from warp_unlearning.training.training import Recipe, Training, run_training
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:

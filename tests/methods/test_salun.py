@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from warp_unlearning.data.examples import TensorExamples, taken
+from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.methods.protocol import Task
 from warp_unlearning.methods.salun import SalUn, saliency_mask
 from warp_unlearning.models.networks import SmallResNet
@@ -113,7 +113,7 @@ def test_random_labels_are_uniform(exclude: bool) -> None:
     batches = SalUn(exclude_true_label=exclude)._schedule(task, 0, torch.Generator().manual_seed(0))
     given = [batch for phase, batch in batches if phase == "forget"]
     # An input is its own position.
-    y = y[torch.cat([taken(x) for x, _ in given]).flatten().long()]
+    y = y[torch.cat([x for x, _ in given]).flatten().long()]
     drawn = torch.cat([labels for _, labels in given])
     shift = torch.bincount((drawn - y) % 4, minlength=4)
     assert int(drawn.min()) == 0

@@ -64,9 +64,8 @@ def train_run(
     from ..randomness import Streams
     from ..report.schema import Trained
     from ..runs.directory import start_run
-    from ..training.recipe import Recipe
     from ..training.scoring import accuracy
-    from ..training.training import Training
+    from ..training.training import Recipe, Training
     from .subject import PLACES, new_subject, save_subject
 
     subject = new_subject(config, options or Options())

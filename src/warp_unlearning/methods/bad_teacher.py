@@ -12,7 +12,7 @@ from typing import ClassVar, get_args
 import torch
 from torch import Tensor, nn
 
-from ..data.examples import Given, Taken, TensorExamples, taken
+from ..data.examples import TensorExamples
 from ..data.sampling import batch_shape, epoch
 from ..models.modes import predict
 from ..training.stepper import Number, OptimizerName, Stepper
@@ -59,7 +59,7 @@ class BadTeacher:
             stepper.step(loss, lr=lr)
             return {"divergence": loss}
 
-        update = task.repeated(imitate)
+        update = task.update(imitate)
         count = len(task.forget) + len(kept)
         batches, _ = batch_shape(count, self.batch_size)
         of = self.epochs * batches
@@ -89,7 +89,7 @@ class _Mixed:
     bad: Teacher
     good: Teacher
 
-    def batches(self, batch_size: int, *, generator: torch.Generator) -> Iterator[tuple[Given, Given]]:
+    def batches(self, batch_size: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """One shuffled pass; in a batch the forget examples come before the others."""
         order = epoch(len(self.task.forget) + len(self.kept), batch_size, generator=generator)
         if self._table is None:
@@ -99,7 +99,7 @@ class _Mixed:
         # Sorted on the CPU and sent all at once, so that no batch waits for its indices.
         known = [torch.cat([i[i < len(self.task.forget)], i[i >= len(self.task.forget)]]) for i in order]
         for index in torch.stack(known).to(inputs.device):
-            yield Taken(inputs, index), Taken(targets, index)
+            yield inputs.index_select(0, index), targets.index_select(0, index)
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor] | None:
@@ -113,7 +113,7 @@ class _Mixed:
         is_forget = index < len(self.task.forget)
         forget, retain = index[is_forget], self.kept[index[~is_forget] - len(self.task.forget)]
         parts = [
-            (x, taken(teacher(i, x)))
+            (x, teacher(i, x))
             for i, teacher, examples in ((forget, self.bad, self.task.forget), (retain, self.good, self.task.retain))
             if len(i)
             for x in (examples.take(i).x,)

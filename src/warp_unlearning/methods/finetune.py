@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from ..training.recipe import Recipe
-from ..training.training import Training
+from ..training.training import Recipe, Training
 from ..training.update import Updates
 from .protocol import NormMode, Task, option, require
 
@@ -41,4 +40,4 @@ class Finetune:
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )
-        return Training(model, task.retain, recipe=recipe, streams=task.streams, repeater=task.repeater).updates()
+        return Training(model, task.retain, recipe=recipe, streams=task.streams, compute=task.compute).updates()

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from ..data.examples import Batch
 from ..data.sampling import batch_shape, shuffled
 from ..models.modes import predict
-from ..training.schedule import cosine
 from ..training.scoring import losses
 from ..training.stepper import Number, Stepper
-from ..training.update import Update, Updates
+from ..training.update import Update, Updates, cosine
 from .anchor import Anchor
 from .protocol import NormMode, Task, option, require
 
@@ -59,7 +58,7 @@ class NegGradPlus:
             stepper.step(loss, lr=lr)
             return terms
 
-        update = task.repeated(descend)
+        update = task.update(descend)
         forget_order = shuffled(task.forget, self.batch_size, generator=task.streams.generator("forget"), endless=True)
         batches, _ = batch_shape(len(task.retain), self.batch_size)
         of = self.epochs * batches
@@ -71,7 +70,7 @@ class NegGradPlus:
                 stepper.carry(moved)
                 if anchor is not None and moved is not None:
                     anchor.carry(moved)
-                    update.forget_graph()
+                    update.forget()
 
     def _losses(self, model: nn.Module, retain: Batch, forget: Batch, ceiling: Tensor | None) -> dict[str, Tensor]:
         each = F.cross_entropy(predict(model, forget.x), forget.y, reduction="none")

@@ -19,10 +19,9 @@ from ..symmetry.layer_inputs import LinearWeight, linear_weights, observe, read_
 from ..symmetry.move import Move
 from ..symmetry.null_space import InputBasis
 from ..training.constraints import InputComplement
-from ..training.schedule import geometric
 from ..training.scoring import accuracy
 from ..training.stepper import Number, Stepper
-from ..training.update import Update, Updates
+from ..training.update import Update, Updates, geometric
 from .protocol import NormMode, Task, option, require
 
 
@@ -79,7 +78,7 @@ class ProjectedGradient:
             stepper.step(loss, lr=lr)
             return {"forget": loss}
 
-        update = task.repeated(descend)
+        update = task.update(descend)
         batches, _ = batch_shape(len(task.forget), self.batch_size)
         of = self.epochs * batches
         for e in range(self.epochs):

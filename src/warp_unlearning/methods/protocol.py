@@ -11,12 +11,12 @@ from torch import nn
 
 from ..data.examples import Examples
 from ..errors import InputError, nearest
+from ..gpu.graphs import Captured, Compute, Function
+from ..gpu.precision import Precision
 from ..models.fresh import fresh
 from ..models.modes import NormMode as NormMode
 from ..randomness import Streams
 from ..symmetry.options import Option as Option
-from ..training.precision import Precision
-from ..training.repeated import Function, Repeated, Repeater
 from ..training.update import Updates
 
 
@@ -26,7 +26,7 @@ class Task:
 
     `original` is a frozen copy of the model as it was asked to forget, in eval mode: a teacher, to be read for its
     *outputs*. Whatever a method keeps in weight coordinates it takes from the model it updates, which a defence may
-    have moved before the first update. Every random draw comes from `streams`. `repeater` says in what precision
+    have moved before the first update. Every random draw comes from `streams`. `compute` says in what precision
     updates are computed and whether they are captured; without one, in float32 and one operation after another.
     `untrained`, a network or what builds one, is for methods that start anew; without it `reset_parameters` is called.
     """
@@ -37,7 +37,7 @@ class Task:
     original: nn.Module
     classes: int
     streams: Streams
-    repeater: Repeater | None = None
+    compute: Compute | None = None
     untrained: nn.Module | Callable[[], nn.Module] | None = None
 
     def fresh(self, model: nn.Module, stream: str) -> nn.Module:
@@ -46,12 +46,12 @@ class Task:
         """
         return fresh(model, generator=self.streams.generator(stream), untrained=self.untrained)
 
-    def repeated(self, function: Function, *, precision: Precision | None = None) -> Repeated:
-        """An update that is taken again and again, as one captured graph where the task asks for that: a function of
+    def update(self, function: Function, *, precision: Precision | None = None) -> Captured:
+        """An update that is taken again and again, as one captured graph where `compute` says so: a function of
         tensors and numbers that reads no value and changes all it keeps in place. `precision` is the task's unless
         given.
         """
-        return (self.repeater or Repeater(self.forget.y.device))(function, precision=precision)
+        return (self.compute or Compute(self.forget.y.device)).update(function, precision=precision)
 
     def require_validation(self, why: str) -> Examples:
         """The validation set, or an error that says what needs it."""

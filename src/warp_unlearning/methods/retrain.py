@@ -13,10 +13,9 @@ from torch.utils.data import Dataset
 
 from ..data.examples import Examples
 from ..errors import InputError, WarpError
-from ..training.precision import Precision
-from ..training.recipe import Recipe
+from ..gpu.precision import Precision
 from ..training.scoring import losses
-from ..training.training import Training
+from ..training.training import Recipe, Training
 from ..training.update import Update, Updates
 from .protocol import NormMode, Task, option, require
 
@@ -65,7 +64,7 @@ class Retrain:
             precision=self.precision,
         )
         training = Training(
-            model, task.retain, recipe=recipe, streams=task.streams, fill=self.fill, repeater=task.repeater
+            model, task.retain, recipe=recipe, streams=task.streams, fill=self.fill, compute=task.compute
         )
         return _from_fresh_weights(training.updates())
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.examples import Examples, Given, in_order, taken
+from ..data.examples import Examples, in_order
 from ..data.sampling import batch_shape, shuffled
 from ..errors import InputError
 from ..models.modes import norm_mode, predict
@@ -56,7 +56,7 @@ class SalUn:
             stepper.step(loss, lr=lr)
             return {"loss": loss}
 
-        updates = {"forget": task.repeated(descend), "retain": task.repeated(descend)}
+        updates = {"forget": task.update(descend), "retain": task.update(descend)}
         labels = task.streams.generator("labels")
         batches = [batch_shape(len(s), self.batch_size)[0] for s in (task.forget, task.retain)]
         step, of = 0, self.epochs * sum(batches)
@@ -68,13 +68,13 @@ class SalUn:
                 moved = yield Update(step, of, e, position == sum(batches), terms, mask.frozen)
                 stepper.carry(moved)
 
-    def _schedule(self, task: Task, e: int, labels: torch.Generator) -> Iterator[tuple[str, tuple[Given, Given]]]:
+    def _schedule(self, task: Task, e: int, labels: torch.Generator) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
         forget, retain = (
             shuffled(examples, self.batch_size, generator=task.streams.generator(phase, e))
             for phase, examples in (("forget", task.forget), ("retain", task.retain))
         )
         for (x, y), drawn in zip(forget, self._random_labels(task, labels), strict=True):
-            yield "forget", (x, (taken(y) + drawn) % task.classes if self.exclude_true_label else drawn)
+            yield "forget", (x, (y + drawn) % task.classes if self.exclude_true_label else drawn)
         yield from (("retain", batch) for batch in retain)
 
     def _random_labels(self, task: Task, generator: torch.Generator) -> Tensor:

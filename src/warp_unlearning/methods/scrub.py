@@ -12,15 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.examples import Examples, index_device, take_later
+from ..data.examples import Examples, index_device
 from ..data.sampling import batch_shape, epoch
 from ..errors import InputError
 from ..models.modes import predict
 from ..symmetry.move import Move
-from ..training.schedule import staircase
 from ..training.scoring import logits
 from ..training.stepper import Number, OptimizerName, Stepper
-from ..training.update import Update, Updates
+from ..training.update import Update, Updates, staircase
 from .protocol import NormMode, Task, option, require
 from .teacher import Teacher, divergence
 
@@ -76,14 +75,14 @@ class Scrub:
             stepper.step(self.gamma * entropy + self.alpha * drift, lr=lr)
             return {"retain": entropy, "retain_divergence": drift}
 
-        updates = {"forget": task.repeated(leave), "retain": task.repeated(obey)}
+        updates = {"forget": task.update(leave), "retain": task.update(obey)}
         step, of = 0, self._steps(task)
         for e in range(self.epochs):
             lr = self.lr * staircase(e / self.epochs, milestones=(0.5, 0.8, 0.9))
             schedule = list(self._schedule(task, e))
             for position, (phase, index) in enumerate(schedule, 1):
                 examples: Examples = getattr(task, phase)
-                x, y = take_later(examples, index)
+                x, y = examples.take(index)
                 terms = updates[phase](x, y, teachers[phase](index, x), lr)
                 step += 1
                 moved = yield Update(step, of, e, position == len(schedule), terms)

@@ -14,15 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.examples import Examples, Given, in_order
+from ..data.examples import Examples, in_order
 from ..data.sampling import batch_shape, shuffled
+from ..gpu.graphs import Function
 from ..gradients.per_sample import per_sample_gradients
 from ..models.modes import norm_mode, predict
 from ..training.constraints import Mask
-from ..training.repeated import Function
-from ..training.schedule import cosine
 from ..training.stepper import Number, Stepper
-from ..training.update import Update, Updates
+from ..training.update import Update, Updates, cosine
 from .protocol import NormMode, Task, option, require
 
 FisherKind = Literal["batch", "sample"]
@@ -82,7 +81,7 @@ class SrfOn:
             sgd.step(loss, lr=self.lr * fade)
             return {"retain": loss}
 
-        updates = {"forget": task.repeated(ascend), "retain": task.repeated(repair)}
+        updates = {"forget": task.update(ascend), "retain": task.update(repair)}
         batches = {name: self._batches(task, name) for name in updates}
         an_epoch, _ = batch_shape(len(task.retain), self.batch_size)
         step, of = 0, self.iterations + ceil(self.iterations / self.forget_every)
@@ -109,14 +108,14 @@ class SrfOn:
         weights = 1 / (each.detach().clamp(min=0) ** self.reweighting + 1e-15)
         return weights / weights.mean()
 
-    def _batches(self, task: Task, name: str) -> Iterator[tuple[Given, Given]]:
+    def _batches(self, task: Task, name: str) -> Iterator[tuple[Tensor, Tensor]]:
         examples: Examples = getattr(task, name)
         return shuffled(examples, self.batch_size, generator=task.streams.generator(name), endless=True)
 
     def _mask(self, model: nn.Module, task: Task) -> Mask:
-        exactly = partial(task.repeated, precision="float32")
+        exactly = partial(task.update, precision="float32")
         forget, retain = (
-            fisher_diagonal(model, examples, batch_size=self.batch_size, kind=self.fisher, repeated=exactly)
+            fisher_diagonal(model, examples, batch_size=self.batch_size, kind=self.fisher, update=exactly)
             for examples in (task.forget, task.retain)
         )
         return Mask({n: (forget[n] + 1e-15) / (retain[n] + 1e-15) >= self.ratio for n in forget})
@@ -128,12 +127,12 @@ def fisher_diagonal(
     *,
     batch_size: int,
     kind: FisherKind,
-    repeated: Callable[[Function], Function] = lambda function: function,
+    update: Callable[[Function], Function] = lambda function: function,
 ) -> dict[str, Tensor]:
     """The mean of squared gradients of the cross-entropy in eval mode, a tensor a trainable parameter.
 
     Kind "batch" squares the mean gradient of each batch, so its size depends on `batch_size`; kind "sample" squares
-    each example's. `repeated` may make of the work on a batch something that is faster when it is done again and again.
+    each example's. `update` may capture the work on a batch.
     """
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     total = {n: torch.zeros_like(p) for n, p in parameters.items()}
@@ -146,7 +145,7 @@ def fisher_diagonal(
             sum_of.add_(gradient.square())
         return {"loss": loss}
 
-    added = repeated(add)
+    added = update(add)
     with norm_mode(model, "eval"):
         for index in in_order(len(examples), size):
             x, y = examples.take(index)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.examples import Examples, Given, Taken, TensorExamples, taken
+from ..data.examples import Examples, TensorExamples
 from ..training.scoring import logits
 
 
@@ -24,11 +24,11 @@ class Teacher:
             self._table = logits(model, examples) if rows is None else _scattered(model, examples, rows)
 
     @torch.no_grad()
-    def __call__(self, index: Tensor, x: Given) -> Given:
+    def __call__(self, index: Tensor, x: Tensor) -> Tensor:
         """Logits for the examples at `index`, whose inputs are `x`; shape (batch, classes)."""
         if self._table is not None:
-            return Taken(self._table, index.to(self._table.device))
-        value: Tensor = self._model(taken(x))
+            return self._table.index_select(0, index.to(self._table.device))
+        value: Tensor = self._model(x)
         return value
 
 

@@ -19,7 +19,6 @@ from ..methods.protocol import Task
 from ..stats.exchange import sign_p
 from ..training.scoring import logits
 from ..training.update import Update
-from ..waiting import await_device
 
 # An accuracy this much below the start's, beyond chance, is a collapse.
 COLLAPSE, BEYOND_CHANCE = 0.20, 0.01
@@ -57,7 +56,6 @@ class Guard:
         floating = [state[n] for n in self._floating]
         total = torch.stack(torch._foreach_norm(floating)).sum()  # finite if and only if every norm is
         joined = torch.cat([torch.stack(part).double() for part in (losses, [total]) if part])
-        await_device(joined.device)
         *values, size = joined.tolist()
         bad = next((f"a loss became {v}" for v in values if not isfinite(v)), "")
         if bad or not isfinite(size):
@@ -124,9 +122,7 @@ class Collapse:
 
     def _right(self) -> Tensor:
         with generators_kept(self._examples.x.device):
-            right = logits(self._model, self._examples).argmax(1) == self._examples.y
-            await_device(right.device)
-            return right.cpu()
+            return (logits(self._model, self._examples).argmax(1) == self._examples.y).cpu()
 
 
 def rows_to_watch(task: Task, unseen: Examples | None) -> TensorExamples | None:
