@@ -16,8 +16,7 @@ import torch
 from warp_unlearning.conformance.problem import digits_problem
 from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.cores import available_cores, share_cores
-from warp_unlearning.training.recipe import Recipe
-from warp_unlearning.training.training import Training
+from warp_unlearning.training.training import Recipe, Training
 
 STEPS = 60
 

@@ -39,15 +39,15 @@ from warp_unlearning.attacks.membership.shadow_design import ShadowDesign, shado
 from warp_unlearning.data.examples import Taken, TensorExamples
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.data.sampling import crop_flip
+from warp_unlearning.gpu.graphs import Compute
+from warp_unlearning.gpu.lanes import Lane as DeviceLane
+from warp_unlearning.gpu.precision import lay_out, lay_out_batch
 from warp_unlearning.models.networks import build_model
 from warp_unlearning.stats.intervals import Estimate, mean
-from warp_unlearning.training.lane import DeviceLane
-from warp_unlearning.training.precision import lay_out, lay_out_batch
-from warp_unlearning.training.recipe import RECIPES, Recipe
-from warp_unlearning.training.repeated import Repeater
-from warp_unlearning.training.schedule import cosine
 from warp_unlearning.training.scoring import logits
 from warp_unlearning.training.stepper import Number, Stepper
+from warp_unlearning.training.training import RECIPES, Recipe
+from warp_unlearning.training.update import cosine
 
 FORGET_SETS = 4
 AUDITED = 0.4
@@ -174,11 +174,11 @@ class Lane:
         self._approach = Stepper(self.model, momentum=0.9, max_norm=1.0)
         self._augments = bool(recipe.crop_padding or recipe.flip)
         self._fill = torch.tensor(problem.fill, device=device)
-        repeater = Repeater(device, "auto", capture=True)
+        compute = Compute(device, "auto", capture=True)
         # What is captured is captured for one size of batch.
-        self.train = repeater(self._train)
-        self.moves = {round(part * recipe.batch_size): repeater(self._move) for part in MOVE_BATCHES}
-        self.moves_of_views = {size: repeater(self._move) for size in self.moves}
+        self.train = compute.update(self._train)
+        self.moves = {round(part * recipe.batch_size): compute.update(self._move) for part in MOVE_BATCHES}
+        self.moves_of_views = {size: compute.update(self._move) for size in self.moves}
         self.views: tuple[Tensor, ...] | None = None
 
     def show(self, x: Tensor, wanted: Tensor) -> tuple[Tensor, ...]:

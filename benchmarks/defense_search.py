@@ -36,6 +36,7 @@ from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.data.table import Index
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.errors import DivergedError, WarpError
+from warp_unlearning.gpu.precision import lay_out
 from warp_unlearning.methods.base import Task
 from warp_unlearning.methods.registry import make_method
 from warp_unlearning.models.networks import build_model, suggest_options
@@ -55,10 +56,8 @@ from warp_unlearning.studies.stored import weight_bytes, weights_of
 from warp_unlearning.studies.study import SIX, SIZES, Asked, study_arm, study_settings
 from warp_unlearning.studies.tuning_design import TuningShadow, tuning_design
 from warp_unlearning.studies.workplace import Workplace
-from warp_unlearning.training.precision import lay_out
-from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.scoring import logit_confidence, logits
-from warp_unlearning.training.training import Training, training_steps
+from warp_unlearning.training.training import Recipe, Training, training_steps
 from warp_unlearning.unlearning.driver import drive, working_copy
 from warp_unlearning.workflows.engines import choose_study_engine
 
@@ -287,7 +286,7 @@ class SearchWork:
             recipe=Recipe(**settings.training),
             streams=streams,
             fill=self.place.data.fill,
-            repeater=self.place.repeater(settings.training.get("precision", "auto")),
+            compute=self.place.compute(settings.training.get("precision", "auto")),
         )
         yield from training_steps(training)
         return {WEIGHTS: weight_bytes(training.model.state_dict())}
@@ -319,7 +318,7 @@ class SearchWork:
             working_copy(original, place.device).requires_grad_(False).eval(),
             len(place.data.classes),
             streams,
-            place.repeater(),
+            place.compute(),
         )
         driven = yield from quietly(
             drive(

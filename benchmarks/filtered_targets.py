@@ -29,8 +29,7 @@ from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
 from warp_unlearning.stats.intervals import mean
-from warp_unlearning.training.recipe import Recipe
-from warp_unlearning.training.training import Training
+from warp_unlearning.training.training import Recipe, Training
 
 PROBES, POOL = 512, 200
 # How many steps, and how long each is.

@@ -26,7 +26,7 @@ from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.models.networks import build_model
 from warp_unlearning.stats.intervals import mean
 from warp_unlearning.studies.training_speed import Workload, train_fleet, training_speeds
-from warp_unlearning.training.recipe import RECIPES, Recipe
+from warp_unlearning.training.training import RECIPES, Recipe
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 FILL = tuple(-m / s for m, s in zip(MEAN, STD, strict=True))

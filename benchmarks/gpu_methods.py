@@ -22,9 +22,8 @@ from warp_unlearning.methods import make_method
 from warp_unlearning.models.fresh import reinitialise
 from warp_unlearning.models.networks import ResNet18
 from warp_unlearning.randomness import Streams
-from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.scoring import accuracy
-from warp_unlearning.training.training import Training, run_training
+from warp_unlearning.training.training import Recipe, Training, run_training
 
 EPOCHS = 30
 METHODS = ("ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on", "finetune", "langevin")

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from warp_unlearning.cuda_graphs import CudaGraph, capturable_stream
+from warp_unlearning.gpu.graphs import CudaGraph, capturable_stream
 from warp_unlearning.gradients.captured_energy import CapturedEnergy
 from warp_unlearning.gradients.energy import gradient_energy
 from warp_unlearning.models.networks import ResNet18

@@ -16,10 +16,9 @@ from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.methods.base import NormMode, Task
 from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
-from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.scoring import logits, losses
 from warp_unlearning.training.stepper import Stepper
-from warp_unlearning.training.training import Training, run_training
+from warp_unlearning.training.training import Recipe, Training, run_training
 from warp_unlearning.training.update import Update, Updates
 
 BESIDE = 5

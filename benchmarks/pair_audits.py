@@ -29,8 +29,7 @@ from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.workers import run_all
 from warp_unlearning.stats.intervals import mean
-from warp_unlearning.training.recipe import Recipe
-from warp_unlearning.training.training import Training, run_training
+from warp_unlearning.training.training import Recipe, Training, run_training
 
 FORGOTTEN = 140
 RECIPE = Recipe(epochs=20, batch_size=64, lr=0.05)

@@ -65,7 +65,7 @@ def method_of(options: argparse.Namespace, data: str, name: str) -> object:
         try:
             from warp_unlearning.methods.registry import SMALL_DATA
         except ImportError:
-            from warp_unlearning.methods.recipes import SMALL_DATA
+            from warp_unlearning.methods.registry import SMALL_DATA
         return make_method(name, **SMALL_DATA[name])
     fields = method_classes()[name].__dataclass_fields__
     length = {"epochs": options.epochs} if "epochs" in fields else {"iterations": 5 * options.epochs}

@@ -10,8 +10,7 @@ from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
-from warp_unlearning.training.recipe import Recipe
-from warp_unlearning.training.training import Training, run_training
+from warp_unlearning.training.training import Recipe, Training, run_training
 
 
 def scattered_problem(seed: int) -> Problem:

@@ -29,7 +29,7 @@ from warp_unlearning.studies.cell_settings import CellSettings
 from warp_unlearning.studies.cell_work import ABOUT, CellWork
 from warp_unlearning.studies.study import Asked, study_settings
 from warp_unlearning.studies.training_speed import Speed, Workload, training_speeds
-from warp_unlearning.training.recipe import Recipe
+from warp_unlearning.training.training import Recipe
 from warp_unlearning.workflows.engines import ChosenEngine, choose_study_engine
 
 

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from warp_unlearning.defense.registry import make_defense
+from warp_unlearning.gpu.precision import lay_out
 from warp_unlearning.methods.base import Task
 from warp_unlearning.methods.registry import make_method
 from warp_unlearning.models.fresh import reinitialise
@@ -37,9 +38,7 @@ from warp_unlearning.runs.key import Key
 from warp_unlearning.runs.store import Store
 from warp_unlearning.studies.study import Asked, study_settings
 from warp_unlearning.studies.workplace import Workplace
-from warp_unlearning.training.precision import lay_out
-from warp_unlearning.training.recipe import RECIPES
-from warp_unlearning.training.training import Training, run_training
+from warp_unlearning.training.training import RECIPES, Training, run_training
 from warp_unlearning.unlearning.driver import drive, working_copy
 from warp_unlearning.workflows.engines import GpuLane
 
@@ -79,7 +78,7 @@ class Load:
         parts = (order[:tenth], order[tenth:-held], order[-held:])
         forget, retain, validation = (place.points(np.sort(part)) for part in parts)
         original = working_copy(self.original, place.device).requires_grad_(False).eval()
-        task = Task(forget, retain, validation, original, 10, Streams(number, "load"), place.repeater())
+        task = Task(forget, retain, validation, original, 10, Streams(number, "load"), place.compute())
         updates = drive(
             working_copy(self.original, place.device),
             task,

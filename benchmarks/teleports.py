@@ -115,22 +115,22 @@ def moving(name: str, model: nn.Module, shifts: Callable[[], dict[str, Tensor]])
 def fleet(given: Problem, name: str) -> Work:
     from warp_unlearning.data.examples import TensorExamples
     from warp_unlearning.defense.registry import make_defense
+    from warp_unlearning.gpu.graphs import Compute
+    from warp_unlearning.gpu.lanes import side_by_side
+    from warp_unlearning.gpu.precision import lay_out
     from warp_unlearning.methods import make_method
     from warp_unlearning.methods.base import Task
     from warp_unlearning.randomness import Streams
-    from warp_unlearning.training.precision import lay_out
-    from warp_unlearning.training.repeated import Repeater
-    from warp_unlearning.training.side_by_side import side_by_side
     from warp_unlearning.unlearning.driver import drive, working_copy
 
     device, lanes = given.retain[0].device, given.options.fleet
-    repeater = Repeater(device, "auto", capture=device.type == "cuda")
+    compute = Compute(device, "auto", capture=device.type == "cuda")
     sets = [TensorExamples(*part) for part in (given.forget, given.retain)]
     method = make_method("ngp", epochs=given.options.epochs)
 
     def one(seed: int) -> Iterator[object]:
         original, model = (lay_out(working_copy(given.model, device)) for _ in range(2))
-        task = Task(*sets, None, original.requires_grad_(False).eval(), 10, Streams(seed, "fleet"), repeater)
+        task = Task(*sets, None, original.requires_grad_(False).eval(), 10, Streams(seed, "fleet"), compute)
         # 7ddca7e hands the defence a generator, later versions streams.
         old = "entropy" in signature(drive).parameters
         secret = {"entropy": torch.Generator().manual_seed(seed)} if old else {"secret": Streams.secret(seed)}

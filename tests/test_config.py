@@ -25,7 +25,7 @@ from warp_unlearning.config import (
 )
 from warp_unlearning.errors import InputError
 from warp_unlearning.runs.yaml_text import dump_yaml
-from warp_unlearning.training.recipe import Recipe
+from warp_unlearning.training.training import Recipe
 
 SCHEMAS: list[type[BaseModel]] = [Config, ShadowConfig, TuneConfig, RangeConfig, ReproduceConfig, PriorConfig]
 LEAVES = st.one_of(st.integers(), st.booleans(), st.floats(allow_nan=False, allow_infinity=False), st.text("xyz: #"))

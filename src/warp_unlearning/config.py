@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from .data.files import read_text
 from .data.sources import recognise
 from .errors import DataError, InputError, nearest
+from .gpu.precision import Precision
 from .runs.yaml_text import RepeatedKey, load_yaml
-from .training.precision import Precision
-from .training.recipe import RECIPES
+from .training.training import RECIPES
 
 Schema = TypeVar("Schema", bound=BaseModel)
 Options = dict[str, Any]

@@ -7,7 +7,6 @@ try them all; the generators of a secret stream have their whole state, 624 word
 from __future__ import annotations
 
 import secrets
-from contextlib import AbstractContextManager, nullcontext
 from hashlib import sha256, shake_256
 from numbers import Integral
 from types import TracebackType
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor
 
 from .errors import InputError
-from .waiting import keeping_turn
 
 # The state of torch's CPU generator: a header, then the words of the Mersenne Twister in 8 bytes each.
 _HEADER, _WORDS = 24, 624
@@ -105,8 +103,7 @@ class LayerDraws:
     """What modules such as dropout draw from torch's global generators, taken from a seed instead.
 
     Inside the context the global generators of the CPU and of `device` continue where the last context left them;
-    outside they are as they were. They belong to the process, so a thread that takes turns keeps its turn inside. With
-    `none`, for what is known to draw nothing, it does nothing.
+    outside they are as they were. With `none`, for what is known to draw nothing, it does nothing.
     """
 
     def __init__(self, seed: int, *, device: torch.device, none: bool = False) -> None:
@@ -114,18 +111,14 @@ class LayerDraws:
         self._devices = [] if none else [torch.device("cpu"), *of_gpu]
         self._inside = [torch.Generator(device=d).manual_seed(seed).get_state() for d in self._devices]
         self._outside: list[Tensor] = []
-        self._alone: AbstractContextManager[None] = nullcontext()
 
     def __enter__(self) -> None:
-        self._alone = keeping_turn() if self._devices else nullcontext()
-        self._alone.__enter__()
         self._outside = _exchange(self._devices, self._inside)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._inside = _exchange(self._devices, self._outside)
-        self._alone.__exit__(kind, error, trace)
 
 
 def _exchange(devices: list[torch.device], states: list[Tensor]) -> list[Tensor]:

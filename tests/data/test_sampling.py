@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from warp_unlearning.data.examples import Taken, TensorExamples, take_later, taken
+from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.data.sampling import (
     batch_shape,
     draw_per_class,
@@ -127,25 +127,15 @@ def test_what_cannot_be_cropped_is_refused(shape: tuple[int, ...]) -> None:
         random_crop_flip(torch.zeros(shape), padding=1, flip=True, fill=FILL, generator=torch.Generator())
 
 
-def test_shuffled_batches_are_those_of_an_epoch_yet_to_be_taken() -> None:
+def test_shuffled_batches_are_those_of_an_epoch() -> None:
     examples = TensorExamples(torch.arange(20.0).reshape(10, 2), torch.arange(10))
     order = torch.cat(list(epoch(10, 4, generator=torch.Generator().manual_seed(0))))
     batches = list(shuffled(examples, 4, generator=torch.Generator().manual_seed(0)))
-    assert torch.equal(torch.cat([taken(y) for _, y in batches]), order)
-    assert torch.equal(torch.cat([taken(x) for x, _ in batches]), examples.x[order])
+    assert torch.equal(torch.cat([y for _, y in batches]), order)
+    assert torch.equal(torch.cat([x for x, _ in batches]), examples.x[order])
     further = shuffled(examples, 4, generator=torch.Generator().manual_seed(0), endless=True)
-    passes = torch.cat([taken(next(further)[1]) for _ in range(6)]).reshape(2, 9)
+    passes = torch.cat([next(further)[1] for _ in range(6)]).reshape(2, 9)
     assert torch.equal(passes[0], order)
     assert not torch.equal(passes[1], order)
     again = endless(10, 4, generator=torch.Generator().manual_seed(0))
     assert torch.equal(torch.cat([next(again) for _ in range(6)]).reshape(2, 9), passes)
-
-
-def test_tensors_are_taken_when_they_are_asked_for() -> None:
-    examples = TensorExamples(torch.arange(8.0).reshape(4, 2), torch.tensor([0, 1, 2, 3]))
-    x, y = take_later(examples, torch.tensor([3, 1]))
-    assert isinstance(x, Taken)
-    assert isinstance(y, Taken)
-    examples.x[3] = -1
-    assert taken(x).tolist() == [[-1, -1], [2, 3]]
-    assert taken(y).tolist() == [3, 1]

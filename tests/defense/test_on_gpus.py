@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from warp_unlearning import unlearn
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.defense.registry import make_defense
+from warp_unlearning.gpu.graphs import Compute
+from warp_unlearning.gpu.lanes import side_by_side
 from warp_unlearning.methods import make_method
 from warp_unlearning.methods.base import Task
 from warp_unlearning.randomness import Streams
-from warp_unlearning.training.repeated import Repeater
-from warp_unlearning.training.side_by_side import side_by_side
 from warp_unlearning.unlearning.driver import drive
 
 pytestmark = [
@@ -66,9 +66,9 @@ def test_lanes_end_as_requests_alone(defense: str | None) -> None:
     original = deepcopy(model).to(GPU).requires_grad_(False).eval()
     sets = [part.to(GPU) for part in (forget, retain)]
 
-    def request(seed: int, repeater: Repeater, ends: dict[int, dict[str, Tensor]]) -> Iterator[object]:
+    def request(seed: int, compute: Compute, ends: dict[int, dict[str, Tensor]]) -> Iterator[object]:
         working = deepcopy(original).requires_grad_(True)
-        task = Task(*sets, None, original, 10, Streams(seed, "lanes"), repeater)
+        task = Task(*sets, None, original, 10, Streams(seed, "lanes"), compute)
         guarding = None if defense is None else make_defense(defense)
         yield from drive(working, task, METHOD, defense=guarding, secret=Streams.secret(seed))
         torch.cuda.current_stream().synchronize()
@@ -76,7 +76,7 @@ def test_lanes_end_as_requests_alone(defense: str | None) -> None:
 
     found: list[dict[int, dict[str, Tensor]]] = [{}, {}]
     for at_once, ends in zip((1, 4), found, strict=True):
-        repeater = Repeater(GPU, "float32", capture=True)
-        list(side_by_side([partial(request, i, repeater, ends) for i in range(4)], at_once=at_once, device=GPU))
+        compute = Compute(GPU, "float32", capture=True)
+        list(side_by_side([partial(request, i, compute, ends) for i in range(4)], at_once=at_once, device=GPU))
     for seed, end in found[0].items():
         assert far(found[1][seed], end) < 1e-8

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.gradients import captured_energy
 from warp_unlearning.gradients.captured_energy import CapturedEnergy, energies_without_graph
 from warp_unlearning.gradients.energy import (
     cross_entropy,
@@ -75,108 +71,6 @@ def test_a_batch_that_is_not_the_first_axis_is_named(drawn: Any, examples: Any) 
 def test_a_cpu_has_no_graphs(drawn: Any, examples: Any) -> None:
     with pytest.raises(InputError, match="on cpu; graphs are captured on CUDA"):
         CapturedEnergy(drawn(lambda: nn.Linear(4, 3)), *examples(3, 4))
-
-
-def problem(drawn: Any, examples: Any) -> tuple[nn.Module, Tensor, Tensor]:
-    return drawn(lambda: SmallResNet(classes=3, width=4)), *examples(3, 1, 8, 8)
-
-
-def assert_follows(energy: CapturedEnergy, model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Energies, slopes and the gradient of the loss are those of the weights as they stand."""
-    expected = gradient_energy(model, x, y)
-    mean = torch.nn.functional.cross_entropy(model(x), y)
-    right = torch.autograd.grad(mean, list(model.parameters()))
-    found = energy.replayed(x, y)
-    torch.testing.assert_close(found.energies, expected.detach(), rtol=1e-9, atol=0)
-    for given, wanted in ((found.gradients, summed(model, expected)), (found.loss_gradients, right)):
-        for one, other in zip(given.values(), wanted, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(energy.replayed_energies(x, y), expected.detach(), rtol=1e-9, atol=0)
-
-
-def test_before_and_after_a_capture_it_is_the_energy(drawn: Any, examples: Any, redone: list[Any]) -> None:
-    model, x, y = problem(drawn, examples)
-    energy = CapturedEnergy(model, x, y, loss_gradients=True)
-    for turn in range(4):
-        if turn == 2:
-            energy.capture()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.mul_(1.1)
-        assert_follows(energy, model, x * (1 + turn), y.roll(turn))
-        assert energy.captured == (turn >= 2)
-    assert [graph.replays for graph in redone] == [2, 2]
-    assert redone[1].pool is redone[0].pool
-    energy.capture()
-    assert len(redone) == 2
-
-
-def test_nothing_holds_it_once_it_is_let_go_of(drawn: Any, examples: Any, redone: list[Any]) -> None:
-    """Graphs that wait for a cycle to be noticed are destroyed at any moment, also while others are captured."""
-    model, x, y = problem(drawn, examples)
-    gc.collect()
-    gc.disable()
-    try:
-        energy = CapturedEnergy(model, x, y)
-        energy.replayed(x, y)
-        energy.capture()
-        gone = [weakref.ref(each) for each in (energy, energy._slopes, energy._alone)]
-        # The stand-ins for graphs hold what they do again.
-        energy._slopes.graph = energy._alone.graph = None
-        redone.clear()
-        del energy
-        assert [each() for each in gone] == [None, None, None]
-    finally:
-        gc.enable()
-
-
-Counted = tuple[CapturedEnergy, Tensor, Tensor, list[str]]
-
-
-@pytest.fixture
-def counted(drawn: Any, examples: Any, monkeypatch: pytest.MonkeyPatch, redone: list[Any]) -> Counted:
-    """An energy, a batch of it, and by name which functions compute energies from here on."""
-    model, x, y = problem(drawn, examples)
-    calls: list[str] = []
-
-    def call(inner: Any, name: str, *given: Any, **named: Any) -> Any:
-        calls.append(name)
-        return inner(*given, **named)
-
-    for name in ("gradient_energy", "unchecked_energy", "energies_without_graph"):
-        monkeypatch.setattr(captured_energy, name, partial(call, getattr(captured_energy, name), name))
-    return CapturedEnergy(model, x, y), x, y, calls
-
-
-def test_what_was_done_is_not_done_again_for_a_capture(counted: Counted) -> None:
-    energy, x, y, calls = counted
-    energy.replayed(x, y)
-    energy.replayed_energies(x, y)
-    assert calls == ["gradient_energy", "gradient_energy"]
-    energy.capture()
-    assert calls[2:] == ["unchecked_energy", "energies_without_graph"]
-
-
-def test_what_was_not_done_is_done_before_a_capture_and_checked(counted: Counted) -> None:
-    energy, x, y, calls = counted
-    energy.replayed_energies(x, y)
-    energy.capture()
-    assert calls == ["gradient_energy", "gradient_energy", "unchecked_energy", "energies_without_graph"]
-    broken = CapturedEnergy(energy.model, torch.full_like(x, torch.nan), y)
-    with pytest.raises(InputError, match="x holds"):
-        broken.capture()
-
-
-@pytest.mark.usefixtures("redone")
-def test_until_it_is_captured_it_refuses_what_the_energy_refuses(drawn: Any, examples: Any) -> None:
-    model, x, y = problem(drawn, examples)
-    energy = CapturedEnergy(model, x, y)
-    for ask in (energy.replayed, energy.replayed_energies):
-        with pytest.raises(InputError, match="x holds"):
-            ask(torch.full_like(x, torch.nan), y)
-        ask(x, y)
-    energy.capture()
-    assert not bool(energy.replayed(torch.full_like(x, torch.nan), y).energies.isfinite().any())
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -10,8 +10,7 @@ from warp_unlearning.methods.base import Task
 from warp_unlearning.methods.references import Finetune, Retrain, frozen_state
 from warp_unlearning.models.fresh import reinitialise
 from warp_unlearning.models.networks import SmallResNet
-from warp_unlearning.training.recipe import Recipe
-from warp_unlearning.training.training import Training, run_training
+from warp_unlearning.training.training import Recipe, Training, run_training
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:

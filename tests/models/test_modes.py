@@ -10,7 +10,6 @@ from warp_unlearning.models.modes import (
     choose_device,
     draws_nothing,
     enter_mode,
-    full_precision,
     norm_mode,
     predict,
 )
@@ -79,27 +78,3 @@ def test_devices_are_chosen_by_name_and_others_refused_in_one_line() -> None:
     for name in ("gpu", "cuda:99"):
         with pytest.raises(InputError, match=rf"the device '{name}' cannot be used: [^\n]+; try auto or cpu$"):
             choose_device(name)
-
-
-def test_nothing_is_rounded_within_the_block_and_everything_is_as_before_after_it() -> None:
-    def switches() -> tuple[str, str]:
-        return torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision  # type: ignore[attr-defined]
-
-    before = switches()
-    with full_precision():
-        assert switches() == ("ieee", "ieee")
-    with pytest.raises(ZeroDivisionError), full_precision():
-        1 / 0
-    assert switches() == before
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_convolutions_agree_with_float64() -> None:
-    generator = torch.Generator("cuda").manual_seed(0)
-    x = torch.randn(8, 64, 16, 16, generator=generator, device="cuda")
-    w = torch.randn(64, 64, 3, 3, generator=generator, device="cuda")
-    exact = torch.nn.functional.conv2d(x.double(), w.double())
-    with full_precision():
-        found = torch.nn.functional.conv2d(x, w)
-    assert float((found - exact).abs().max() / exact.abs().max()) < 1e-5

@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event as Flag
-from threading import Timer, get_ident
 
 import pytest
 from trial_work import FailingLane, SteppedTrial, Trial, expected, layered, results
@@ -15,14 +11,11 @@ from trial_work import FailingLane, SteppedTrial, Trial, expected, layered, resu
 from warp_unlearning.errors import InputError
 from warp_unlearning.runs.engine import Engine, EngineError
 from warp_unlearning.runs.events import Event, ignore
-from warp_unlearning.runs.fleet import Fleet
 from warp_unlearning.runs.fleet_engine import FleetEngine
 from warp_unlearning.runs.job import Job, NoRoom, Steps
-from warp_unlearning.runs.job_attempt import Attempt
 from warp_unlearning.runs.key import Key
 from warp_unlearning.runs.local_engine import LocalEngine
 from warp_unlearning.runs.store import Store
-from warp_unlearning.waiting import idly
 
 
 class Turns:
@@ -157,176 +150,6 @@ def test_a_lane_that_fails_ends_the_run_and_says_so(store: Store, work: Stepped)
         FleetEngine(1, FailingLane).run(jobs, work=work, store=store, watch=ignore)
     assert len(results(store, jobs)) == 1
     assert FleetEngine(1, Turns).run(jobs, work=work, store=store, watch=ignore).complete
-
-
-class Waiting(Trial):
-    """Every job waits in the middle of a step until all of them do; notes which thread takes steps, and whether two
-    are ever at work at once.
-    """
-
-    def steps(self, job: Job, store: Store) -> Steps:
-        seen = self.__dict__.setdefault("seen", {})
-        mine = seen.setdefault(job.key.digest, set())
-        with self._alone(mine):
-            yield_to_all = self.__dict__.setdefault("gate", Flag())
-            self.__dict__["inside"] = self.__dict__.get("inside", 0) + 1
-            if self.__dict__["inside"] == self.__dict__["wanted"]:
-                yield_to_all.set()
-            self.__dict__["working"] -= 1
-            with idly():
-                assert yield_to_all.wait(20)
-            self.__dict__["working"] += 1
-        yield
-        with self._alone(mine):
-            found = self(job, store)
-        return found
-
-    @contextmanager
-    def _alone(self, mine: set[int]) -> Iterator[None]:
-        mine.add(get_ident())
-        self.__dict__["working"] = self.__dict__.get("working", 0) + 1
-        time.sleep(0.01)
-        self.__dict__.setdefault("most", []).append(self.__dict__["working"])
-        yield
-        self.__dict__["working"] -= 1
-
-
-def test_who_waits_in_the_middle_of_a_step_lets_others_work(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "marks").mkdir()
-    work, jobs = Waiting(tmp_path / "marks"), [Job(Key("a", 1, {"i": i})) for i in range(4)]
-    work.__dict__["wanted"] = 4
-    outcome = FleetEngine(4, Turns).run(jobs, work=work, store=store, watch=ignore)
-    assert outcome.complete
-    assert results(store, jobs) == expected(jobs)
-    assert set(work.__dict__["most"]) == {1}
-    threads = [next(iter(ids)) for ids in work.__dict__["seen"].values() if len(ids) == 1]
-    assert len(set(threads)) == 4
-    assert get_ident() not in threads
-
-
-def test_an_interrupt_while_jobs_wait_lets_go_of_their_claims(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "marks").mkdir()
-    work, jobs = Waiting(tmp_path / "marks"), [Job(Key("a", 1, {"i": i})) for i in range(3)]
-    # The gate opens for two, and the third is interrupted at its start.
-    work.__dict__["wanted"] = 2
-    started: list[Key] = []
-
-    def interrupt(event: Event) -> None:
-        started.append(event.key)
-        if len(started) == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        FleetEngine(3, Turns).run(jobs, work=work, store=store, watch=interrupt)
-    assert results(store, jobs) == {}
-    outcome = FleetEngine(3, Turns).run(jobs, work=work, store=store, watch=ignore)
-    assert outcome.complete
-    assert results(store, jobs) == expected(jobs)
-
-
-class Slow(Stepped):
-    """One job waits long in its first step; the others are short."""
-
-    def steps(self, job: Job, store: Store) -> Steps:
-        if job.key.ingredients.get("does") == "wait":
-            with idly():
-                self.__dict__["gate"].wait(20)
-        yield
-        found = self(job, store)
-        if job.key.ingredients.get("opens"):
-            self.__dict__["gate"].set()
-        return found
-
-
-def test_a_lane_that_is_free_is_filled_while_all_others_wait(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "marks").mkdir()
-    work = Slow(tmp_path / "marks")
-    work.__dict__["gate"] = Flag()
-    first = Key("b", 1, {})
-    # The last can begin only when the lane beside the one that waits is filled again.
-    jobs = [Job(Key("a", 1, {"does": "wait"}), cost=9.0), Job(first), Job(Key("c", 1, {"opens": True}), (first,))]
-    began = time.monotonic()
-    assert FleetEngine(2, Turns).run(jobs, work=work, store=store, watch=ignore).complete
-    assert time.monotonic() - began < 15
-
-
-@pytest.fixture
-def hearing() -> Iterator[None]:
-    """Interrupts raise, also where whoever started the tests has them ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-class Interrupted(Trial):
-    """One job works for a while in the turn that an interrupt falls in; another has just waited enough."""
-
-    def steps(self, job: Job, store: Store) -> Steps:
-        shared = self.__dict__
-        if job.key.ingredients["does"] == "wait":
-            with idly():
-                shared["gate"].wait(20)
-            shared["overlap"] = shared["working"]
-        else:
-            yield
-            shared["working"] = True
-            shared["gate"].set()
-            Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-            time.sleep(0.5)
-            shared["working"] = False
-        yield
-        return self(job, store)
-
-
-@pytest.mark.usefixtures("hearing")
-def test_an_interrupt_lets_one_work_at_a_time_to_the_end(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "marks").mkdir()
-    work = Interrupted(tmp_path / "marks")
-    work.__dict__.update(gate=Flag(), working=False)
-    # The first job has the last seat, which would be put away last.
-    jobs = [Job(Key("a", 1, {"does": "work"}), cost=2.0), Job(Key("b", 1, {"does": "wait"}))]
-    with pytest.raises(KeyboardInterrupt):
-        FleetEngine(2, Turns).run(jobs, work=work, store=store, watch=ignore)
-    assert work.__dict__["overlap"] is False
-
-
-class LateJobs:
-    """Offers a second job some time after the first; over when both have ended."""
-
-    def __init__(self, first: Job, second: Job) -> None:
-        self.waiting, self.late, self.ended = [first], second, 0
-        self.due = time.monotonic() + 0.2
-
-    time_left = 60.0
-
-    @property
-    def over(self) -> bool:
-        return self.ended == 2
-
-    def take(self) -> Job | None:
-        if self.late is not None and time.monotonic() >= self.due:
-            self.waiting.append(self.late)
-            self.late = None
-        return self.waiting.pop() if self.waiting else None
-
-    def pause(self) -> float | None:
-        return None
-
-    def put_back(self, job: Job) -> None:
-        self.waiting.append(job)
-
-    def settle(self, job: Job, attempt: Attempt) -> None:
-        self.ended += 1
-
-
-def test_a_job_that_comes_while_all_wait_is_begun(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "marks").mkdir()
-    work = Slow(tmp_path / "marks")
-    work.__dict__["gate"] = Flag()
-    jobs = LateJobs(Job(Key("a", 1, {"does": "wait"})), Job(Key("c", 1, {"opens": True})))
-    began = time.monotonic()
-    Fleet(2, Turns, work.steps, store, ignore).carry_out(jobs)
-    assert time.monotonic() - began < 15
 
 
 def test_bad_input(store: Store, work: Stepped) -> None:

@@ -14,6 +14,7 @@ from warp_unlearning.attacks.membership.memorisation import memorisation, most_m
 from warp_unlearning.attacks.membership.pair_audit import PairAuditor
 from warp_unlearning.data.preprocess import ImageData, load_data
 from warp_unlearning.errors import InputError
+from warp_unlearning.gpu.lanes import Lane
 from warp_unlearning.methods.base import Task
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.models.networks import build_model
@@ -35,7 +36,6 @@ from warp_unlearning.studies.stored import arrays_of, weights_of
 from warp_unlearning.studies.study import Asked, study_settings
 from warp_unlearning.studies.study_results import shadows_complete, study_results
 from warp_unlearning.studies.version_0_1 import stored_settings
-from warp_unlearning.training.lane import DeviceLane
 from warp_unlearning.training.scoring import logit_confidence
 from warp_unlearning.workflows.engines import GpuLane
 
@@ -47,7 +47,7 @@ ARMS = (
     StudyArm("finetune", {"epochs": 1}, sets=1),
     StudyArm("finetune", {"epochs": 1, "lr": 1e20}, swept={"lr": 1e20}, sets=1),
 )
-LANES = FleetEngine(3, lambda: DeviceLane(torch.device("cpu")))
+LANES = FleetEngine(3, lambda: Lane(torch.device("cpu")))
 
 
 @pytest.fixture(scope="module")

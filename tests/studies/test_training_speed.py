@@ -8,9 +8,8 @@ from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.studies.gradient_test_speed import gradient_test_speed
 from warp_unlearning.studies.training_speed import Workload, train_fleet, training_speeds, update_operations
-from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.scoring import accuracy
-from warp_unlearning.training.training import run_training
+from warp_unlearning.training.training import Recipe, run_training
 
 
 def network(seed: int) -> nn.Module:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from copy import deepcopy
 from math import ceil, cos, pi
+from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -11,11 +14,10 @@ from torch.nn import functional as F
 
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.data.sampling import random_crop_flip
-from warp_unlearning.errors import DivergedError, WeightsError
+from warp_unlearning.errors import DivergedError, InputError, WeightsError
 from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
-from warp_unlearning.training.recipe import Recipe
-from warp_unlearning.training.training import Training, run_training
+from warp_unlearning.training.training import RECIPES, Recipe, Training, run_training
 
 Network = Callable[..., nn.Sequential]
 Points = Callable[..., TensorExamples]
@@ -181,3 +183,41 @@ def test_a_network_with_dropout_resumes_to_the_same_weights() -> None:
     second.load_state(first.state())
     run_training(second)
     assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True))
+
+
+def test_the_paper_recipe_is_the_papers() -> None:
+    paper = RECIPES["paper"]
+    assert (paper.epochs, paper.batch_size, paper.lr, paper.momentum, paper.weight_decay) == (91, 256, 0.1, 0.9, 5e-4)
+    assert (paper.crop_padding, paper.flip) == (4, True)
+    assert RECIPES["small"] == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "epochs is 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"lr": 0.0}, "lr=0.0"),
+        ({"momentum": 1.0}, "momentum=1.0"),
+        ({"momentum": -0.1}, "momentum=-0.1"),
+        ({"weight_decay": -1e-4}, "weight_decay=-0.0001"),
+        ({"crop_padding": -1}, "crop_padding=-1"),
+    ],
+)
+def test_settings_that_cannot_train_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Recipe(**settings)
+
+
+def test_a_training_that_is_done_is_let_go_of(images: TensorExamples) -> None:
+    """A cycle would keep its memory, and on a GPU its graph, until garbage is collected."""
+    training = Training(small(0), images, recipe=Recipe(epochs=1), streams=Streams(1))
+    for _ in training.updates():
+        pass
+    gone = ref(training)
+    gc.disable()
+    try:
+        del training
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -15,6 +15,7 @@ import yaml
 
 from warp_unlearning.config import ModelConfig, ShadowConfig, resolve_as
 from warp_unlearning.errors import InputError
+from warp_unlearning.gpu.lanes import Lane
 from warp_unlearning.runs.engine import Outcome
 from warp_unlearning.runs.events import Event, Watch
 from warp_unlearning.runs.fleet_engine import FleetEngine
@@ -23,7 +24,6 @@ from warp_unlearning.runs.local_engine import LocalEngine
 from warp_unlearning.runs.store import Store
 from warp_unlearning.studies.shadow_cost import known_seconds
 from warp_unlearning.studies.shadow_plan import Task
-from warp_unlearning.training.lane import DeviceLane
 from warp_unlearning.workflows.audit_secret import FILE
 from warp_unlearning.workflows.audit_shadow import RESULTS, ShadowRequest, carry_out, prepare_shadows
 
@@ -44,7 +44,7 @@ class Here:
                 yield None
                 return work(job, store)
 
-        engine = FleetEngine(1, lambda: DeviceLane(torch.device("cpu")))
+        engine = FleetEngine(1, lambda: Lane(torch.device("cpu")))
         return engine.run(jobs, work=Whole(), store=store, watch=watch, until=until)
 
 

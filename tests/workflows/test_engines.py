@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from warp_unlearning.errors import InputError
+from warp_unlearning.gpu import lanes
 from warp_unlearning.runs.lane_worker import Lanes
 from warp_unlearning.runs.local_engine import LocalEngine
-from warp_unlearning.workflows import engines
 from warp_unlearning.workflows.engines import GpuLane, choose_study_engine
 
 SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -70,7 +70,7 @@ def test_a_lane_has_its_share_of_the_memory(device: str) -> None:
 def test_the_share_is_of_a_numbered_device(device: str, index: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[tuple[float, object]] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: shares.append(given))
-    monkeypatch.setattr(engines, "sleep_while_waiting", lambda index: None)
+    monkeypatch.setattr(lanes, "sleep_while_waiting", lambda index: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     GpuLane(device, 0.2)()
     assert shares == [(0.2, index)]

@@ -13,6 +13,7 @@ import torch
 
 from warp_unlearning.config import ReproduceConfig
 from warp_unlearning.errors import InputError
+from warp_unlearning.gpu.lanes import Lane
 from warp_unlearning.runs.events import Event
 from warp_unlearning.runs.fleet_engine import FleetEngine
 from warp_unlearning.runs.idle_engine import IdleEngine
@@ -20,7 +21,6 @@ from warp_unlearning.runs.store import Store
 from warp_unlearning.studies import study
 from warp_unlearning.studies.cell_settings import StudyArm
 from warp_unlearning.studies.study import NULL_SPACE, STUDIES, Asked, Size, study_settings
-from warp_unlearning.training.lane import DeviceLane
 from warp_unlearning.workflows.reproduce import (
     RESULTS,
     TABLE,
@@ -30,7 +30,7 @@ from warp_unlearning.workflows.reproduce import (
     prepare_study,
 )
 
-LANES = FleetEngine(2, lambda: DeviceLane(torch.device("cpu")))
+LANES = FleetEngine(2, lambda: Lane(torch.device("cpu")))
 NGP = {"epochs": 2, "batch_size": 16}
 TINY = Size({"name": "npz"}, "mlp", {"hidden": [8]}, {"epochs": 5, "batch_size": 16}, 6, 2, 2, 60, 20, 0, 20)
 
@@ -262,7 +262,7 @@ def test_results_may_be_merged_before_a_study_is_begun(blobs: Path, tmp_path: Pa
 def test_a_study_of_times_is_done_alone_and_shown(blobs: Path, tmp_path: Path) -> None:
     prepared = prepare_study(ReproduceRequest(config(blobs, study="runtime"), tmp_path / "out"))
     assert prepared.planned.alone
-    results = carry_out_study(prepared, FleetEngine(1, lambda: DeviceLane(torch.device("cpu"))))
+    results = carry_out_study(prepared, FleetEngine(1, lambda: Lane(torch.device("cpu"))))
     assert results["complete"]
     assert [row["defense"] for row in results["rows"]] == list(study.DEFENSES)
     assert "NGP + WARP" in (tmp_path / "out" / TABLE).read_text()

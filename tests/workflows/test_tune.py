@@ -18,6 +18,7 @@ from warp_unlearning.config import ShadowConfig, TuneConfig, read_recipes, resol
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.errors import DataError, InputError
+from warp_unlearning.gpu.lanes import Lane
 from warp_unlearning.methods.registry import make_method
 from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.directory import open_run
@@ -30,10 +31,8 @@ from warp_unlearning.studies.shadow_work import new_network
 from warp_unlearning.studies.stored import weights_of
 from warp_unlearning.studies.tuning_objectives import membership_accuracy
 from warp_unlearning.studies.tuning_plan import RETRAIN, TRAIN, TuningTask, Unit
-from warp_unlearning.training.lane import DeviceLane
-from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.scoring import accuracy, losses
-from warp_unlearning.training.training import Training, run_training
+from warp_unlearning.training.training import Recipe, Training, run_training
 from warp_unlearning.unlearning.driver import unlearn
 from warp_unlearning.workflows.audit_shadow import shadow_settings
 from warp_unlearning.workflows.tune import (
@@ -277,7 +276,7 @@ def test_a_run_is_complete_and_done_once(tuned: Tuned, blobs: Path, audited: Pat
 
 def test_lanes_come_to_the_same_trials(tuned: Tuned, blobs: Path, audited: Path, tmp_path: Path) -> None:
     request = TuneRequest(config(blobs, audited=str(audited)), tmp_path / "run")
-    lanes = FleetEngine(3, lambda: DeviceLane(torch.device("cpu")))
+    lanes = FleetEngine(3, lambda: Lane(torch.device("cpu")))
     assert carry_out_tuning(prepare_tuning(request), lanes)["arms"] == tuned.results["arms"]
 
 

@@ -55,9 +55,8 @@ def train_run(
     from ..models.own import check_examples
     from ..randomness import Streams
     from ..report.schema import Trained
-    from ..training.recipe import Recipe
     from ..training.scoring import accuracy
-    from ..training.training import Training
+    from ..training.training import Recipe, Training
     from .subject import new_subject, save_subject
 
     subject = new_subject(config, options or Options())

@@ -11,8 +11,7 @@ from ..data.examples import TensorExamples
 from ..data.preprocess import load_data
 from ..models.networks import SmallResNet, build_model
 from ..randomness import Streams
-from ..training.recipe import Recipe
-from ..training.training import Training, run_training
+from ..training.training import Recipe, Training, run_training
 
 
 @dataclass(frozen=True, eq=False)

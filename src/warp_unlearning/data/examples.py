@@ -101,34 +101,6 @@ class DatasetExamples:
         return len(self.y)
 
 
-@dataclass(frozen=True, eq=False)
-class Taken:
-    """Rows of `source` at `index`, int64 and beside it, to be taken where they are used, as in a captured update."""
-
-    source: Tensor
-    index: Tensor
-
-    def now(self) -> Tensor:
-        """These rows."""
-        return self.source.index_select(0, self.index)
-
-
-Given = Tensor | Taken
-
-
-def take_later(examples: Examples, index: Tensor) -> tuple[Given, Given]:
-    """Inputs and labels at `index`: still to be taken where they lie in tensors, fetched where they do not."""
-    if not isinstance(examples, TensorExamples):
-        return examples.take(index)
-    where = index.to(examples.x.device, non_blocking=True)
-    return Taken(examples.x, where), Taken(examples.y, where)
-
-
-def taken(given: Given) -> Tensor:
-    """The tensor itself."""
-    return given.now() if isinstance(given, Taken) else given
-
-
 def as_examples(source: object, *, what: str) -> Examples:
     """Accept what users have; `what` names the collection in errors.
 

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InputError
-from ..kernels.fusing import fusing
 from ..randomness import Streams
-from .examples import Examples, Given, index_device, take_later
+from .examples import Batch, Examples, index_device
 
 
 def draw_per_class(labels: NDArray[Any], *, count: int, generator: torch.Generator) -> NDArray[np.int64]:
@@ -82,11 +81,11 @@ def endless(
 
 def shuffled(
     examples: Examples, batch_size: int, *, generator: torch.Generator, endless: bool = False
-) -> Iterator[tuple[Given, Given]]:
-    """Batches of one pass over the examples, or with `endless` of one after another; tensors are yet to be taken."""
+) -> Iterator[Batch]:
+    """Batches of one pass over the examples, or with `endless` of one after another."""
     while True:
         for index in epoch(len(examples), batch_size, generator=generator, device=index_device(examples)):
-            yield take_later(examples, index)
+            yield examples.take(index)
         if not endless:
             return
 
@@ -122,12 +121,6 @@ def draw_crop_flip(count: int, *, padding: int, flip: bool, generator: torch.Gen
 
 def crop_flip(x: Tensor, drawn: Tensor, fill: Tensor) -> Tensor:
     """Images (n, c, h, w) shifted and mirrored as `drawn` says, all on one device, and no value read."""
-    if fusing.get():
-        # In Triton, which not every machine has.
-        from ..kernels import crop_flip as kernel
-
-        if kernel.suits(x, drawn, fill):
-            return kernel.crop_flip(x, drawn, fill)
     count, channels, height, width = x.shape
     down, right, mirrored = drawn.unsqueeze(2).unbind(1)
     rows = torch.arange(height, device=x.device) + down

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from ..data.examples import Examples, TensorExamples, as_examples
 from ..errors import InputError, WarpWarning
+from ..gpu.precision import full_precision
 from ..gradients.energy import gradient_energy
 from ..methods.base import Task
-from ..models.modes import full_precision, norm_mode
+from ..models.modes import norm_mode
 from ..models.own import check_examples, check_network, failed
 from ..randomness import Streams, whole
 from ..symmetry.move import Move, apply_move

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
+from ..gpu.precision import math_attention
 from .energy import cross_entropy, output_gradients, parameters_without_rules, squared_norms
-from .math_attention import math_attention
 from .traced_pass import traced_pass
 from .uses import require_unchanged
 
@@ -35,7 +35,7 @@ def alignment(model: nn.Module, x: Tensor, y: Tensor, *, directions: Mapping[str
     """
     # Fused attention cannot be differentiated twice.
     with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), math_attention():
-        traced = traced_pass(model, x, inputs_only=x.requires_grad, twice=True)
+        traced = traced_pass(model, x, inputs_only=x.requires_grad)
         try:
             require_unchanged(traced.trace.uses)
             losses = cross_entropy(traced.output, y)

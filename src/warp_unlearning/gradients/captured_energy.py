@@ -17,10 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..cuda_graphs import CudaGraph, graphs_are_there, stream_ahead
 from ..errors import InputError
-from ..kernels.one_pixel_norm import one_pixel_norms
-from ..streams_beside import ahead_of
+from ..gpu.graphs import CudaGraph, capturable_stream
+from ..gpu.precision import math_attention
 from .energy import (
     Loss,
     cross_entropy,
@@ -32,7 +31,6 @@ from .energy import (
     unchecked_energy,
 )
 from .ghost.scaled_images import for_a_graph
-from .math_attention import math_attention
 from .parameter_slots import copy_with_same_parameters
 from .traced_pass import traced_pass
 
@@ -64,7 +62,7 @@ class CapturedEnergy:
     def __init__(
         self, model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cross_entropy, loss_gradients: bool = False
     ) -> None:
-        if not graphs_are_there(x.device):
+        if x.device.type != "cuda":
             raise InputError(f"x is on {x.device}; graphs are captured on CUDA devices, use gradient_energy elsewhere")
         other = parameters_without_rules(model, x, y, loss=loss)
         if other:
@@ -74,7 +72,6 @@ class CapturedEnergy:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._places = {name: p.data_ptr() for name, p in self._parameters.items()}
         self._with_loss = loss_gradients
-        self._captured_on: torch.cuda.Stream | None = None
         self._slopes: _Work[Replayed] = _Work()
         self._alone: _Work[Tensor] = _Work()
 
@@ -114,18 +111,9 @@ class CapturedEnergy:
         once, with the batch of the last call: what libraries allocate and choose at first must not be captured.
         """
         with self._as_in_a_graph():
-            if self._slopes.graph is None and self._x.is_cuda:
-                self._captured_on = torch.cuda.current_stream(self._x.device)
             slopes = self._slopes.captured(self._slopes_once)
             # In the memory of the first: what that frees on the way is free by the time this runs.
             self._alone.captured(self._energies_once, pool=slopes.pool)
-
-    def may_run_beside(self, current: torch.cuda.Stream) -> torch.cuda.Stream | None:
-        """The stream of their own on which graphs may be replayed while the current one is at work, where they have one
-        that belongs to it: libraries go on using their memory for the stream where they were captured.
-        """
-        own = ahead_of(current) if self.captured else None
-        return own if own is not None and own == self._captured_on else None
 
     def suits(self, x: Tensor, y: Tensor) -> bool:
         """Whether the batch is like the first."""
@@ -164,11 +152,10 @@ class CapturedEnergy:
     def _as_in_a_graph(self) -> Iterator[None]:
         """The stream, the forms of layers and the precision of what is captured."""
         with (
-            stream_ahead(self._x.device),
+            capturable_stream(self._x.device),
             for_a_graph(),
             torch.autocast(self._x.device.type, enabled=False),
             math_attention(),
-            one_pixel_norms(),
         ):
             yield
 

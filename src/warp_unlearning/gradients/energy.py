@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import InputError
+from ..gpu.precision import math_attention
 from . import ghost
 from .batch_axes import known_unclear_uses, unclear_uses
 from .energy_checks import check_batch, check_finite, check_losses, check_model, misfit
 from .fallback import materialised_energy
 from .ghost.rule import GhostRule, Part
 from .ghost.summand import Entry, summed
-from .math_attention import math_attention
 from .traced_pass import TracedPass, traced_pass
 from .uses import Trace, Use, parameters_used_elsewhere, require_unchanged
 
@@ -88,7 +88,7 @@ def unchecked_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss) -> T
     """`gradient_energy` of a batch for which it was found sound before, with no read of a value: every parameter is
     used in layers that have rules, and the first axis of all they read and give is the batch.
     """
-    traced = traced_pass(model, x, twice=True)
+    traced = traced_pass(model, x)
     try:
         losses = loss(traced.output, y)
         found = output_gradients(losses.sum(), traced.trace, differentiable=True)
@@ -111,7 +111,7 @@ def parameters_without_rules(model: nn.Module, x: Tensor, y: Tensor, *, loss: Lo
 
 def _energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss, differentiable: bool) -> Tensor:
     try:
-        traced = traced_pass(model, x, twice=differentiable)
+        traced = traced_pass(model, x)
     except RuntimeError as error:
         raise misfit(model, x, error) from error
     try:

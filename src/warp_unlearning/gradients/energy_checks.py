@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..errors import InputError
-from ..module_tree import modules_by_path, tensor_of
+from ..modules import modules_by_path, tensor_of
 
 # The types in which gradients can be squared.
 _FINE = (torch.float32, torch.float64)

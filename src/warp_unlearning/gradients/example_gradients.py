@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from ..gpu.precision import math_attention
 from .each_gradient import shares_of
 from .energy import cross_entropy, sum_of_uses
-from .math_attention import math_attention
 from .other_forms import LayerNormApart
 from .parameter_slots import parameters_replaced
 from .traced_pass import traced_pass

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import InputError
-from ..module_tree import modules_by_path
+from ..modules import modules_by_path
 
 
 def copy_with_same_parameters(model: nn.Module) -> nn.Module:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..kernels.rectified import differentiated_twice
 from .ghost.rule import Passing
 from .other_forms import HardsigmoidClamped
 from .uses import Trace, traced_copy
@@ -23,18 +22,8 @@ class TracedPass:
     output: Tensor
 
 
-def traced_pass(model: nn.Module, x: Tensor, *, inputs_only: bool = False, twice: bool = False) -> TracedPass:
-    """The pass over x. Its trace is to be closed. With `inputs_only` no gradient of a parameter will be asked for, and
-    with `twice` what is found from the output's derivatives will be differentiated again.
-    """
-    before = differentiated_twice.set(twice and counts_launches(x))
-    try:
-        return _in_its_layout(model, x, inputs_only)
-    finally:
-        differentiated_twice.reset(before)
-
-
-def _in_its_layout(model: nn.Module, x: Tensor, inputs_only: bool) -> TracedPass:
+def traced_pass(model: nn.Module, x: Tensor, *, inputs_only: bool = False) -> TracedPass:
+    """The pass over x. Its trace is to be closed. With `inputs_only` no gradient of a parameter will be asked for."""
     if suits_channels_last(x):
         try:
             return _as_laid_out(model, x.clone(memory_format=torch.channels_last), inputs_only)
@@ -44,11 +33,6 @@ def _in_its_layout(model: nn.Module, x: Tensor, inputs_only: bool) -> TracedPass
             # The model asks for views that this layout does not have, or fails in any.
             x = x.contiguous()
     return _as_laid_out(model, x.clone(), inputs_only)
-
-
-def counts_launches(x: Tensor) -> bool:
-    """Whether fewer steps are worth some memory: on a CPU they are not."""
-    return x.is_cuda
 
 
 def suits_channels_last(x: Tensor) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from ..errors import InputError
-from ..module_tree import modules_by_path
+from ..modules import modules_by_path
 from .ghost.applied import living
 from .ghost.rule import GhostRule, Passing, rule_of
 from .parameter_slots import copy_with_same_parameters

@@ -56,7 +56,7 @@ class BadTeacher:
             stepper.step(loss, lr=lr)
             return {"divergence": loss}
 
-        update = task.repeated(imitate)
+        update = task.update(imitate)
         batches, _ = batch_shape(len(mixed), self.batch_size)
         of = self.epochs * batches
         for e in range(self.epochs):

@@ -9,15 +9,15 @@ from typing import Any, ClassVar, Literal, NoReturn, Protocol, cast, runtime_che
 
 from torch import nn
 
-from ..data.examples import Batch, Examples, taken
+from ..data.examples import Batch, Examples
 from ..data.sampling import batch_shape, shuffled
 from ..errors import InputError, nearest
+from ..gpu.graphs import Captured, Compute, Function
+from ..gpu.precision import Precision
 from ..models.fresh import fresh
 from ..models.modes import NormMode as NormMode
 from ..randomness import Streams
 from ..symmetry.options import Option as Option
-from ..training.precision import Precision
-from ..training.repeated import Function, Repeated, Repeater
 from ..training.update import Updates
 
 Set = Literal["forget", "retain"]
@@ -29,7 +29,7 @@ class Task:
 
     `original` is a frozen copy of the model before unlearning, in eval mode, for methods that imitate its *outputs*.
     Anything in weight coordinates must come from the model being updated: a defence may move that one before the first
-    update. Every random draw comes from `streams`. `repeater` sets the precision of updates and whether they are
+    update. Every random draw comes from `streams`. `compute` sets the precision of updates and whether they are
     captured; without one they run in float32, one operation after another. `untrained`, a network or a function that
     builds one, is for methods that start anew; without it they call `reset_parameters`.
     """
@@ -40,7 +40,7 @@ class Task:
     original: nn.Module
     classes: int
     streams: Streams
-    repeater: Repeater | None = None
+    compute: Compute | None = None
     untrained: nn.Module | Callable[[], nn.Module] | None = None
 
     def fresh(self, model: nn.Module, stream: str) -> nn.Module:
@@ -50,18 +50,17 @@ class Task:
     def batches(self, name: Set, size: int, *, epoch: int | None = None) -> Iterator[Batch]:
         """Shuffled batches of a set: one pass in an order of this epoch's own, or without an epoch, pass after pass."""
         generator = self.streams.generator(name) if epoch is None else self.streams.generator(name, epoch)
-        found = shuffled(getattr(self, name), size, generator=generator, endless=epoch is None)
-        return (Batch(taken(x), taken(y)) for x, y in found)
+        return shuffled(getattr(self, name), size, generator=generator, endless=epoch is None)
 
     def batch_count(self, name: Set, size: int) -> int:
         """How many batches one pass has."""
         return batch_shape(len(getattr(self, name)), size)[0]
 
-    def repeated(self, function: Function, *, precision: Precision | None = None) -> Repeated:
+    def update(self, function: Function, *, precision: Precision | None = None) -> Captured:
         """An update to call many times, captured as one graph if the task captures. The function takes tensors and
         numbers, reads no value and changes all state in place. `precision` is the task's unless given.
         """
-        return (self.repeater or Repeater(self.forget.y.device))(function, precision=precision)
+        return (self.compute or Compute(self.forget.y.device)).update(function, precision=precision)
 
     def require_validation(self, why: str) -> Examples:
         """The validation set, or an error that says what needs it."""

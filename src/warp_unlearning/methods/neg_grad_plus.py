@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from ..models.modes import predict
 from ..symmetry.move import Move
 from ..symmetry.then import then
-from ..training.schedule import cosine
 from ..training.scoring import losses
 from ..training.stepper import Number, Stepper
-from ..training.update import Update, Updates
+from ..training.update import Update, Updates, cosine
 from .base import NormMode, Task, option, require
 
 
@@ -61,7 +60,7 @@ class NegGradPlus:
             stepper.step(loss, lr=lr)
             return terms
 
-        update = task.repeated(descend)
+        update = task.update(descend)
         forget = task.batches("forget", self.batch_size)
         count = task.batch_count("retain", self.batch_size)
         of = self.epochs * count
@@ -72,7 +71,7 @@ class NegGradPlus:
                 stepper.carry(moved)
                 if anchor is not None and moved is not None:
                     anchor.carry(moved)
-                    update.forget_graph()
+                    update.forget()
 
     def _ceiling(self, task: Task) -> Tensor | None:
         if not self.saturate:

@@ -18,10 +18,9 @@ from ..symmetry.layer_inputs import LinearWeight, linear_weights, observe, read_
 from ..symmetry.move import Move
 from ..symmetry.null_space import InputBasis
 from ..training.constraints import InputComplement
-from ..training.schedule import geometric
 from ..training.scoring import accuracy
 from ..training.stepper import Number, Stepper
-from ..training.update import Update, Updates
+from ..training.update import Update, Updates, geometric
 from .base import NormMode, Task, option, require
 
 
@@ -77,7 +76,7 @@ class ProjectedGradient:
             stepper.step(loss, lr=lr)
             return {"forget": loss}
 
-        update = task.repeated(descend)
+        update = task.update(descend)
         count = task.batch_count("forget", self.batch_size)
         of = self.epochs * count
         for e in range(self.epochs):

@@ -13,10 +13,9 @@ from torch.utils.data import Dataset
 
 from ..data.examples import Examples
 from ..errors import InputError, WarpError
-from ..training.precision import Precision
-from ..training.recipe import Recipe
+from ..gpu.precision import Precision
 from ..training.scoring import losses
-from ..training.training import Training
+from ..training.training import Recipe, Training
 from ..training.update import Update, Updates
 from .base import NormMode, Task, option, require
 
@@ -140,7 +139,7 @@ def frozen_state(model: nn.Module) -> dict[str, Tensor]:
 
 def _training(settings: Retrain | Finetune, model: nn.Module, task: Task, **more: Any) -> Updates:
     recipe = Recipe(**{f.name: getattr(settings, f.name) for f in fields(Recipe) if hasattr(settings, f.name)})
-    return Training(model, task.retain, recipe=recipe, streams=task.streams, repeater=task.repeater, **more).updates()
+    return Training(model, task.retain, recipe=recipe, streams=task.streams, compute=task.compute, **more).updates()
 
 
 def _tensors(model: nn.Module) -> chain[Tensor]:

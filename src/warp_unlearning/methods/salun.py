@@ -56,7 +56,7 @@ class SalUn:
             stepper.step(loss, lr=lr)
             return {"loss": loss}
 
-        updates = {"forget": task.repeated(descend), "retain": task.repeated(descend)}
+        updates = {"forget": task.update(descend), "retain": task.update(descend)}
         labels = task.streams.generator("labels")
         count = task.batch_count("forget", self.batch_size) + task.batch_count("retain", self.batch_size)
         of = self.epochs * count

@@ -17,10 +17,9 @@ from ..data.sampling import epoch
 from ..errors import InputError
 from ..models.modes import predict
 from ..symmetry.move import Move
-from ..training.schedule import staircase
 from ..training.scoring import logits
 from ..training.stepper import Number, OptimizerName, Stepper
-from ..training.update import Update, Updates
+from ..training.update import Update, Updates, staircase
 from .base import NormMode, Set, Task, option, require
 
 
@@ -72,7 +71,7 @@ class Scrub:
             stepper.step(self.gamma * entropy + self.alpha * drift, lr=lr)
             return {"retain": entropy, "retain_divergence": drift}
 
-        updates = {"forget": task.repeated(leave), "retain": task.repeated(obey)}
+        updates = {"forget": task.update(leave), "retain": task.update(obey)}
         teachers = {"forget": Teacher(task.original, task.forget), "retain": Teacher(task.original, task.retain)}
         sizes: dict[Set, int] = {"forget": self.forget_batch_size, "retain": self.retain_batch_size}
         counts = {name: task.batch_count(name, size) for name, size in sizes.items()}

@@ -15,13 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.examples import Examples, in_order
+from ..gpu.graphs import Function
 from ..gradients.per_sample import per_sample_gradients
 from ..models.modes import norm_mode, predict
 from ..training.constraints import Mask
-from ..training.repeated import Function
-from ..training.schedule import cosine
 from ..training.stepper import Number, Stepper
-from ..training.update import Update, Updates
+from ..training.update import Update, Updates, cosine
 from .base import NormMode, Task, option, require
 
 FisherKind = Literal["batch", "sample"]
@@ -81,7 +80,7 @@ class SrfOn:
             sgd.step(loss, lr=self.lr * fade)
             return {"retain": loss}
 
-        updates = {"forget": task.repeated(ascend), "retain": task.repeated(repair)}
+        updates = {"forget": task.update(ascend), "retain": task.update(repair)}
         batches = {"forget": task.batches("forget", self.batch_size), "retain": task.batches("retain", self.batch_size)}
         an_epoch = task.batch_count("retain", self.batch_size)
         step, of = 0, self.iterations + ceil(self.iterations / self.forget_every)
@@ -109,9 +108,9 @@ class SrfOn:
         return weights / weights.mean()
 
     def _mask(self, model: nn.Module, task: Task) -> Mask:
-        exactly = partial(task.repeated, precision="float32")
+        exactly = partial(task.update, precision="float32")
         forget, retain = (
-            fisher_diagonal(model, examples, batch_size=self.batch_size, kind=self.fisher, repeated=exactly)
+            fisher_diagonal(model, examples, batch_size=self.batch_size, kind=self.fisher, update=exactly)
             for examples in (task.forget, task.retain)
         )
         return Mask({n: (forget[n] + 1e-15) / (retain[n] + 1e-15) >= self.ratio for n in forget})
@@ -123,12 +122,12 @@ def fisher_diagonal(
     *,
     batch_size: int,
     kind: FisherKind,
-    repeated: Callable[[Function], Function] = lambda function: function,
+    update: Callable[[Function], Function] = lambda function: function,
 ) -> dict[str, Tensor]:
     """The mean of squared gradients of the cross-entropy in eval mode, one tensor for each trainable parameter.
 
     Kind "batch" squares the mean gradient of each batch, so its size depends on `batch_size`; kind "sample" squares
-    each example's. `repeated` may capture the work on a batch.
+    each example's. `update` may capture the work on a batch.
     """
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     total = {n: torch.zeros_like(p) for n, p in parameters.items()}
@@ -141,7 +140,7 @@ def fisher_diagonal(
             sum_of.add_(gradient.square())
         return {"loss": loss}
 
-    added = repeated(add)
+    added = update(add)
     with norm_mode(model, "eval"):
         for index in in_order(len(examples), size):
             x, y = examples.take(index)

@@ -1,4 +1,4 @@
-"""Train and eval mode, batch norms, what draws random numbers, devices and full precision."""
+"""Train and eval mode, batch norms, what draws random numbers, and devices."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import InputError, nearest
-from ..module_tree import modes_of, restore_modes, set_mode
-from ..waiting import keeping_turn
+from ..modules import modes_of, restore_modes, set_mode
 
 NormMode = Literal["train", "eval"]
 _QUIET = (
@@ -88,21 +87,3 @@ def choose_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0].split(". ", 1)[0].rstrip(".")
         raise InputError(f"the device {name!r} cannot be used: {reason}; try auto or cpu") from error
     return device
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Within the block nothing is rounded to TF32, whose 10 bits are too coarse to see whether a function was kept.
-
-    The switches are the process's: no thread has its own.
-    """
-    switches = [torch.backends.cudnn.conv, torch.backends.cuda.matmul]  # type: ignore[attr-defined]
-    before = [switch.fp32_precision for switch in switches]
-    try:
-        for switch in switches:
-            switch.fp32_precision = "ieee"
-        with keeping_turn():
-            yield
-    finally:
-        for switch, precision in zip(switches, before, strict=True):
-            switch.fp32_precision = precision

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import InputError, nearest
-from ..kernels.norm_relu import norm_relu
+from ..gpu.fast_layers import norm_relu
 from .fresh import reinitialise
 
 Stem = Literal["imagenet", "cifar"]

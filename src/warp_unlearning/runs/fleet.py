@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
-from threading import Event as Flag
 from time import monotonic, sleep
 from typing import Protocol
 
@@ -17,7 +16,6 @@ from .job import Job, SteppedWork
 from .job_attempt import Attempt, attempt_in_steps
 from .resting_lanes import RestingLanes
 from .store import Store
-from .turn_thread import TurnThread
 
 _GO_ON = "What is finished is kept: start again"
 _NOTHING_TO_DO = 0.05
@@ -59,25 +57,17 @@ class Jobs(Protocol):
         """Take note of how an attempt ended."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Seat:
-    """A lane and the thread that steps are taken in there: libraries keep memory for every pair of the two."""
-
-    lane: Lane
-    thread: TurnThread[Attempt | None]
-
-
 @dataclass(eq=False)
 class _Running:
     job: Job
-    seat: _Seat
+    lane: Lane
     steps: Generator[object, None, Attempt]
 
     def step(self) -> Attempt | None:
         """Take a step; how the job ended, if it did."""
         with ExitStack() as turn:
             with _of_the_lane():
-                turn.enter_context(self.seat.lane.turn())
+                turn.enter_context(self.lane.turn())
             ended = self._next()
             with _of_the_lane():
                 turn.close()
@@ -109,19 +99,17 @@ class Fleet:
         self, lanes: int, make_lane: Callable[[], Lane], work: SteppedWork, store: Store, watch: Watch
     ) -> None:
         self._work, self._store, self._watch = work, store, watch
-        self._roused = Flag()
-        made = [make_lane() for _ in range(lanes)]
-        self._seats = [_Seat(lane, TurnThread(self._roused.set)) for lane in made]
-        self._free = list(self._seats)
+        self._lanes = [make_lane() for _ in range(lanes)]
+        self._free = list(self._lanes)
         self._running: list[_Running] = []
-        self._resting: RestingLanes[_Seat] = RestingLanes()
+        self._resting: RestingLanes[Lane] = RestingLanes()
         self._pauses: Counter[str] = Counter()
         self._paused_until = 0.0
         self._idle_since, self._rested = inf, False
 
     def carry_out(self, jobs: Jobs) -> None:
-        """Do jobs until there are none left. An interrupt lets each come to the end of its step, and claims are let go
-        of. So does a job that finds this process unfit, with an `EngineError`.
+        """Do jobs until there are none left. An interrupt ends all at once, and claims are let go of. So does a job
+        that finds this process unfit, with an `EngineError`.
         """
         try:
             while not jobs.over:
@@ -133,8 +121,8 @@ class Fleet:
     def _start(self, jobs: Jobs) -> None:
         """Give every free lane a job that can start; where none runs, wait until one may."""
         now = monotonic()
-        if (seat := self._resting.back(now=now)) is not None:
-            self._free.append(seat)
+        if (lane := self._resting.back(now=now)) is not None:
+            self._free.append(lane)
         while self._free and now >= self._paused_until and (job := jobs.take()) is not None:
             steps = attempt_in_steps(job, work=self._work, store=self._store, began=self._told(job))
             self._running.append(_Running(job, self._free.pop(), steps))
@@ -152,29 +140,17 @@ class Fleet:
         if not self._rested and (now < self._paused_until or now - self._idle_since >= _REST_AFTER):
             self._rested = True
             with _of_the_lane():
-                for seat in self._seats:
-                    seat.lane.rest()
+                for lane in self._lanes:
+                    lane.rest()
 
     def _advance(self, jobs: Jobs) -> None:
-        """One step of every job, but of those that wait."""
-        self._roused.clear()
-        before = len(self._running)
+        """One step of every job."""
         for running in list(self._running):
-            thread = running.seat.thread
-            if thread.waits:
-                continue
-            if thread.free:
-                thread.start(running.step)
-            if thread.turn() and (ended := thread.result()) is not None:
+            if (ended := running.step()) is not None:
                 self._end(running, ended, jobs)
-        if 0 < before == len(self._running) and all(running.seat.thread.waits for running in self._running):
-            self._roused.wait(_NOTHING_TO_DO if self._free else None)
 
     def _close(self) -> None:
-        """End what runs, each after the step that it is in; claims are let go of."""
-        # First whoever has a turn, which an interrupt may have left out: one works at a time to the end.
-        for seat in sorted(self._seats, key=lambda seat: not seat.thread.out):
-            seat.thread.close()
+        """End what runs; claims are let go of."""
         for running in self._running:
             # On a device that failed jobs cannot be put away in good order, and each has a claim to let go of.
             with suppress(RuntimeError):
@@ -191,16 +167,16 @@ class Fleet:
             self._leave(running, ended, jobs)
 
     def _leave(self, running: _Running, ended: Attempt, jobs: Jobs) -> None:
-        self._free.append(running.seat)
+        self._free.append(running.lane)
         if ended.end == "finished":
-            self._resting.ended_well(running.seat)
+            self._resting.ended_well(running.lane)
             del self._pauses[running.job.key.kind]
         jobs.settle(running.job, ended)
 
     def _turn_away(self, running: _Running, ended: Attempt, jobs: Jobs) -> None:
         now, alone, kind = monotonic(), not self._running, running.job.key.kind
-        self._resting.turned_away(self._free if alone else [*self._free, running.seat], now=now)
-        self._free = [running.seat] if alone else []
+        self._resting.turned_away(self._free if alone else [*self._free, running.lane], now=now)
+        self._free = [running.lane] if alone else []
         if alone and self._pauses[kind] == len(_PAUSES):
             self._pauses[kind] -= 1
             jobs.settle(running.job, ended)

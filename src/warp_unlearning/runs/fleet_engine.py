@@ -1,5 +1,5 @@
 """Jobs in one process that take turns, a step each: for work that is done elsewhere, such as on a GPU, while the
-process only hands it out. One that waits in the middle of a step leaves its turn to the others.
+process only hands it out.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .store import Store
 class FleetEngine:
     """So many jobs side by side, each in a lane that `make_lane` gives.
 
-    The work must have a method `steps`, which is called as the work is and does the job as a generator. All steps of a
-    job are taken in one thread, while no other works; in what the work marks as waiting (`waiting.idly`), others do.
+    The work must have a method `steps`, which is called as the work is and does the job as a generator. All jobs
+    share this thread: one step of each in turn.
 
     A job that finds no room is put back, for the next lane that another job leaves; its own lane rests, and the idle
     ones with it (`RestingLanes`). One that is alone in this process and finds none is tried again after 15, 30 and

@@ -20,6 +20,7 @@ from ..data.examples import TensorExamples
 from ..data.table import Index
 from ..defense.registry import make_defense
 from ..errors import DivergedError
+from ..gpu.precision import lay_out
 from ..methods.base import Task
 from ..methods.registry import make_method
 from ..models.networks import build_model, suggest_options
@@ -27,10 +28,8 @@ from ..models.weights import model_digest
 from ..randomness import Streams
 from ..runs.job import Job, Steps, finished
 from ..runs.store import Store
-from ..training.precision import lay_out
-from ..training.recipe import Recipe
 from ..training.scoring import logit_confidence, logits
-from ..training.training import Training, training_steps
+from ..training.training import Recipe, Training, training_steps
 from ..unlearning.driver import Driven, drive, working_copy
 from .cell_plan import Cell, CellPlan, is_paired
 from .cell_settings import StudyArm
@@ -82,7 +81,7 @@ class CellWork:
             recipe=Recipe(**settings.training),
             streams=streams,
             fill=self._place.data.fill,
-            repeater=self._place.repeater(settings.training.get("precision", "auto")),
+            compute=self._place.compute(settings.training.get("precision", "auto")),
         )
         yield from training_steps(training)
         return {WEIGHTS: weight_bytes(training.model.state_dict())}
@@ -155,7 +154,7 @@ class CellWork:
             working_copy(original, self._place.device).requires_grad_(False).eval(),
             len(self._place.data.classes),
             Streams(settings.seed, "study unlearn", settings.first_shadow + cell.shadow, cell.part),
-            self._place.repeater(),
+            self._place.compute(),
         )
 
     def _pair(self, original: nn.Module, model: nn.Module, arm: StudyArm, cell: Cell) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from ..models.generator import ConvGenerator, Staged
 from ..models.networks import build_model, suggest_options
 from ..randomness import Streams
 from ..training.prior import PriorRecipe, PriorTraining
-from ..training.recipe import Recipe
-from ..training.training import Training
+from ..training.training import Recipe, Training
 from ..unlearning.driver import updated
 from .one_step import OneStep
 from .reconstruction_images import Pictures

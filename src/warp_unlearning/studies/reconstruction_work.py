@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from ..attacks.reconstruction.threat import Threat
 from ..data.files import to_json
 from ..data.preprocess import load_data
+from ..gpu.precision import lay_out
 from ..models.generator import ConvGenerator
 from ..runs.job import Job, Steps, finished
 from ..runs.store import Store
-from ..training.precision import lay_out
 from ..training.training import check_finite
 from .gpu_trouble import gpu_trouble
 from .reconstruction_images import Pictures, pictures_of

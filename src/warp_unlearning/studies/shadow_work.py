@@ -28,9 +28,8 @@ from ..randomness import Streams
 from ..runs.job import Job
 from ..runs.key import Key
 from ..runs.store import Store
-from ..training.recipe import Recipe
 from ..training.scoring import accuracy, logit_confidence, logits
-from ..training.training import Training, run_training
+from ..training.training import Recipe, Training, run_training
 from ..unlearning.driver import updated
 from .forget_energies import forget_energies
 from .shadow_plan import ORIGINAL, ShadowPlan, Task, forgotten, retained

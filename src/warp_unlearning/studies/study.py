@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import InputError, nearest
 from ..methods.registry import SMALL_DATA
-from ..training.recipe import RECIPES
+from ..training.training import RECIPES
 from .cell_settings import CellSettings, StudyArm
 
 SIX = ("ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on")

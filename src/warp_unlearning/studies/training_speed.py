@@ -4,8 +4,8 @@ Seconds of an update, one model's share of the time where several run at once:
 
 - plain: a DataLoader with workers and augmentation on the CPU, float32, one operation after another, one model;
 - eager: data on the device, the precision of the device, one operation after another, one model;
-- captured: the same as one graph, where there is a GPU;
-- fleet N: the same with layers in forms that suit a GPU (`SwiftLayers`), for N models at once.
+- captured: the same as one graph with faster layers (`FastLayers`), where there is a GPU;
+- fleet N: the same for N models at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..data.examples import TensorExamples
+from ..gpu.graphs import Compute
+from ..gpu.lanes import side_by_side
 from ..randomness import Streams
-from ..training.recipe import Recipe
-from ..training.repeated import Repeater
 from ..training.scoring import accuracy
-from ..training.side_by_side import side_by_side
-from ..training.training import Training
+from ..training.training import Recipe, Training
 
 _WARM_UP = 10
 
@@ -52,7 +51,7 @@ class Workload:
         """Updates of a whole training."""
         return self.recipe.epochs * -(-len(self.examples) // self.recipe.batch_size)
 
-    def training(self, seed: int, recipe: Recipe, *, capture: bool, swift: bool = True) -> Training:
+    def training(self, seed: int, recipe: Recipe, *, capture: bool) -> Training:
         """A training of one model."""
         return Training(
             self.network(seed).to(self.device),
@@ -60,7 +59,7 @@ class Workload:
             recipe=recipe,
             streams=Streams(seed, "speed"),
             fill=self.fill,
-            repeater=Repeater(self.device, recipe.precision, capture=capture, swift=swift),
+            compute=Compute(self.device, recipe.precision, capture=capture),
         )
 
 
@@ -86,7 +85,7 @@ def training_speeds(work: Workload, *, at_once: Sequence[int], workers: int, pla
         speed("eager", fleet_update_seconds(work, at_once=1, capture=False)),
     ]
     if work.device.type == "cuda":
-        found.append(speed("captured", fleet_update_seconds(work, at_once=1, capture=True, swift=False)))
+        found.append(speed("captured", fleet_update_seconds(work, at_once=1, capture=True)))
     return found + [speed(f"fleet {n}", fleet_update_seconds(work, at_once=n, capture=True)) for n in at_once]
 
 
@@ -142,7 +141,7 @@ class _Augmented(Dataset[tuple[Tensor, int]]):
         return image, int(self._y[index])
 
 
-def fleet_update_seconds(work: Workload, *, at_once: int, capture: bool, swift: bool = True, epochs: int = 1) -> float:
+def fleet_update_seconds(work: Workload, *, at_once: int, capture: bool, epochs: int = 1) -> float:
     """Seconds of an update of one model where so many run at once: all the time over all the updates, after the first
     epoch of each.
     """
@@ -153,7 +152,7 @@ def fleet_update_seconds(work: Workload, *, at_once: int, capture: bool, swift: 
 
     def train(seed: int) -> Generator[object, None, None]:
         nonlocal counted
-        for update in work.training(seed, recipe, capture=capture, swift=swift).updates():
+        for update in work.training(seed, recipe, capture=capture).updates():
             counted += len(ready) == at_once
             if update.epoch == 0 and update.ends_epoch:
                 ready.append(now(device))
@@ -180,12 +179,11 @@ def train_fleet(
     at_once: int,
     first_seed: int = 0,
     capture: bool = True,
-    swift: bool = True,
 ) -> Trained:
     """Train `count` models, `at_once` of them at a time."""
 
     def train(seed: int) -> Generator[object, None, float]:
-        training = work.training(seed, work.recipe, capture=capture, swift=swift)
+        training = work.training(seed, work.recipe, capture=capture)
         yield from training.updates()
         return accuracy(training.model, test)
 

@@ -15,16 +15,15 @@ from torch import nn
 from ..data.table import Index
 from ..defense.registry import make_defense
 from ..errors import DivergedError
+from ..gpu.precision import lay_out
 from ..methods.base import Task
 from ..methods.registry import make_method
 from ..randomness import Streams
 from ..runs.job import Job, Steps, finished
 from ..runs.key import Key
 from ..runs.store import Store
-from ..training.precision import lay_out
-from ..training.recipe import Recipe
 from ..training.scoring import logits
-from ..training.training import Training, training_steps
+from ..training.training import Recipe, Training, training_steps
 from ..unlearning.driver import drive, working_copy
 from .gpu_trouble import gpu_trouble
 from .quietly import quietly
@@ -98,7 +97,7 @@ class TuningWork:
             working_copy(original, device).requires_grad_(False).eval(),
             len(self.place.data.classes),
             Streams(streams.number(unit.part), "unlearn"),
-            self.place.repeater(),
+            self.place.compute(),
         )
         yield from quietly(
             drive(
@@ -148,7 +147,7 @@ class TuningWork:
             recipe=Recipe(**settings.training),
             streams=streams,
             fill=self.place.data.fill,
-            repeater=self.place.repeater(settings.training.get("precision", "auto")),
+            compute=self.place.compute(settings.training.get("precision", "auto")),
         )
         yield from training_steps(training)
         return training.model

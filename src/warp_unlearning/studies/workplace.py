@@ -1,4 +1,4 @@
-"""What the jobs of a study share on their device: data, a repeater for every lane, and when to let go of the rest."""
+"""What the jobs of a study share on their device: data, memory of graphs, and when to let go of the rest."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from ..data.examples import TensorExamples
 from ..data.preprocess import ImageData, load_data
 from ..data.table import Index
+from ..gpu.graphs import Compute
+from ..gpu.precision import Precision
 from ..models.modes import choose_device
-from ..training.precision import Precision
-from ..training.repeated import Repeater
 
 _LEAST_FREE = 0.3
 
@@ -28,7 +28,7 @@ class Workplace:
 
     source: Mapping[str, Any]
     device_name: str
-    _repeaters: dict[tuple[int, Precision], Repeater] = field(default_factory=dict, init=False, repr=False)
+    _computes: dict[tuple[int, Precision], Compute] = field(default_factory=dict, init=False, repr=False)
     _frozen: bool = field(default=False, init=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -64,13 +64,13 @@ class Workplace:
         """Training examples by position, on the device."""
         return self.train.select(torch.from_numpy(index))
 
-    def repeater(self, precision: Precision = "auto") -> Repeater:
+    def compute(self, precision: Precision = "auto") -> Compute:
         """One for every lane, whose graphs share their memory: they are replayed one after another."""
         device = self.device
         lane = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        if (lane, precision) not in self._repeaters:
-            self._repeaters[lane, precision] = Repeater(device, precision, capture=True)
-        return self._repeaters[lane, precision]
+        if (lane, precision) not in self._computes:
+            self._computes[lane, precision] = Compute(device, precision, capture=True)
+        return self._computes[lane, precision]
 
     def tidy(self) -> None:
         """Let go of what earlier jobs left: models in cycles, with their graphs, which must not be destroyed while

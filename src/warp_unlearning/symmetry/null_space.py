@@ -23,13 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..cuda_graphs import graphs_are_there
 from ..errors import DataError, InputError, nearest
 from ..gradients.captured_energy import CapturedEnergy
 from ..gradients.energy import gradient_energy
 from ..gradients.parameter_slots import copy_with_same_parameters
 from ..linalg.subspace import Rule, SecondMoment, orthonormal, project_out
-from ..module_tree import modes_of, restore_modes, set_mode
+from ..modules import modes_of, restore_modes, set_mode
 from .layer_inputs import LinearWeight, Record, linear_weights, observe, read_by_others, run_hooked
 from .move import Translation
 from .symmetry import Probe, Sizes
@@ -342,7 +341,7 @@ class NullSpace:
         captured = self._memory.energy
         if captured is not None and captured.suits(*forget):
             captured.capture()
-        elif graphs_are_there(forget[0].device):
+        elif forget[0].is_cuda:
             try:
                 captured = CapturedEnergy(model, *forget)
             except InputError:  # Some layer has no rule.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -24,16 +25,15 @@ from torch.nn import functional as F
 
 from ..data.examples import TensorExamples
 from ..data.sampling import batch_shape, epoch, random_crop_flip
-from ..errors import InputError, WeightsError
+from ..errors import InputError
+from ..gpu.precision import Precision, autocast, lay_out, lay_out_batch
 from ..models.fresh import reinitialise
 from ..models.generator import ConvEncoder, ConvGenerator
 from ..models.modes import norm_mode
 from ..randomness import Streams
-from .precision import Precision, autocast, lay_out, lay_out_batch
-from .pyramid import pyramid_distance
-from .schedule import cosine
-from .stepper import Stepper
-from .update import Update
+from .stepper import Stepper, checkpoint, restore
+from .training import require_counts
+from .update import Update, cosine
 
 _RISE = 0.02
 """The share of the run in which the learning rate rises."""
@@ -54,9 +54,7 @@ class PriorRecipe:
     precision: Precision = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        require_counts(epochs=self.epochs, batch_size=self.batch_size)
         if not (self.lr > 0 and self.noise > 0 and self.edges >= 0):
             raise InputError(
                 f"lr={self.lr}, noise={self.noise}, edges={self.edges}; lr and noise must be above 0, edges not below"
@@ -113,9 +111,7 @@ class PriorTraining:
             log_variance = log_variance.clamp(-_LARGEST_LOG_VARIANCE, _LARGEST_LOG_VARIANCE)
             drawn_images = self.generator(mean + (log_variance / 2).exp() * drawn, self._labels(y)).float()
         terms = prior_loss(x, drawn_images, mean, log_variance, recipe=self.recipe)
-        # Kernels of one channel may get gradients in another memory layout than their own, which step_along mends.
-        gradients = torch.autograd.grad(terms["prior"], self._stepper.parameters)
-        self._stepper.step_along(dict(zip(self._stepper.names, gradients, strict=True)), lr=lr)
+        self._stepper.step(terms["prior"], lr=lr)
         return {name: term.detach() for name, term in terms.items()}
 
     def _labels(self, y: Tensor) -> Tensor | None:
@@ -133,21 +129,11 @@ class PriorTraining:
 
     def state(self) -> dict[str, Tensor]:
         """Weights, optimizer state and epoch: everything that decides the rest of the run. Only between epochs."""
-        weights = {f"weights/{n}": t.clone() for n, t in self.pair.state_dict().items()}
-        optimizer = {f"optimizer/{n}": t for n, t in self._stepper.state().items()}
-        return weights | optimizer | {"epoch": torch.tensor(self.epoch)}
+        return checkpoint(self.pair, self._stepper, self.epoch)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take up the run where `state` left it."""
-        if "epoch" not in state:
-            raise WeightsError("the checkpoint has no epoch; it is not one of a training. Delete it to start anew")
-        weights, optimizer = (
-            {n.removeprefix(p): t for n, t in state.items() if n.startswith(p)} for p in ("weights/", "optimizer/")
-        )
-        self.pair.load_state_dict(weights)
-        # A fused optimizer wants even its counters on the device.
-        self._stepper.load_state({n: t.to(self.images.x.device) for n, t in optimizer.items()})
-        self.epoch = int(state["epoch"])
+        self.epoch = restore(self.pair, self._stepper, state)
 
 
 def prior_loss(
@@ -162,6 +148,27 @@ def prior_loss(
     loss = squares / (2 * recipe.noise**2) + recipe.edges * bands / recipe.noise
     loss = loss + divergence / prod(images.shape[1:])
     return {"prior": loss, "squares": squares, "bands": bands, "divergence": divergence}
+
+
+def laplacian_pyramid(images: Tensor) -> list[Tensor]:
+    """The bands of images (n, c, h, w), finest first, and what is left below them.
+
+    Band j is G_j − up(G_{j+1}), where G_0 are the images and G_{j+1} averages G_j over 2 by 2 pixels; levels end where
+    a side is odd or below 4. The bands sum to the images when each is brought to their size by repeating pixels.
+    """
+    levels = [images]
+    while all(size % 2 == 0 and size >= 4 for size in levels[-1].shape[2:]):
+        levels.append(F.avg_pool2d(levels[-1], 2))
+    bands = [fine - F.interpolate(coarse, scale_factor=2.0, mode="nearest") for fine, coarse in pairwise(levels)]
+    return [*bands, levels[-1]]
+
+
+def pyramid_distance(images: Tensor, others: Tensor) -> Tensor:
+    """Σ_j mean |band_j(images − others)|: the mean absolute difference in each band, so that the few coarse numbers
+    count as much as the many fine ones. A scalar.
+    """
+    means = [band.abs().mean() for band in laplacian_pyramid(images - others)]
+    return sum(means[1:], means[0])
 
 
 def _check_images(generator: ConvGenerator, images: TensorExamples) -> None:

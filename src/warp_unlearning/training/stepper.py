@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, WeightsError
+from ..gpu.graphs import Number as Number
 from ..symmetry.move import MomentumReset, Move
 from .constraints import Constraint
 
 OptimizerName = Literal["sgd", "adam"]
-Number = Tensor | float
 
 
 class Stepper:
@@ -57,8 +57,7 @@ class Stepper:
     def step_along(self, gradients: Mapping[str, Tensor], *, lr: Number) -> None:
         """Descend along `gradients`, by parameter name, as if a loss had given them."""
         for name, parameter in zip(self.names, self.parameters, strict=True):
-            # Fused optimizers want a gradient in its parameter's own memory layout.
-            parameter.grad = torch.empty_like(parameter).copy_(gradients[name])
+            parameter.grad = _laid_out_as(parameter, gradients[name])
         self._take_step(lr)
 
     @torch.no_grad()
@@ -128,15 +127,35 @@ class Stepper:
             if isinstance(value, Tensor)
         }
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Put back what `state` returned."""
         places = dict(zip(self.names, self.parameters, strict=True))
         for full_name, value in state.items():
             key, name = full_name.split(".", 1)
             place = places[name]
-            # Fused optimizers want their state in its parameter's own memory layout.
+            # Fused optimizers want their state in its parameter's own memory layout, and counters on its device.
             alike = value.shape == place.shape
-            self.optimizer.state[place][key] = torch.empty_like(place).copy_(value) if alike else value.clone()
+            value = torch.empty_like(place).copy_(value) if alike else value.to(place.device, copy=True)
+            self.optimizer.state[place][key] = value
+
+
+def checkpoint(model: nn.Module, stepper: Stepper, epoch: int) -> dict[str, Tensor]:
+    """Weights, optimizer state and epoch of a run, to be saved."""
+    weights = {f"weights/{name}": value.clone() for name, value in model.state_dict().items()}
+    optimizer = {f"optimizer/{name}": value for name, value in stepper.state().items()}
+    return weights | optimizer | {"epoch": torch.tensor(epoch)}
+
+
+def restore(model: nn.Module, stepper: Stepper, state: Mapping[str, Tensor]) -> int:
+    """Put back what `checkpoint` returned; the epoch."""
+    if "epoch" not in state:
+        raise WeightsError("the checkpoint has no epoch; it is not one of a training. Delete it to start anew")
+    weights, optimizer = (
+        {n.removeprefix(p): t for n, t in state.items() if n.startswith(p)} for p in ("weights/", "optimizer/")
+    )
+    model.load_state_dict(weights)
+    stepper.load_state(optimizer)
+    return int(state["epoch"])
 
 
 def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:

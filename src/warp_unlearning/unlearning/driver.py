@@ -29,7 +29,7 @@ from ..models.fresh import kept_buffers
 from ..models.modes import choose_device, draws_nothing, enter_mode, norm_mode
 from ..models.own import Logits, failed, unwrap
 from ..models.weights import model_digest, save_weights
-from ..module_tree import modes_of, restore_modes
+from ..modules import modes_of, restore_modes
 from ..randomness import LayerDraws, Streams, whole
 from ..stats.verdict import Verdict
 from ..training.update import Update
@@ -267,7 +267,7 @@ def drive(
     session = None if defense is None else defense.start(model, task, streams=secret)
     enter_mode(model, method.norm_mode)
     guard = Guard(model, interval=interval)
-    quiet = task.repeater is not None and task.repeater.capture and draws_nothing(model)
+    quiet = task.compute is not None and task.compute.capture and draws_nothing(model)
     draws = LayerDraws(task.streams.number("layers"), device=device_of(model), none=quiet)
     updates, move = method.updates(model, task), None
     try:

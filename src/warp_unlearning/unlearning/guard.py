@@ -20,7 +20,6 @@ from ..methods.base import Task
 from ..stats.exchange import sign_p
 from ..training.scoring import logits
 from ..training.update import Update
-from ..waiting import await_device
 
 ADVICE = "Lower the learning rate or the weight of the forget loss, or bound it (ngp: saturate=true)"
 # An accuracy this much below the start's, beyond chance, is a collapse.
@@ -55,7 +54,6 @@ class Guard:
         floating = [state[name] for name in self._floating]
         total = torch.stack(torch._foreach_norm(floating)).sum()  # finite if and only if every norm is
         joined = torch.cat([torch.stack(part).double() for part in (losses, [total]) if part])
-        await_device(joined.device)
         *values, size = joined.tolist()
         bad = next((f"a loss became {v}" for v in values if not isfinite(v)), "")
         if bad or not isfinite(size):
@@ -120,9 +118,7 @@ class Collapse:
 
     def _right(self) -> Tensor:
         with generators_kept(self._examples.x.device):
-            right = logits(self._model, self._examples).argmax(1) == self._examples.y
-            await_device(right.device)
-            return right.cpu()
+            return (logits(self._model, self._examples).argmax(1) == self._examples.y).cpu()
 
 
 def rows_to_watch(task: Task, unseen: Examples | None) -> TensorExamples | None:

@@ -21,7 +21,7 @@ from ..runs.directory import RunDirectory
 from ..studies.gradient_test_speed import GradientTestSpeed, gradient_test_speed
 from ..studies.study import NEEDS_DATA, SIZES, Size
 from ..studies.training_speed import Speed, Workload, training_speeds
-from ..training.recipe import Recipe
+from ..training.training import Recipe
 from ..unlearning.record import now, versions
 
 RESULTS, TABLE = "results.json", "table.md"

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from ..cuda_sleep import sleep_while_waiting
 from ..errors import InputError
 from ..runs.cores import available_cores
 from ..runs.engine import Engine
@@ -16,7 +15,7 @@ from ..runs.lane_worker import Lanes
 from ..runs.local_engine import LocalEngine
 
 if TYPE_CHECKING:
-    from ..training.lane import DeviceLane
+    from ..gpu.lanes import Lane
 
 
 @dataclass(frozen=True)
@@ -46,17 +45,17 @@ class GpuLane:
     device: str
     memory: float = 1.0
 
-    def __call__(self) -> DeviceLane:
+    def __call__(self) -> Lane:
         """A lane, whose thread sleeps while it waits."""
         import torch
 
-        from ..training.lane import DeviceLane
+        from ..gpu.lanes import Lane, sleep_while_waiting
 
         place = torch.device(self.device)
         sleep_while_waiting(place.index or 0)
         if place.type == "cuda" and self.memory < 1:
             torch.cuda.set_per_process_memory_fraction(self.memory, place.index or 0)
-        return DeviceLane(place)
+        return Lane(place)
 
 
 def choose_study_engine(
@@ -82,14 +81,14 @@ def choose_study_engine(
         # Not needed, and slow to import, on machines without a GPU.
         import torch
 
-        from ..training.lane import DeviceLane
+        from ..gpu.lanes import Lane, sleep_while_waiting
 
         count = 1 if alone else at_once or LANES
         place = torch.device(device)
         if count > 1:
             sleep_while_waiting(place.index or 0)
         # The same lanes whenever the engine is used: memory is kept for each.
-        lanes = cycle([DeviceLane(place) for _ in range(count)])
+        lanes = cycle([Lane(place) for _ in range(count)])
         return ChosenEngine(FleetEngine(count, lambda: next(lanes)), count)
     count = 1 if alone else at_once or available_cores()
     return ChosenEngine(LocalEngine(workers=count), count)

@@ -13,7 +13,7 @@ from ..data.sampling import batch_shape
 from ..errors import InputError
 from ..methods.langevin import Langevin
 from ..runs.directory import RunDirectory
-from ..training.schedule import cosine
+from ..training.update import cosine
 from ..unlearning.record import Deletion
 
 # Methods whose steps go up the loss of the forgotten examples under their own labels, whatever else they do.

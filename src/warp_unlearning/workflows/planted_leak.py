@@ -19,8 +19,7 @@ from ..gradients.per_sample import per_sample_gradients
 from ..models.fresh import reinitialise
 from ..models.networks import MLP
 from ..randomness import Streams
-from ..training.recipe import Recipe
-from ..training.training import Training, run_training
+from ..training.training import Recipe, Training, run_training
 
 CLASSES = 10
 RECIPE = Recipe(epochs=100, batch_size=64, lr=0.2, weight_decay=0.0)

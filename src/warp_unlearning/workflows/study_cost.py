@@ -13,8 +13,7 @@ from ..models.networks import build_model, suggest_options
 from ..randomness import Streams
 from ..studies.cell_settings import CellSettings
 from ..studies.study import STUDIES, study_settings
-from ..training.recipe import Recipe
-from ..training.training import Training
+from ..training.training import Recipe, Training
 from .study_asked import asked_of
 
 _TIMED_UPDATES = 3

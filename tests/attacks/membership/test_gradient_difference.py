@@ -19,9 +19,8 @@ from warp_unlearning.models.fresh import reinitialise
 from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.stats.roc import roc
-from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.scoring import accuracy
-from warp_unlearning.training.training import Training, run_training
+from warp_unlearning.training.training import Recipe, Training, run_training
 
 Pair = tuple[Tensor, Tensor]
 Floats = NDArray[np.float64]

@@ -11,7 +11,7 @@ from warp_unlearning.attacks.membership.spare_memory import (
     held_at_once,
     rows_at_once,
 )
-from warp_unlearning.cuda_graphs import CudaGraph, capturable_stream
+from warp_unlearning.gpu.graphs import CudaGraph, capturable_stream
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

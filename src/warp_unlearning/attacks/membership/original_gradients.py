@@ -10,7 +10,7 @@ from torch import nn
 
 from ...data.examples import TensorExamples, as_examples, as_tensors
 from ...errors import DataError
-from ...models.modes import full_precision
+from ...gpu.precision import full_precision
 from ...models.own import check_examples
 from ...unlearning.checks import copies_of
 from .gradient_rows import ComputedRows, HeldRows, Rows, held, width

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...data.preprocess import Pixels
 from ...errors import InputError
-from ...models.modes import full_precision
+from ...gpu.precision import full_precision
 
 # Decibels of a perfect reconstruction, and of any with a smaller error than 10⁻¹⁰: a mean over images stays finite.
 PSNR_CAP = 100.0

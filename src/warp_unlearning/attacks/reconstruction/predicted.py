@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from ...gpu.precision import math_attention
 from ...gradients.example_gradients import example_gradients
-from ...gradients.math_attention import math_attention
 from ...gradients.other_forms import LayerNormApart
 from ...gradients.parameter_slots import parameters_replaced
 from .threat import Schedule

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...module_tree import tensor_of
+from ...modules import tensor_of
 from .affine import AffineRule
 from .affine_norms import AffineUse, affine_entry
 from .batch_norm_twice import normalised_twice

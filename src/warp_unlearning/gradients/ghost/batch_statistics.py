@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ...module_tree import tensor_of
+from ...modules import tensor_of
 
 # Where a layer keeps them once they are known.
 _KNOWN = "_statistics_of_eval_mode"

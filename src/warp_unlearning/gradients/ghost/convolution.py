@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...module_tree import tensor_of
+from ...modules import tensor_of
 from .geometry import Geometry, image, plane
 from .joint_kernels import Pair, join_kernels, kernel_with_channels_last, kernels_with_history
 from .kernel_alignment import kernel_alignments

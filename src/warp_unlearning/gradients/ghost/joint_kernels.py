@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ...module_tree import tensor_of
+from ...modules import tensor_of
 from .applied import applied
 from .rule import Passing
 

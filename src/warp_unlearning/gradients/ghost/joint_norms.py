@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ...module_tree import tensor_of
+from ...modules import tensor_of
 from .rule import Passing
 
 # Where a layer keeps its place among those it is taken with.

@@ -14,13 +14,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ...kernels.availability import triton_is_there
 from .applied import applied
 from .once import differentiable_once
 from .rule import Passing
 
 # Numbers from which on the passes that are saved take a GPU longer than the nodes of Python, and the launches by them,
-# take the host; in a captured graph, which spares the host both, longer than those of Triton take the GPU.
+# take the host; in a captured graph, which spares the host both, fewer are enough.
 LARGE, LARGE_IN_A_GRAPH = 2**23, 2**22
 _in_a_graph: ContextVar[bool] = ContextVar("in_a_graph", default=False)
 
@@ -39,7 +38,7 @@ def are_large(a: Tensor) -> bool:
     """Whether images are better scaled so."""
     if not a.is_cuda or a.dim() != 4 or a.dtype != torch.float32:
         return False
-    return a.numel() >= least() and triton_is_there()
+    return a.numel() >= least()
 
 
 def least() -> int:
@@ -89,10 +88,4 @@ def _sums(u: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     if torch.is_grad_enabled():
         with torch.no_grad():
             return _sums(u, a)
-    # Needs Triton, which is not everywhere.
-    from ...kernels.column_products import column_products, suits
-
-    u, a = u.contiguous(memory_format=torch.channels_last), a.contiguous(memory_format=torch.channels_last)
-    if suits(u, a):
-        return column_products(u, a, like_images=True)
     return (u * a).sum((0, 2, 3), keepdim=True), u.sum((0, 2, 3), keepdim=True)

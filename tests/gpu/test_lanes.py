@@ -8,12 +8,11 @@ from torch import nn
 
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import InputError
+from warp_unlearning.gpu.graphs import Compute
+from warp_unlearning.gpu.lanes import Lane, side_by_side, sleep_while_waiting
 from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
-from warp_unlearning.training.recipe import Recipe
-from warp_unlearning.training.repeated import Repeater
-from warp_unlearning.training.side_by_side import side_by_side
-from warp_unlearning.training.training import Training, run_training
+from warp_unlearning.training.training import Recipe, Training, run_training
 
 CPU = torch.device("cpu")
 
@@ -58,7 +57,7 @@ def test_models_trained_side_by_side_are_those_trained_alone() -> None:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = SmallResNet(classes=3, width=2, in_channels=1)
-        return Training(model, examples, recipe=recipe, streams=Streams(seed), repeater=Repeater(CPU, capture=True))
+        return Training(model, examples, recipe=recipe, streams=Streams(seed), compute=Compute(CPU, capture=True))
 
     def steps(seed: int) -> Generator[object, None, nn.Module]:
         one = training(seed)
@@ -71,3 +70,36 @@ def test_models_trained_side_by_side_are_those_trained_alone() -> None:
         run_training(alone)
         for a, b in zip(alone.model.state_dict().values(), together[seed].state_dict().values(), strict=True):
             assert torch.equal(a, b)
+
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.gpu
+@GPU
+def test_a_lane_has_a_stream_of_its_own() -> None:
+    lanes = [Lane(torch.device("cuda")) for _ in range(2)]
+    streams, x = [], torch.ones(1 << 20, device="cuda")
+    torch.cuda.synchronize()
+    for _ in range(100):
+        for lane in lanes:
+            with lane.turn():
+                streams.append(torch.cuda.current_stream().cuda_stream)
+                x.sin()
+    assert len({*streams}) == 2
+    assert torch.cuda.default_stream().cuda_stream not in streams
+    for lane in lanes:
+        lane.rest()
+
+
+@pytest.mark.gpu
+@GPU
+def test_the_driver_lets_threads_sleep() -> None:
+    assert sleep_while_waiting(0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_a_lane_is_nothing_and_no_thread_is_put_to_sleep() -> None:
+    assert not sleep_while_waiting(0)
+    with Lane(CPU).turn():
+        pass

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Precision = Literal["auto", "float32", "bf16"]
 
@@ -31,3 +33,25 @@ def lay_out_batch(x: Tensor) -> Tensor:
     if x.dim() == 4 and x.device.type == "cuda":
         return x.contiguous(memory_format=torch.channels_last)
     return x
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Within the block nothing is rounded to TF32, whose 10 bits are too coarse to see whether a function was kept.
+
+    The switches belong to the process, not to a thread.
+    """
+    switches = [torch.backends.cudnn.conv, torch.backends.cuda.matmul]  # type: ignore[attr-defined]
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
+        yield
+    finally:
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision
+
+
+def math_attention() -> AbstractContextManager[None]:
+    """Within the block attention is plain products, which can be differentiated twice, by rule and by example."""
+    return sdpa_kernel(SDPBackend.MATH)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warp_unlearning.training.schedule import cosine, geometric, staircase
+from warp_unlearning.training.update import cosine, geometric, staircase
 
 
 def test_cosine_is_that_of_torch() -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton")
 
-from warp_unlearning.kernels.batch_norm import batch_norm, suits
+from warp_unlearning.gpu.batch_norm import batch_norm, suits
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

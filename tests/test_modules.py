@@ -7,11 +7,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from warp_unlearning.module_tree import (
-    buffers_by_name,
+from warp_unlearning.modules import (
     modes_of,
     modules_by_path,
-    parameters_by_name,
     restore_modes,
     set_mode,
     tensor_of,
@@ -33,18 +31,6 @@ class Odd(nn.Module):
         self.register_buffer("held", torch.ones(2))
         self.register_buffer("unheld", None)
         self.register_buffer("held_again", self.held, persistent=False)
-
-
-def test_tensors_are_those_that_torch_names_in_its_order() -> None:
-    model = Odd()
-    for found, expected in (
-        (parameters_by_name(model), dict(model.named_parameters())),
-        (buffers_by_name(model), dict(model.named_buffers())),
-    ):
-        assert list(found) == list(expected)
-        assert all(found[name] is tensor for name, tensor in expected.items())
-    assert parameters_by_name(nn.ReLU()) == buffers_by_name(nn.ReLU()) == {}
-    assert list(parameters_by_name(nn.Linear(2, 2))) == ["weight", "bias"]
 
 
 def test_modes_are_set_and_brought_back() -> None:

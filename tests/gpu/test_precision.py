@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from warp_unlearning.training.precision import autocast, lay_out, lay_out_batch
+from warp_unlearning.gpu.precision import autocast, full_precision, lay_out, lay_out_batch
 
 CPU = torch.device("cpu")
 
@@ -37,3 +37,27 @@ def test_the_layout_stays_on_a_cpu() -> None:
     assert model.weight.is_contiguous()
     empty = nn.ReLU()
     assert lay_out(empty) is empty
+
+
+def test_nothing_is_rounded_within_the_block_and_everything_is_as_before_after_it() -> None:
+    def switches() -> tuple[str, str]:
+        return torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision  # type: ignore[attr-defined]
+
+    before = switches()
+    with full_precision():
+        assert switches() == ("ieee", "ieee")
+    with pytest.raises(ZeroDivisionError), full_precision():
+        1 / 0
+    assert switches() == before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_convolutions_agree_with_float64() -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(8, 64, 16, 16, generator=generator, device="cuda")
+    w = torch.randn(64, 64, 3, 3, generator=generator, device="cuda")
+    exact = torch.nn.functional.conv2d(x.double(), w.double())
+    with full_precision():
+        found = torch.nn.functional.conv2d(x, w)
+    assert float((found - exact).abs().max() / exact.abs().max()) < 1e-5

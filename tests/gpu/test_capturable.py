@@ -1,0 +1,255 @@
+"""Every function that is captured on a GPU runs on the "meta" device, where reading a value raises; and what it reads
+stays where it is between calls, also across moves of the weights, since a graph knows tensors by their places.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from warp_unlearning.conformance.moves import permutation
+from warp_unlearning.conformance.problem import Problem, digits_problem
+from warp_unlearning.defense.base import Defense
+from warp_unlearning.defense.certificate import Certificate
+from warp_unlearning.gpu.graphs import Captured, Compute, Function, Number
+from warp_unlearning.gpu.precision import Precision
+from warp_unlearning.methods.base import Task
+from warp_unlearning.methods.registry import small_data_method
+from warp_unlearning.models.networks import SmallResNet
+from warp_unlearning.randomness import Streams
+from warp_unlearning.symmetry.move import MomentumReset, Move, apply_move
+from warp_unlearning.training.training import Recipe, Training
+from warp_unlearning.training.update import Update
+from warp_unlearning.unlearning.driver import drive, make_task, working_copy
+
+SHORT: Mapping[str, Mapping[str, Any]] = {
+    "ngp": {"epochs": 2},
+    "scrub": {"epochs": 2, "max_epochs": 1},
+    "salun": {"epochs": 1},
+    "pgu": {"epochs": 3, "samples": 64},
+    "bad_teacher": {"epochs": 2},
+    "srf_on": {"iterations": 12},
+}
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+def on_meta(found: Tensor) -> Tensor:
+    made = torch.empty_like(found, device=META)
+    return nn.Parameter(made, found.requires_grad) if isinstance(found, nn.Parameter) else made
+
+
+def tensors_of(function: Any) -> Iterator[Tensor]:
+    """All tensors that a function can reach through its closure, whatever holds them."""
+    seen: set[int] = set()
+    left: list[Any] = [function]
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType):
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, FunctionType):
+            left += one.__closure__ or ()
+        elif isinstance(one, MethodType):
+            left += [one.__self__, one.__func__]
+        elif isinstance(one, CellType | dict | list | tuple | partial) or hasattr(one, "__dict__"):
+            left += gc.get_referents(one)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fused_steps() -> Iterator[None]:
+    """Fused optimizers return nothing, and torch has no form of them without values."""
+    library = torch.library.Library("aten", "IMPL")
+    for name in ("_fused_sgd_.tensor_lr", "_fused_adam_.tensor_lr"):
+        library.impl(name, lambda *arguments, **options: None, "Meta")
+    yield
+    library._destroy()
+
+
+class Places(TorchDispatchMode):
+    """Notes where the tensors lie that operations read and did not make themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Tensor] = []
+        self.ours: set[int] = set()
+        self.read: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, Tensor) and place(value) not in self.ours:
+                self.read[place(value)] = value
+        found = func(*args, **(kwargs or {}))
+        # All are kept, so that no place is used twice.
+        new = [v for v in tree_leaves(found) if isinstance(v, Tensor) and place(v) not in self.read]
+        self.made += new
+        self.ours |= {place(v) for v in new}
+        return found
+
+
+def place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@dataclass(frozen=True, eq=False)
+class Watching(Compute):
+    """Calls functions as a graph would be: later calls on the tensors of the second, and reading no others."""
+
+    device: torch.device = CPU
+    made: list[Watched] = field(default_factory=list)
+
+    def update(self, function: Function, *, precision: Precision | None = None) -> Captured:
+        self.made.append(Watched(function))
+        return self.made[-1]
+
+
+class Watched(Captured):
+    def __init__(self, function: Function) -> None:
+        super().__init__(function, CPU)
+        self.function, self.calls = function, 0
+        self.given: list[Tensor] = []
+        self.known: dict[int, Tensor] = {}
+
+    def forget(self) -> None:
+        self.known = {}
+
+    def __call__(self, *arguments: Number) -> dict[str, Tensor]:
+        self.calls += 1
+        tensors = [torch.as_tensor(a) for a in arguments]
+        other = any(old.shape != new.shape for old, new in zip(self.given, tensors, strict=False))
+        if self.calls == 1 or other:
+            return super().__call__(*tensors)
+        if not self.given:
+            self.given = [t.clone() for t in tensors]
+        for old, new in zip(self.given, tensors, strict=True):
+            old.copy_(new)
+        with Places() as places:
+            found = super().__call__(*self.given)
+        self.known = self.known or places.read
+        elsewhere = [tuple(t.shape) for where, t in places.read.items() if where not in self.known]
+        assert not elsewhere, f"tensors of shapes {elsewhere} lie elsewhere than when the graph was captured"
+        return found
+
+    def without_values(self) -> dict[str, Tensor]:
+        assert self.calls >= 2
+        held = {id(t): t for t in tensors_of(self.function) if t.device != META}
+        for tensor in held.values():
+            tensor.grad = None
+        for tensor in held.values():
+            torch.utils.swap_tensors(tensor, on_meta(tensor))
+        with pytest.MonkeyPatch.context() as patch:
+            # There is none for "meta".
+            patch.setattr(torch, "autocast", lambda *arguments, **options: nullcontext())
+            return self.function(*[on_meta(t) for t in self.given])
+
+
+class Moves:
+    """A defence that permutes channels after every third update, with momentum carried or, each second time, reset."""
+
+    name = "moves"
+
+    def start(self, model: nn.Module, task: Task, *, streams: Streams) -> Moving:
+        return Moving(model, streams.generator("moves"))
+
+
+class Moving:
+    certificates: tuple[Certificate, ...] = ()
+
+    def __init__(self, model: nn.Module, generator: torch.Generator) -> None:
+        assert isinstance(model, SmallResNet)
+        self._model, self._generator = model, generator
+
+    def between(self, update: Update) -> Move | None:
+        if update.step % 3:
+            return None
+        move = permutation(self._model, generator=self._generator)
+        apply_move(self._model, move)
+        return MomentumReset(move) if update.step % 2 else move
+
+    def finish(self) -> None: ...
+
+    def brought_back(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return state
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return digits_problem(seed=120)
+
+
+def unlearned(problem: Problem, name: str, compute: Compute | None, defense: Defense | None) -> nn.Module:
+    model = working_copy(problem.original, CPU)
+    task = make_task(model, forget=problem.forget, retain=problem.retain, validation=problem.validation, seed=3)
+    task = Task(task.forget, task.retain, task.validation, task.original, task.classes, task.streams, compute)
+    method = small_data_method(name, **SHORT[name])
+    for _ in drive(model, task, method, defense=defense, secret=Streams.secret(1)):
+        pass
+    return model
+
+
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("name", SHORT)
+def test_the_updates_of_a_method_can_be_captured(problem: Problem, name: str, moves: bool) -> None:
+    defense = Moves() if moves else None
+    compute = Watching()
+    plain, watched = unlearned(problem, name, None, defense), unlearned(problem, name, compute, defense)
+    for (key, a), b in zip(plain.named_parameters(), watched.parameters(), strict=True):
+        # A learning rate that was rounded to 32 bits changes the last digits.
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=lambda m, key=key: f"{key}: {m}")
+    assert compute.made
+    for update in compute.made:
+        # What was read may be views, which hold their tensors.
+        update.forget()
+    for update in compute.made:
+        losses = update.without_values()
+        assert losses
+        assert {loss.device for loss in losses.values()} == {META}
+
+
+def test_the_updates_of_a_training_can_be_captured(problem: Problem) -> None:
+    def train(compute: Compute | None) -> nn.Module:
+        model = working_copy(problem.original, CPU)
+        recipe = Recipe(epochs=2, crop_padding=1, flip=True)
+        for _ in Training(model, problem.retain, recipe=recipe, streams=Streams(2), compute=compute).updates():
+            pass
+        return model
+
+    compute = Watching()
+    for a, b in zip(train(None).parameters(), train(compute).parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert compute.made[0].without_values()["train"].device == META
+
+
+def test_reading_a_value_is_noticed() -> None:
+    weight = torch.ones(3)
+    for read in (lambda x: weight * float(x.sum()), lambda x: x[x > 0], lambda x: (x + weight).cpu()):
+        watched = Watched(lambda x, read=read: {"found": read(x)})
+        for _ in range(2):
+            watched(torch.ones(3))
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            watched.without_values()
+        torch.utils.swap_tensors(weight, torch.ones(3))
+
+
+def test_a_tensor_that_is_put_in_anothers_place_is_noticed() -> None:
+    held = {"weight": torch.ones(3)}
+    watched = Watched(lambda x: {"found": x * held["weight"]})
+    for _ in range(3):
+        watched(torch.ones(3))
+    held["weight"] = torch.ones(3)
+    with pytest.raises(AssertionError, match="lie elsewhere"):
+        watched(torch.ones(3))
+    watched.forget()
+    watched(torch.ones(3))

@@ -1,0 +1,131 @@
+"""Networks within `FastLayers` compute what they compute without it; on a CPU through Triton's interpreter."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from warp_unlearning.gpu.fast_layers import FastLayers, norm_relu
+from warp_unlearning.models.networks import ResNet18
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.gpu
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def resnet() -> nn.Module:
+    model = ResNet18(stem="imagenet", width=4).to(DEVICE, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        drawn = torch.randn(parameter.shape, generator=generator).to(DEVICE)
+        parameter.data.copy_(0.3 * drawn if parameter.dim() > 1 else 1 + 0.1 * drawn)
+    return model
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(10, 3, 32, 32, generator=generator).to(DEVICE).contiguous(memory_format=torch.channels_last)
+    return x, torch.randint(0, 10, (10,), generator=generator).to(DEVICE)
+
+
+def gradients(model: nn.Module, layers: FastLayers | None, dtype: torch.dtype) -> list[Tensor]:
+    x, y = batch()
+    x = x.double() if dtype == torch.float64 else x
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16), layers or nullcontext():
+        loss = F.cross_entropy(model(x).to(torch.promote_types(dtype, torch.float32)), y)
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def error(found: list[Tensor], exact: list[Tensor]) -> float:
+    squares = [((a.double() - b).square().sum(), b.square().sum()) for a, b in zip(found, exact, strict=True)]
+    return float((sum(s for s, _ in squares) / sum(t for _, t in squares)) ** 0.5)
+
+
+def test_half_precision_is_as_exact_as_without() -> None:
+    start = resnet()
+    exact_model, plain_model, fast_model = deepcopy(start).double(), deepcopy(start), deepcopy(start)
+    exact = gradients(exact_model, None, torch.float64)
+    plain = error(gradients(plain_model, None, torch.bfloat16), exact)
+    fast = error(gradients(fast_model, FastLayers(), torch.bfloat16), exact)
+    assert fast < 1.3 * plain
+    for (name, a), b in zip(fast_model.named_buffers(), exact_model.buffers(), strict=True):
+        torch.testing.assert_close(
+            a.double(), b.double(), rtol=0.05, atol=0.05, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+def test_in_double_precision_all_agrees() -> None:
+    models = [resnet().double(), resnet().double()]
+    found = [gradients(m, s, torch.float64) for m, s in zip(models, (None, FastLayers()), strict=True)]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-10)
+    assert [int(b) for n, b in models[1].named_buffers() if n.endswith("num_batches_tracked")] == [1] * 20
+
+
+def half_images(seed: int) -> Tensor:
+    x = torch.randn(8, 6, 5, 5, generator=torch.Generator().manual_seed(seed))
+    return x.to(DEVICE, torch.bfloat16).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_norm_relu_is_one_layer_within_the_block_alone(adds: bool) -> None:
+    norm, x = nn.BatchNorm2d(6).to(DEVICE), half_images(0).requires_grad_()
+    other = deepcopy(norm)
+    residual = half_images(1) if adds else None
+    outside = norm_relu(norm, x, residual)
+    with FastLayers():
+        within = norm_relu(other, x, residual)
+    names = [str(type(output.grad_fn).__name__) for output in (outside, within)]
+    assert names == ["ReluBackward0", "_BatchNormBackward"]
+    torch.testing.assert_close(within, outside, rtol=2**-6, atol=2**-6)
+    torch.testing.assert_close(other.running_var, norm.running_var, rtol=2e-3, atol=2e-3)
+    assert int(other.num_batches_tracked or 0) == int(norm.num_batches_tracked or 0) == 1
+
+
+def test_a_watched_batch_norm_is_called() -> None:
+    norm, seen = nn.BatchNorm2d(6).to(DEVICE), []
+    norm.register_forward_hook(lambda *_: seen.append(1))  # type: ignore[arg-type]
+    with FastLayers():
+        norm_relu(norm, half_images(0))
+    assert seen
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(6, 4, 3),
+        nn.MaxPool2d(2),
+        nn.BatchNorm2d(6).eval(),
+        nn.BatchNorm2d(6, affine=False),
+        nn.BatchNorm2d(6, track_running_stats=False),
+    ],
+    ids=str,
+)
+def test_other_layers_are_left_as_they_are(layer: nn.Module) -> None:
+    layer, x = layer.to(DEVICE), half_images(0).float()
+    expected = deepcopy(layer)(x)
+    with FastLayers():
+        found = layer(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_network_used_twice_counts_two_batches() -> None:
+    norms = nn.BatchNorm2d(3).to(DEVICE), nn.BatchNorm2d(3).to(DEVICE)
+    with FastLayers():
+        for norm in (*norms, norms[0]):
+            norm(torch.randn(2, 3, 4, 4, device=DEVICE))
+    assert [int(norm.num_batches_tracked) for norm in norms] == [2, 1]  # type: ignore[arg-type]
+
+
+def test_other_additions_happen_at_once() -> None:
+    steps, values = torch.zeros(2, dtype=torch.int64), torch.zeros(())
+    with FastLayers():
+        steps.add_(1)
+        values.add_(1)
+        assert steps.tolist() == [1, 1]
+        assert float(values) == 1
