@@ -4,17 +4,17 @@
 
 Every method, at its own settings, is tried with the same `--draws` random settings of the printed WARP (length of a
 step, energy, dispersion; after each epoch or once at the end), with as many of the guarded one, and with the defaults
-of both. The shadows are none that a study has. Points that studies audit are trained on, but neither forgotten nor
-measured, and the test images are not used. Everything is tried on the first forget set of the first shadow. Of each
-arm `--finalists` draws and the defaults go on to the other forget sets.
+of both, or of those of the two that `--defenses` names. The shadows are none that a study has. Points that studies
+audit are trained on, but neither forgotten nor measured, and the test images are not used. Everything is tried on the
+first forget set of the first shadow. Of each arm `--finalists` draws and the defaults go on to the other forget sets.
 
 The attacker knows which way to look: he ranks a shadow's forgotten points and points that it never saw by their
 margins (the logit of the label's confidence), turned around where the area under the curve is below one half. Chosen
 is the least area at an accuracy on points never seen of at most one point below that of the method alone.
 
 What the second round tries is decided by its jobs, from results of the first, so that both are one run. It can be
-stopped and called again. At its end DIR has all rows (`search.json`), a table (`table.md`), and the settings that were
-chosen as `warp reproduce --defense-options` takes them (`chosen.json`).
+stopped and called again. At its end DIR has all rows of the methods of which everything was tried (`search.json`), a
+table (`table.md`), and the settings that were chosen as `warp reproduce --defense-options` takes them (`chosen.json`).
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ class Asking:
     forget_sets: int = 2
     seed: int = 0
     audited: int | None = None
+    defenses: tuple[str, ...] = SEARCHED
+    epochs: int | None = None
 
     def asked(self, settings: Mapping[str, Mapping[str, Any]] | None = None) -> Asked:
         """What is asked of `table1`, with these settings of "method + defence"."""
@@ -112,6 +114,7 @@ class Asking:
             device=self.device,
             data_path=self.data,
             seed=self.seed,
+            epochs=self.epochs,
             defense_options=settings or {},
         )
 
@@ -234,13 +237,11 @@ def plan_search(asking: Asking) -> SearchPlan:
         }
         kind = TRIAL if found.rank is None else FINAL
         cost = COSTS[found.method] * (1 if found.defense is None else 2)
-        # The longest come last, so that a run that ends early has the others.
-        order += found.method == "pgu"
         return add(kind, found, about, (trained[found.shadow], *needs), cost, order)
 
     for method in asking.methods:
         alone = [trial(Trial(method, None, -1, *unit), (), -1) for unit in ((0, 0), *other_units(plan))]
-        for defense in SEARCHED:
+        for defense in asking.defenses:
             first = [trial(t, (), -1) for t in first_round(plan, method, defense)]
             for later in second_round(plan, method, defense):
                 trial(later, () if later.rank is None else (alone[0], *first), 0)
@@ -415,14 +416,21 @@ def chosen(plan: SearchPlan, store: Store, method: str, defense: str) -> dict[st
     return min(rows, key=place)
 
 
-def results(plan: SearchPlan, store: Store, out: Path) -> None:
-    """Write all rows, a table, and what was chosen."""
+def searched(plan: SearchPlan, store: Store) -> list[str]:
+    """The methods of which everything was tried."""
+    trials = [(plan.tasks[job.key.digest], store.has(job.key)) for job in plan.jobs]
+    left = {task.method for task, there in trials if isinstance(task, Trial) and not there}
+    return [method for method in plan.asking.methods if method not in left]
+
+
+def results(plan: SearchPlan, store: Store, out: Path) -> dict[str, Any]:
+    """Write all rows, a table, and what was chosen, which is returned: settings by "method + defence"."""
     rows, best = list[dict[str, Any]](), {}
     units = [(0, 0), *other_units(plan)]
-    for method in plan.asking.methods:
+    for method in searched(plan, store):
         alone = [_about(plan, store, Trial(method, None, -1, *unit)) for unit in units]
         rows.append({"method": method, "defense": None, "settings": None, "chosen": False, "units": alone})
-        for defense in SEARCHED:
+        for defense in plan.asking.defenses:
             draw = chosen(plan, store, method, defense)["draw"]
             found = {row["draw"]: row["units"] for row in finalists(plan, store, method, defense)}
             for trial in first_round(plan, method, defense):
@@ -442,6 +450,7 @@ def results(plan: SearchPlan, store: Store, out: Path) -> None:
     (out / "search.json").write_text(json.dumps({**vars(plan.asking), "rows": rows}, indent=1, default=str) + "\n")
     (out / "chosen.json").write_text(json.dumps(best, indent=1) + "\n")
     (out / "table.md").write_text(markdown(rows, len(units)))
+    return best
 
 
 def markdown(rows: Sequence[Mapping[str, Any]], units: int) -> str:
@@ -474,26 +483,28 @@ def main() -> None:
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--methods", nargs="+", default=list(SIX))
+    parser.add_argument("--defenses", nargs="+", default=list(SEARCHED), choices=SEARCHED)
     parser.add_argument("--draws", type=int, default=12)
     parser.add_argument("--finalists", type=int, default=4)
     parser.add_argument("--shadows", type=int, default=2)
     parser.add_argument("--forget-sets", type=int, default=2)
     parser.add_argument("--audited", type=int, help="points that the study audits, for trials at a small size")
+    parser.add_argument("--epochs", type=int, help="of the originals, for trials at a small size")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--at-once", type=int)
     parser.add_argument("--minutes", type=float, help="after which no job is begun")
     options = parser.parse_args()
-    names = "size", "data", "device", "draws", "finalists", "shadows", "forget_sets", "audited"
-    asking = Asking(**{name: getattr(options, name) for name in names}, methods=tuple(options.methods))
+    names = "size", "data", "device", "draws", "finalists", "shadows", "forget_sets", "audited", "epochs"
+    lists = {"methods": tuple(options.methods), "defenses": tuple(options.defenses)}
+    asking = Asking(**{name: getattr(options, name) for name in names}, **lists)
     plan, store = plan_search(asking), Store(options.store)
     engine = choose_study_engine(asking.device, at_once=options.at_once, processes=options.processes).engine
     until = None if options.minutes is None else monotonic() + 60 * options.minutes
     work = SearchWork(plan, Workplace(plan.study.data, plan.study.device))
     outcome = engine.run(plan.jobs, work=work, store=store, watch=say, until=until)
     print(f"{len(plan.jobs)} jobs, left {len(outcome.left)}, failed {len(outcome.failed)}")
-    if not outcome.left and not outcome.failed:
-        results(plan, store, options.out)
-        print((options.out / "table.md").read_text())
+    results(plan, store, options.out)
+    print((options.out / "table.md").read_text())
 
 
 if __name__ == "__main__":
