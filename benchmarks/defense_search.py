@@ -14,7 +14,8 @@ is the least area at an accuracy on points never seen of at most one point below
 
 What the second round tries is decided by its jobs, from results of the first, so that both are one run. It can be
 stopped and called again. At its end DIR has all rows of the methods of which everything was tried (`search.json`), a
-table (`table.md`), and the settings that were chosen as `warp reproduce --defense-options` takes them (`chosen.json`).
+table (`table.md`), and the settings that were chosen as `warp reproduce --defense-options` takes them (`chosen.json`);
+with `--minutes 0` they are made from what is in the store.
 """
 
 from __future__ import annotations
@@ -447,25 +448,57 @@ def results(plan: SearchPlan, store: Store, out: Path) -> dict[str, Any]:
                 )
             best[f"{method} + {defense}"] = plan.settings(Trial(method, defense, draw, 0, 0)) or {}
     out.mkdir(parents=True, exist_ok=True)
-    (out / "search.json").write_text(json.dumps({**vars(plan.asking), "rows": rows}, indent=1, default=str) + "\n")
+    about = {**vars(plan.asking), "data": plan.study.data["name"], "rows": rows}
+    (out / "search.json").write_text(json.dumps(about, indent=1) + "\n")
     (out / "chosen.json").write_text(json.dumps(best, indent=1) + "\n")
     (out / "table.md").write_text(markdown(rows, len(units)))
     return best
 
 
 def markdown(rows: Sequence[Mapping[str, Any]], units: int) -> str:
-    """The method alone, the defaults and what went on to all forget sets; means with intervals over those sets, which
-    are few, and share originals.
+    """What went on to all forget sets, with means and intervals over those sets, which are few and share originals;
+    then all of the first round.
     """
-    lines = ["| method | defence | settings | advantage of the attacker | accuracy on points never seen | chosen |"]
-    lines.append("|---" * 6 + "|")
+    heads = "attacker's advantage", "lower than alone by", "accuracy on points never seen", "area", "loss, forgotten"
+    lines = ["| method | defence | settings | " + " | ".join(heads) + " | taken back | chosen |"]
+    lines.append("|---" * 10 + "|")
+    alone = {row["method"]: row["units"] for row in rows if row["defense"] is None}
     for row in rows:
         if len(row["units"]) == units and not any("failed" in unit for unit in row["units"]):
-            settings = "defaults" if row["settings"] is None else json.dumps(row["settings"])
-            numbers = [str(mean([f(unit) for unit in row["units"]])) for f in (advantage, held_out)]
-            cells = [row["method"], row["defense"] or "none", settings, *numbers, "yes" if row["chosen"] else ""]
-            lines.append("| " + " | ".join(cells) + " |")
+            below = [advantage(a) - advantage(b) for a, b in zip(alone[row["method"]], row["units"], strict=True)]
+            samples = [advantage(unit) for unit in row["units"]], below, [held_out(unit) for unit in row["units"]]
+            areas = (
+                f"{min(unit['auc'] for unit in row['units']):.3f} to {max(unit['auc'] for unit in row['units']):.3f}"
+            )
+            numbers = [str(mean(sample)) for sample in samples]
+            cells = [*numbers, areas, *_teleported(row["units"]), "yes" if row["chosen"] else ""]
+            lines.append("| " + " | ".join([row["method"], row["defense"] or "none", _settings(row), *cells]) + " |")
+    lines += ["", "First forget set of the first shadow, every setting:", ""]
+    lines += ["| method | defence | settings | area | accuracy on points never seen | loss, forgotten | taken back |"]
+    lines.append("|---" * 7 + "|")
+    for row in rows:
+        unit = row["units"][0]
+        failed = [unit["failed"], ""] if "failed" in unit else [f"{unit['auc']:.3f}", f"{held_out(unit):.3f}"]
+        cells = [*failed, *_teleported([unit])]
+        lines.append("| " + " | ".join([row["method"], row["defense"] or "none", _settings(row), *cells]) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _settings(row: Mapping[str, Any]) -> str:
+    if row["settings"] is None:
+        return "defaults"
+    return ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row["settings"].items())
+
+
+def _teleported(units: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The mean loss on examples to forget before and after a teleport, and how many of how many were taken back."""
+    made = [unit["teleports"] for unit in units if unit.get("teleports", {}).get("count")]
+    pairs = [pair for each in made for pair in each["forget_loss"] if pair is not None]
+    if not pairs:
+        return ["", ""]
+    before, after = np.mean(pairs, axis=0)
+    back, count = (sum(each[name] for each in made) for name in ("taken_back", "count"))
+    return [f"{before:.3f} → {after:.3f}", f"{back} of {count}"]
 
 
 def say(event: Event) -> None:
@@ -495,8 +528,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="after which no job is begun")
     options = parser.parse_args()
     names = "size", "data", "device", "draws", "finalists", "shadows", "forget_sets", "audited", "epochs"
-    lists = {"methods": tuple(options.methods), "defenses": tuple(options.defenses)}
-    asking = Asking(**{name: getattr(options, name) for name in names}, **lists)
+    asking = Asking(
+        **{name: getattr(options, name) for name in names},
+        methods=tuple(options.methods),
+        defenses=tuple(options.defenses),
+    )
     plan, store = plan_search(asking), Store(options.store)
     engine = choose_study_engine(asking.device, at_once=options.at_once, processes=options.processes).engine
     until = None if options.minutes is None else monotonic() + 60 * options.minutes

@@ -9,8 +9,9 @@ First the originals and the search (`defense_search.py`), and after them, while 
 `--first`; then those of `--then`, where "best" is WARP with the settings that were chosen. Arms come one after another,
 each shadow by shadow. What is left at the end goes on from DIR/store.tar (`warp runs merge`).
 
-`--known` says which models there are elsewhere: the digest of the original of every cell. Arms of methods alone are
-made again only where the original that was trained here is another one.
+`--chosen` takes the settings of an earlier search instead of searching. `--known` is a JSON of models that there are
+elsewhere, the digest of its original by the digest of each key (`table1_views.py` writes it): such a model is made
+again only where the original that was trained here, or in the last visit, is another one.
 """
 
 from __future__ import annotations
@@ -140,13 +141,16 @@ def name_of(arm: str) -> str:
 
 
 def changed(plan: CellPlan, store: Store, job: Job, known: Mapping[str, str]) -> bool:
-    """Whether no model of this job is known that was unlearned from the original that is in the store."""
+    """Whether no model of this job is known that was unlearned from the original that is in the store, or was the last
+    time.
+    """
     cell = plan.cells[job.key.digest]
-    scores = plan.key(Cell("scores", cell.shadow))
-    if cell.kind != "cell" or job.key.digest not in known or not store.has(scores):
+    if cell.kind != "cell" or job.key.digest not in known:
         return True
-    original: str = json.loads(store.read(scores).read(ABOUT))["original"]
-    return original != known[job.key.digest]
+    scores = plan.key(Cell("scores", cell.shadow))
+    there = store.has(scores)
+    original = json.loads(store.read(scores).read(ABOUT))["original"] if there else known.get(scores.digest)
+    return bool(original != known[job.key.digest])
 
 
 def keep_packing(store: Store, file: Path, over: Flag) -> None:
@@ -190,8 +194,11 @@ def visit(options: argparse.Namespace, began: float) -> None:
     try:
         plain = here.cells()
         first = jobs_of(plain, [name_of(arm) for arm in options.first], order=1)
-        here.run([*search.jobs, *first], [plain], options.search_until)
-        chosen = results(search, store, options.out)
+        if options.chosen is None:
+            here.run([*search.jobs, *first], [plain], options.search_until)
+            chosen = results(search, store, options.out)
+        else:
+            chosen = json.loads(options.chosen.read_text())
         known = {} if options.known is None else json.loads(options.known.read_text())
         best = here.cells(chosen)
         later: list[Job] = []
@@ -230,8 +237,9 @@ def main() -> None:
     parser.add_argument("--then", nargs="*", default=[], help='arms; the defence may be "best" too')
     parser.add_argument("--shadows", type=int, default=16)
     parser.add_argument("--forget-sets", type=int, default=4)
-    parser.add_argument("--search-until", type=float, required=True, metavar="SECONDS")
+    parser.add_argument("--search-until", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--until", type=float, required=True, metavar="SECONDS")
+    parser.add_argument("--chosen", type=Path, help="settings that an earlier search wrote")
     parser.add_argument("--known", type=Path)
     parser.add_argument("--audited", type=int, help="points that are audited, for trials at a small size")
     parser.add_argument("--epochs", type=int, help="of the originals, for trials at a small size")
