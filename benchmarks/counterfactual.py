@@ -36,12 +36,10 @@ from warp_unlearning.attacks.membership.audit import Audit
 from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.shadow_audit import audit_against_originals, shadow_audit
 from warp_unlearning.attacks.membership.shadow_design import ShadowDesign, shadow_design
-from warp_unlearning.data.augment import crop_flip
-from warp_unlearning.data.cifar10 import load_cifar10
-from warp_unlearning.data.digits import load_digits
-from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.data.taken import Taken
-from warp_unlearning.models.registry import build_model
+from warp_unlearning.data.examples import Taken, TensorExamples
+from warp_unlearning.data.preprocess import load_data
+from warp_unlearning.data.sampling import crop_flip
+from warp_unlearning.models.networks import build_model
 from warp_unlearning.stats.intervals import Estimate, mean
 from warp_unlearning.training.lane import DeviceLane
 from warp_unlearning.training.precision import lay_out, lay_out_batch
@@ -111,7 +109,7 @@ class Problem:
 def load(data: str, device: torch.device) -> Problem:
     """Noisy digits and a small network, or CIFAR-10 and ResNet-18 with the ImageNet stem."""
     if data == "digits":
-        found = load_digits()
+        found = load_data()
         noise = torch.Generator().manual_seed(0)
         train, test = (
             TensorExamples(part.x + 1.5 * torch.randn(part.x.shape, generator=noise), part.y)
@@ -119,7 +117,7 @@ def load(data: str, device: torch.device) -> Problem:
         )
         network: Callable[[], nn.Module] = partial(build_model, "mlp", inputs=64, classes=10, hidden=(64,))
         return Problem(train.to(device), test.to(device), network, Recipe(epochs=20, batch_size=16, lr=0.05), (0.0,))
-    found = load_cifar10(Path(data))
+    found = load_data("cifar10", path=Path(data))
     network = partial(build_model, "resnet18", stem="imagenet")
     return Problem(found.train.to(device), found.test.to(device), network, RECIPES["paper"], found.fill)
 

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from warp_unlearning import unlearn
 from warp_unlearning.conformance.forgetting import gap
 from warp_unlearning.conformance.problem import Problem, digits_problem
-from warp_unlearning.data.digits import load_digits
 from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.defense import Defense
 from warp_unlearning.defense.certificate import Certificate, reached_weights
 from warp_unlearning.defense.registry import make_defense
@@ -35,7 +35,7 @@ from warp_unlearning.errors import DivergedError
 from warp_unlearning.gradients.energy import gradient_energy
 from warp_unlearning.methods.protocol import Method
 from warp_unlearning.methods.recipes import small_data_method
-from warp_unlearning.models.normalisation import norm_mode
+from warp_unlearning.models.modes import norm_mode
 from warp_unlearning.runs.workers import run_all
 from warp_unlearning.stats.intervals import Estimate, mean, proportion
 from warp_unlearning.symmetry.move import Translation
@@ -145,7 +145,7 @@ def _distance(model: nn.Module, problem: Problem) -> float:
 
 def _kept_test(problem: Problem) -> TensorExamples:
     """The test digits of classes that the retain set has."""
-    test = load_digits().test
+    test = load_data().test
     return test.select(torch.isin(test.y, problem.retain.y).nonzero().squeeze(1))
 
 

@@ -32,16 +32,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from warp_unlearning.attacks.membership.confidence import logit_confidence
-from warp_unlearning.data.digest import array_digest
-from warp_unlearning.data.load import load_data
-from warp_unlearning.data.plain import plain
-from warp_unlearning.data.splits import IndexArray
+from warp_unlearning.data.files import array_digest, to_json
+from warp_unlearning.data.preprocess import load_data
+from warp_unlearning.data.table import Index
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.errors import DivergedError, WarpError
 from warp_unlearning.methods.protocol import Task
 from warp_unlearning.methods.registry import make_method
-from warp_unlearning.models.registry import build_model, suggest_options
+from warp_unlearning.models.networks import build_model, suggest_options
 from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.events import Event
 from warp_unlearning.runs.job import Job, NoRoom, Steps, Unfit, finished
@@ -60,7 +58,7 @@ from warp_unlearning.studies.tuning_design import TuningShadow, tuning_design
 from warp_unlearning.studies.workplace import Workplace
 from warp_unlearning.training.precision import lay_out
 from warp_unlearning.training.recipe import Recipe
-from warp_unlearning.training.scoring import logits
+from warp_unlearning.training.scoring import logit_confidence, logits
 from warp_unlearning.training.training import Training, training_steps
 from warp_unlearning.unlearning.driver import drive, working_copy
 from warp_unlearning.workflows.engines import choose_study_engine
@@ -206,7 +204,7 @@ def plan_search(asking: Asking) -> SearchPlan:
     jobs: list[Job] = []
 
     def add(kind: str, task: Any, ingredients: Mapping[str, Any], needs: Sequence[Key], cost: float, order: int) -> Key:
-        found = plain({**ingredients, "needs": [need.digest for need in needs]})
+        found = to_json({**ingredients, "needs": [need.digest for need in needs]})
         key = Key(kind, 1, found)
         tasks[key.digest] = task
         jobs.append(Job(key, tuple(needs), cost, order))
@@ -347,7 +345,7 @@ class SearchWork:
             "teleports": teleports_made(driven),
         }
 
-    def _margins(self, model: torch.nn.Module, index: IndexArray) -> tuple[Any, float]:
+    def _margins(self, model: torch.nn.Module, index: Index) -> tuple[Any, float]:
         points = self.place.points(index)
         output, labels = logits(model, points).double().cpu().numpy(), points.y.cpu().numpy()
         if not np.isfinite(output).all():

@@ -23,11 +23,10 @@ from warp_unlearning import unlearn
 from warp_unlearning.attacks.reconstruction.matching import cosines
 from warp_unlearning.attacks.reconstruction.reading import read_targets
 from warp_unlearning.attacks.reconstruction.threat import Threat
-from warp_unlearning.data.digits import load_digits
-from warp_unlearning.data.pixels import pixels_of
+from warp_unlearning.data.preprocess import load_data, pixels_of
 from warp_unlearning.gradients.example_gradients import example_gradients
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
-from warp_unlearning.models.registry import build_model
+from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
 from warp_unlearning.stats.intervals import mean
 from warp_unlearning.training.recipe import Recipe
@@ -39,7 +38,7 @@ STEPS = {"one step": (1, 0.02), "20 steps": (20, 0.001), "20 longer steps": (20,
 
 
 def trained(seed: int) -> nn.Module:
-    data = load_digits()
+    data = load_data()
     model = build_model("small_resnet", generator=torch.Generator().manual_seed(seed))
     training = Training(
         model, data.train, recipe=Recipe(epochs=15, batch_size=64, lr=0.1), streams=Streams(seed, "training")
@@ -53,7 +52,7 @@ def pair_cosines(
     model: nn.Module, target: int, retain: Tensor, probes: Tensor, steps: tuple[int, float]
 ) -> tuple[float, float]:
     """Of the true gradient with the difference, and with the filtered one."""
-    data = load_digits()
+    data = load_data()
     forget = data.train.select(torch.tensor([target]))
     count, lr = steps
     # The ascent has no bound, so that long runs are clipped.
@@ -76,7 +75,7 @@ def pair_cosines(
 
 
 def of_seed(seed: int, targets: int) -> list[dict[str, object]]:
-    data, model = load_digits(), trained(seed)
+    data, model = load_data(), trained(seed)
     order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(seed))
     probes, pool, rest = order[:PROBES], order[PROBES : PROBES + POOL], order[PROBES + POOL :]
     with torch.no_grad():

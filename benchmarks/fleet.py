@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.models.registry import build_model
+from warp_unlearning.models.networks import build_model
 from warp_unlearning.stats.intervals import mean
 from warp_unlearning.studies.training_speed import Workload, train_fleet, training_speeds
 from warp_unlearning.training.recipe import RECIPES, Recipe

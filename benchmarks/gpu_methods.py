@@ -17,10 +17,10 @@ from torch import nn
 
 from warp_unlearning import compare, unlearn
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.data.load import load_data
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.methods import make_method
-from warp_unlearning.models.reinitialise import reinitialise
-from warp_unlearning.models.resnet18 import ResNet18
+from warp_unlearning.models.fresh import reinitialise
+from warp_unlearning.models.networks import ResNet18
 from warp_unlearning.randomness import Streams
 from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.scoring import accuracy

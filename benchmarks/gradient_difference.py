@@ -29,10 +29,9 @@ from warp_unlearning.attacks.membership.gradient_rows import ComputedRows, HeldR
 from warp_unlearning.attacks.membership.original_gradients import prepare_original
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.gradients.per_sample import per_sample_gradients
-from warp_unlearning.models.full_precision import full_precision
-from warp_unlearning.models.reinitialise import reinitialise
-from warp_unlearning.models.resnet18 import ResNet18
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.fresh import reinitialise
+from warp_unlearning.models.modes import full_precision
+from warp_unlearning.models.networks import ResNet18, SmallResNet
 
 Result = TypeVar("Result")
 Pair = tuple[Tensor, Tensor]

@@ -27,7 +27,7 @@ from torch.func import functional_call, grad, vmap
 from warp_unlearning.cuda_graphs import CudaGraph, capturable_stream
 from warp_unlearning.gradients.captured_energy import CapturedEnergy
 from warp_unlearning.gradients.energy import gradient_energy
-from warp_unlearning.models.resnet18 import ResNet18
+from warp_unlearning.models.networks import ResNet18
 
 Gradient = tuple[Tensor, ...]
 

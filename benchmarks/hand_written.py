@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from warp_unlearning.methods.recipes import small_data_method
-from warp_unlearning.models.reinitialise import reinitialise
+from warp_unlearning.models.fresh import reinitialise
 from warp_unlearning.randomness import Streams
 
 Pair = tuple[Tensor, Tensor]

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from warp_unlearning import unlearn
-from warp_unlearning.data.digits import load_digits
 from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.methods.protocol import NormMode, Task
-from warp_unlearning.models.registry import build_model
+from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
 from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.scoring import logits, losses
@@ -81,7 +81,7 @@ class Target:
 def trained(seed: int) -> Trained:
     """A small residual network trained for 12 epochs on 1,260 digits, as the project's other problems are."""
     streams = Streams(seed, "one sample")
-    data = load_digits()
+    data = load_data()
     order = torch.randperm(len(data.train), generator=streams.generator("order"))
     used, held = data.train.select(order[140:]), data.train.select(order[:140])
     model = build_model("small_resnet", generator=streams.generator("weights"))

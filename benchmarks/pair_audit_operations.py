@@ -43,8 +43,8 @@ from warp_unlearning.attacks.undoing import (
     wiener_filter,
 )
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.models.reinitialise import reinitialise
-from warp_unlearning.models.resnet18 import ResNet18
+from warp_unlearning.models.fresh import reinitialise
+from warp_unlearning.models.networks import ResNet18
 
 # What waits for the queue of a GPU.
 READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_linalg_check_errors"}

@@ -20,13 +20,13 @@ from torch import nn
 from warp_unlearning import NullSpace, Warp, unlearn
 from warp_unlearning.attacks.membership.pair_audit import audit_pair
 from warp_unlearning.attacks.membership.pair_report import PairAudit
-from warp_unlearning.data.digits import load_digits
 from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.defense.base import Defense
 from warp_unlearning.methods.recipes import SMALL_DATA
 from warp_unlearning.methods.registry import make_method
-from warp_unlearning.models.reinitialise import reinitialise
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.fresh import reinitialise
+from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.workers import run_all
 from warp_unlearning.stats.intervals import mean
@@ -66,7 +66,7 @@ def numbers(audit: PairAudit) -> dict[str, float]:
 def one_seed(job: tuple[int, str]) -> dict[str, dict[str, float]]:
     """The numbers of every arm of one seed."""
     seed, method = job
-    data = load_digits()
+    data = load_data()
     order = torch.randperm(len(data.train), generator=Streams(seed).generator("order"))
     forget, retain = (data.train.select(part) for part in (order[:FORGOTTEN], order[FORGOTTEN:]))
     original = trained(data.train, data.fill, seed)

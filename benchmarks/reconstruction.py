@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from warp_unlearning.data.digits import load_digits
-from warp_unlearning.data.pixels import Pixels
+from warp_unlearning.data.preprocess import Pixels, load_data
 from warp_unlearning.studies.reconstruction_images import Part, Pictures, divided, pictures_of
 from warp_unlearning.studies.reconstruction_models import (
     ImageArm,
@@ -56,7 +55,7 @@ def settings_of(options: argparse.Namespace) -> ReconstructionSettings:
 def load(options: argparse.Namespace, settings: ReconstructionSettings) -> Pictures:
     """The images by what they are for, and how a model sees them."""
     if options.data is None:
-        return pictures_of(load_digits(), settings)
+        return pictures_of(load_data(), settings)
     with np.load(options.data) as file:
         arrays = {name: torch.from_numpy(file[name]) for name in ("train_x", "train_y", "test_x", "test_y")}
     train, test = (

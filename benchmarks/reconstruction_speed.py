@@ -21,8 +21,8 @@ from warp_unlearning.attacks.reconstruction.problem import Search
 from warp_unlearning.attacks.reconstruction.reconstruct import reconstruct
 from warp_unlearning.attacks.reconstruction.threat import Threat
 from warp_unlearning.attacks.reconstruction.total_variation import total_variation
-from warp_unlearning.data.pixels import Pixels
-from warp_unlearning.models.registry import build_model, suggest_options
+from warp_unlearning.data.preprocess import Pixels
+from warp_unlearning.models.networks import build_model, suggest_options
 
 PIXELS = Pixels((3, 32, 32), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 

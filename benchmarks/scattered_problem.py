@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from warp_unlearning.conformance.problem import Problem
-from warp_unlearning.data.digits import load_digits
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.models.registry import build_model
+from warp_unlearning.data.preprocess import load_data
+from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
 from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.training import Training, run_training
@@ -17,7 +17,7 @@ from warp_unlearning.training.training import Training, run_training
 def scattered_problem(seed: int) -> Problem:
     """126 of 1,260 training examples to forget; the network and its training are those of `digits_problem`."""
     streams = Streams(seed, "scattered problem")
-    data = load_digits().train
+    data = load_data().train
     order = torch.randperm(len(data), generator=streams.generator("order"))
     validation, forget, retain = (data.select(i) for i in (order[:140], order[140:266], order[266:]))
     everything = data.select(order[140:])

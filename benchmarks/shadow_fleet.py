@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from warp_unlearning.data.dataset import ImageData
-from warp_unlearning.data.load import load_data
-from warp_unlearning.models.registry import build_model, suggest_options
+from warp_unlearning.data.preprocess import ImageData, load_data
+from warp_unlearning.models.networks import build_model, suggest_options
 from warp_unlearning.runs.events import ignore
 from warp_unlearning.runs.job import Job
 from warp_unlearning.runs.store import Store

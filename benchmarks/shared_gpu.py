@@ -27,8 +27,8 @@ import torch
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.methods.protocol import Task
 from warp_unlearning.methods.registry import make_method
-from warp_unlearning.models.reinitialise import reinitialise
-from warp_unlearning.models.resnet18 import ResNet18
+from warp_unlearning.models.fresh import reinitialise
+from warp_unlearning.models.networks import ResNet18
 from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.events import ignore
 from warp_unlearning.runs.fleet_engine import FleetEngine

@@ -52,7 +52,7 @@ class Problem:
 
 def problem(options: argparse.Namespace) -> Problem:
     """Digits, or smooth random images where only time counts."""
-    from warp_unlearning.models.registry import build_model
+    from warp_unlearning.models.networks import build_model
 
     draw = torch.Generator().manual_seed(0)
     count, digits = options.retain + options.forget, options.network == "digits"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 import subprocess
@@ -16,6 +18,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = pytest.mark.documents
+FILE = re.compile(r"# (\w+\.py)\n")
+PROGRAMS = {
+    "warp": [sys.executable, "-c", "from warp_unlearning.cli.main import main; main()"],
+    "python": [sys.executable],
+}
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -58,11 +65,36 @@ def test_python_blocks_run_as_programs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def run_line(line: str, folder: Path) -> None:
+    """Run `warp ...` or `python FILE.py` in a folder; "# exit 3" behind it says that the exit code is not to be 0."""
+    words = shlex.split(line, comments=True)
+    place = os.environ | {"XDG_STATE_HOME": str(folder / "state")}
+    done = subprocess.run(
+        [*PROGRAMS[words[0]], *words[1:]], cwd=folder, env=place, capture_output=True, text=True, check=False
+    )
+    expected = re.search(r"# exit (\d+)", line)
+    assert done.returncode == (int(expected[1]) if expected else 0), (line, done.stdout, done.stderr)
+
+
+def set_up(document: str, folder: Path) -> None:
+    """Write the blocks of a document that begin with "# NAME.py", and run its lines `python NAME.py`."""
+    for block in blocks(document, "python"):
+        if name := FILE.match(block):
+            (folder / name[1]).write_text(block)
+    for line in command_lines(document):
+        if line.startswith("python "):
+            run_line(line, folder)
+
+
+def command_lines(document: str) -> list[str]:
+    return [line for block in blocks(document, "bash") for line in block.splitlines() if line.strip()]
+
+
 @DOCUMENTS
 @pytest.mark.parametrize(
     ("document", "made"),
     [
-        ("README.md", ["runs/second/record.json", "runs/moved/certificate.json", "runs/audit/audit.json"]),
+        ("README.md", ["runs/second/record.json", "runs/moved/results.json", "runs/audit/audit.json"]),
         ("docs/audits.md", ["runs/audit/audit.json", "runs/hidden-audit/scores.npz"]),
         ("docs/bounds.md", ["runs/bounds/bounds.json", "runs/bounds/bounds.png"]),
         (
@@ -72,16 +104,31 @@ def test_python_blocks_run_as_programs(tmp_path: Path) -> None:
     ],
 )
 def test_commands_run(document: str, made: list[str], tmp_path: Path) -> None:
-    lines = [line for block in blocks(document, "bash") for line in block.splitlines() if line.strip()]
+    if document == "README.md":
+        set_up("docs/quickstart.md", tmp_path)
+    lines = command_lines(document)
     assert len(lines) >= 6
     for line in lines:
-        words = shlex.split(line, comments=True)
-        assert words[0] == "warp"
-        program = [sys.executable, "-c", "from warp_unlearning.cli.main import main; main()"]
-        done = subprocess.run([*program, *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, (line, done.stderr)
+        run_line(line, tmp_path)
     for file in made:
         assert (tmp_path / file).is_file()
+
+
+@DOCUMENTS
+def test_the_quickstart_can_be_followed(tmp_path: Path) -> None:
+    """Every command and program of it, in its order."""
+    document = "docs/quickstart.md"
+    set_up(document, tmp_path)
+    steps = re.findall(r"^```(python|bash)\n(.*?)^```", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
+    for i, (language, block) in enumerate(steps):
+        if language == "python" and not FILE.match(block):
+            (tmp_path / f"block{i}.py").write_text(block)
+            run_line(f"python block{i}.py", tmp_path)
+        for line in block.splitlines() if language == "bash" else ():
+            if line.startswith("warp "):
+                run_line(line, tmp_path)
+    record = json.loads((tmp_path / "runs/second/record.json").read_text())
+    assert [done["requested"] for done in record["deletions"]] == [300, 50]
 
 
 def test_the_readme_names_every_method() -> None:

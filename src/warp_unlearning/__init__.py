@@ -29,17 +29,20 @@ if TYPE_CHECKING:
     from .defense.teleporter import teleport as teleport
     from .defense.warp import Warp as Warp
     from .errors import WarpError as WarpError
-    from .evaluation import compare as compare
     from .gradients.energy import gradient_energy as gradient_energy
     from .stats.langevin import langevin_epsilon as langevin_epsilon
     from .stats.langevin import langevin_noise as langevin_noise
+    from .stats.verdict import Verdict as Verdict
     from .symmetry.attention_basis import AttentionBasis as AttentionBasis
     from .symmetry.change_of_basis import ChangeOfBasis as ChangeOfBasis
     from .symmetry.compose import Compose as Compose
     from .symmetry.null_space import NullSpace as NullSpace
     from .symmetry.null_space import TrackedNullSpace as TrackedNullSpace
     from .symmetry.permutation import Permutation as Permutation
+    from .unlearning import DeletionRecord as DeletionRecord
     from .unlearning import Unlearned as Unlearned
+    from .unlearning import check_model as check_model
+    from .unlearning import compare as compare
     from .unlearning import unlearn as unlearn
 
 _HOMES = {
@@ -49,6 +52,7 @@ _HOMES = {
     "ChangeOfBasis": "symmetry.change_of_basis",
     "Compose": "symmetry.compose",
     "Conjugate": "defense.conjugate",
+    "DeletionRecord": "unlearning",
     "NullSpace": "symmetry.null_space",
     "PairAudit": "attacks.membership.pair_report",
     "Permutation": "symmetry.permutation",
@@ -57,11 +61,13 @@ _HOMES = {
     "Threat": "attacks.reconstruction.threat",
     "TrackedNullSpace": "symmetry.null_space",
     "Unlearned": "unlearning",
+    "Verdict": "stats.verdict",
     "Warp": "defense.warp",
     "WarpError": "errors",
     "audit_pair": "attacks.membership.pair_audit",
     "check_method": "conformance",
-    "compare": "evaluation",
+    "check_model": "unlearning",
+    "compare": "unlearning",
     "gradient_difference": "attacks.membership.gradient_difference",
     "gradient_energy": "gradients.energy",
     "langevin_epsilon": "stats.langevin",
@@ -81,6 +87,7 @@ __all__ = [
     "ChangeOfBasis",
     "Compose",
     "Conjugate",
+    "DeletionRecord",
     "NullSpace",
     "PairAudit",
     "Permutation",
@@ -89,10 +96,12 @@ __all__ = [
     "Threat",
     "TrackedNullSpace",
     "Unlearned",
+    "Verdict",
     "Warp",
     "WarpError",
     "audit_pair",
     "check_method",
+    "check_model",
     "compare",
     "gradient_difference",
     "gradient_energy",

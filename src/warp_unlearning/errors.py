@@ -5,16 +5,22 @@ Each class carries the exit code of the command line: 1 for a result that does n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
+LONGEST = 400
+
 
 class WarpError(Exception):
-    """Root of every error raised on purpose."""
+    """Root of every error raised on purpose. Its message is one line of at most 400 characters."""
 
     exit_code = 2
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(one_line(message))
 
 
 class InputError(WarpError):
@@ -44,6 +50,12 @@ class DivergedError(WarpError):
         return partial(type(self), state=self.state, update=self.update), self.args
 
 
+class CollapsedError(DivergedError):
+    """Accuracy fell so far below the start that the model is of no use. `state` holds the weights of the last check
+    before that.
+    """
+
+
 class ConformanceError(WarpError):
     """A method broke one of the rules of the conformance kit."""
 
@@ -52,6 +64,21 @@ class ConformanceError(WarpError):
 
 class WarpWarning(UserWarning):
     """Something that may not be what was meant, though it could be done."""
+
+
+def one_line(message: object, most: int = LONGEST) -> str:
+    """The message without line breaks and memory addresses, its middle left out where it is longer than `most`.
+
+    >>> one_line("a wrong\\n  value, 0123456789", most=20)
+    'a wrong va ... 56789'
+    """
+    text = re.sub(r" at 0x[0-9a-f]+", "", re.sub(r"\s*[\r\n]\s*", " ", str(message)))
+    return text if len(text) <= most else f"{text[: most - most // 3 - 4]} ... {text[len(text) - most // 3 + 1 :]}"
+
+
+def reason(error: BaseException) -> str:
+    """What an error of somebody else's code says, shortly: "ValueError: no such thing"."""
+    return one_line(f"{type(error).__name__}: {error}", most=160).removesuffix(": ")
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

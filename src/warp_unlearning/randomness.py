@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import sha256, shake_256
+from numbers import Integral
 from types import TracebackType
 from typing import NoReturn
 
@@ -16,11 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .errors import InputError
 from .waiting import keeping_turn
 
 # The state of torch's CPU generator: a header, then the words of the Mersenne Twister in 8 bytes each.
 _HEADER, _WORDS = 24, 624
 _MARK = 0x5EED1234
+
+
+def whole(value: object, what: str = "seed") -> int:
+    """`value` as an int, an error unless it is a whole number; `what` names it there."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"{what} is {value!r}; give a whole number")
+    return int(value)
 
 
 class Streams:

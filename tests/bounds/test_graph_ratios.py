@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from warp_unlearning.bounds.coordinates import Coordinates, choose_coordinates
 from warp_unlearning.bounds.graph_ratios import GraphRatios, graph_ratios
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.registry import build_model
+from warp_unlearning.models.networks import build_model
 from warp_unlearning.symmetry import change_of_basis
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.laws import Law, draw_scales

@@ -15,9 +15,9 @@ from warp_unlearning.bounds.floor_report import ReconstructionFloor
 from warp_unlearning.bounds.gradient_fit import GradientFit
 from warp_unlearning.bounds.log_normal import log_normal_psi
 from warp_unlearning.bounds.reconstruction_floor import reconstruction_floor
-from warp_unlearning.data.plain import plain
+from warp_unlearning.data.files import to_json
 from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.models.digest import model_digest
+from warp_unlearning.models.weights import model_digest
 
 
 def network(*, tanh: bool = False) -> nn.Sequential:
@@ -214,7 +214,7 @@ def test_fewer_coordinates_than_asked_for_and_silent_ones_are_noted() -> None:
 
 def test_words_and_plain_data(usual: ReconstructionFloor) -> None:
     found = usual.as_json()
-    assert json.loads(json.dumps(found)) == plain(found)
+    assert json.loads(json.dumps(found)) == to_json(found)
     assert (found["schema_version"], found["kind"], found["dimensions"]) == (1, "bounds", 6)
     assert found["rows"][0]["factor"] == pytest.approx(np.exp(usual.rows[0].gain.value))
     text = "\n".join(usual.lines())
@@ -264,7 +264,7 @@ def test_bad_data_are_named() -> None:
     with pytest.raises(DataError, match="5 examples for 3 components"):
         reconstruction_floor(network(), data=(x[:5], y[:5]))
     x[3, 0] = float("nan")
-    with pytest.raises(DataError, match="row 3"):
+    with pytest.raises(DataError, match="not finite at item 3"):
         reconstruction_floor(network(), data=(x, y))
     with pytest.raises(DataError, match="the model cannot take an example of the retain set"):
         reconstruction_floor(network(), data=examples(), retain=(torch.zeros(4, 5), torch.zeros(4, dtype=torch.long)))

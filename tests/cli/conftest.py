@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from warp_unlearning.cli.main import main
+from warp_unlearning.cli.subject import load_run
+
+QUICK = ("-o", "method.options.epochs=1")
 
 
 @dataclass(frozen=True)
@@ -24,20 +27,14 @@ class Answer:
 
 
 Warp = Callable[..., Answer]
-THREADED = ("train", "unlearn", "evaluate", "teleport", "bounds", "train-prior", "reconstruct")
+THREADED = ("check", "train", "unlearn", "compare", "teleport", "bounds", "train-prior", "reconstruct")
 
 
 def run(*args: object) -> Answer:
     """`warp` with these arguments, in this process, on one thread."""
     command = [str(a) for a in args]
-    if (
-        command
-        and (
-            command[0] in ("train", "unlearn", "evaluate", "teleport", "bounds", "train-prior", "reconstruct")
-            or command[:2] == ["audit", "pair"]
-        )
-        and not {"--help", "--threads"} & {*command}
-    ):
+    threaded = command[:1] and (command[0] in THREADED or command[:2] == ["audit", "pair"])
+    if threaded and not {"--help", "-h", "--threads"} & {*command}:
         command += ["--threads", "1"]
     out, err = io.StringIO(), io.StringIO()
     code: object = 0
@@ -60,11 +57,12 @@ def warp() -> Warp:
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A terminal of one width; the variables and threads a command sets do not outlive its test."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     monkeypatch.delenv("WARP_DEBUG", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -73,7 +71,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def small() -> tuple[str, ...]:
     """Options of a small training on digits."""
-    return ("-o", "training.epochs=2", "-o", "model.options.width=4", "-o", "device=cpu")
+    return ("-o", "training.epochs=2", "-o", "model.options.width=4", "--device", "cpu", "--validation", "0.1")
 
 
 @pytest.fixture(scope="session")
@@ -85,34 +83,36 @@ def trained(tmp_path_factory: pytest.TempPathFactory, small: tuple[str, ...]) ->
 
 @pytest.fixture(scope="session")
 def forget_file(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
-    """Fifty positions that the model learned from."""
+    """Fifty rows that the model learned from."""
     path = tmp_path_factory.mktemp("forget") / "forget.npy"
-    np.save(path, np.load(trained / "train.npy")[100:150])
+    np.save(path, load_run(trained).known[100:150])
     return path
 
 
 @pytest.fixture(scope="session")
 def unlearned(tmp_path_factory: pytest.TempPathFactory, trained: Path, forget_file: Path) -> Path:
     out = tmp_path_factory.mktemp("digits") / "unlearned"
-    answer = run("unlearn", trained, "--out", out, "--forget", forget_file, "-o", "method.options.epochs=1")
-    assert answer.code == 0
+    answer = run("unlearn", trained, "--out", out, "--forget", forget_file, "--method", "ngp", *QUICK)
+    assert answer.code in (0, 1, 3)
     return out
 
 
 @pytest.fixture(scope="session")
 def retrained(tmp_path_factory: pytest.TempPathFactory, trained: Path, forget_file: Path) -> Path:
     out = tmp_path_factory.mktemp("digits") / "retrained"
-    assert run("unlearn", trained, "--out", out, "--forget", forget_file, "--method", "retrain").code == 0
+    assert run("unlearn", trained, "--out", out, "--forget", forget_file, "--method", "retrain").code in (0, 1, 3)
     return out
 
 
 @pytest.fixture(scope="session")
 def points(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sixty points of three classes, for an mlp."""
-    y = np.arange(60) % 3
-    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32) + y[:, None]
+    """Sixty points of three classes and thirty to test on, for an mlp; each has a name."""
+    y = np.arange(90) % 3
+    x = np.random.default_rng(0).normal(size=(90, 4)) + 2 * y[:, None]
     path = tmp_path_factory.mktemp("points") / "points.npz"
-    np.savez(path, x=x, y=y)
+    names = np.array([f"p{i:02d}" for i in range(60)])
+    x = x.astype(np.float32)
+    np.savez(path, x=x[:60], y=y[:60], x_test=x[60:], y_test=y[60:], name=names)
     return path
 
 

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from warp_unlearning.cli.subject import load_run
+from warp_unlearning.data.table import VALIDATION
 from warp_unlearning.runs.directory import open_run
 
 Warp = Callable[..., Any]
 FORGET = ("--forget-fraction", "0.1")
+JUDGED = (0, 1, 3)
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +25,10 @@ def runs(warp: Warp, trained: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """An unlearned model, a defended one, a retrained one, and the audit of the first."""
     folder = tmp_path_factory.mktemp("audits")
     made = {name: folder / name for name in ("unlearned", "defended", "retrained", "audit")}
-    assert warp("unlearn", trained, "--out", made["unlearned"], "--method", "ngp", *FORGET).code == 0
+    assert warp("unlearn", trained, "--out", made["unlearned"], "--method", "ngp", *FORGET).code in JUDGED
     defended = ("--method", "ngp", "--defense", "cob", "--defense-seed", "1")
-    assert warp("unlearn", trained, "--out", made["defended"], *defended, *FORGET).code == 0
-    assert warp("unlearn", trained, "--out", made["retrained"], "--method", "retrain", *FORGET).code == 0
+    assert warp("unlearn", trained, "--out", made["defended"], *defended, *FORGET).code in JUDGED
+    assert warp("unlearn", trained, "--out", made["retrained"], "--method", "retrain", *FORGET).code in JUDGED
     answer = warp("audit", "pair", trained, made["unlearned"], "--retrained", made["retrained"], "--out", made["audit"])
     assert (answer.code, answer.err) == (0, "")
     (folder / "audit.txt").write_text(answer.out)
@@ -71,14 +74,14 @@ def test_the_deletion_record_grows_the_verdict_once(warp: Warp, trained: Path, r
     assert json.loads((runs["unlearned"] / "record.json").read_text()) == record
     open_run(runs["unlearned"])
     # The run can be used as before.
-    assert warp("evaluate", trained, runs["unlearned"]).code == 0
+    assert warp("compare", trained, runs["unlearned"]).code in JUDGED
 
 
 def test_a_verdict_on_something_else_is_not_the_deletions(
     warp: Warp, trained: Path, runs: dict[str, Path], tmp_path: Path
 ) -> None:
     before = (runs["unlearned"] / "record.json").read_bytes()
-    np.save(tmp_path / "some.npy", np.load(runs["unlearned"] / "split" / "forget.npy")[:50])
+    np.save(tmp_path / "some.npy", load_run(runs["unlearned"]).forgotten[:50])
     answer = warp("audit", "pair", trained, runs["unlearned"], "--forget", tmp_path / "some.npy")
     assert (
         "no deletion record holds this verdict: the audit's forget set is not that of the last deletion" in answer.out
@@ -104,14 +107,15 @@ def test_a_defended_model_meets_attackers_who_undo_it(warp: Warp, trained: Path,
 
 
 def test_weight_files_need_to_be_told_what_was_forgotten(
-    warp: Warp, trained: Path, runs: dict[str, Path], tmp_path: Path, small: tuple[str, ...]
+    warp: Warp, trained: Path, runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    files = (trained / "model.safetensors", runs["unlearned"] / "model.safetensors")
-    answer = warp("audit", "pair", *files, *small)
+    after = tmp_path / "after.safetensors"
+    after.write_bytes((runs["unlearned"] / "model.safetensors").read_bytes())
+    answer = warp("audit", "pair", trained, after)
     assert (answer.code, answer.out) == (2, "")
-    assert "give --forget FILE.npy" in answer.err
-    np.save(tmp_path / "forget.npy", np.load(runs["unlearned"] / "split" / "forget.npy"))
-    told = warp("audit", "pair", *files, "--forget", tmp_path / "forget.npy", "--step", "naive", "--json", *small)
+    assert "give --forget FILE" in answer.err
+    np.save(tmp_path / "forget.npy", load_run(runs["unlearned"]).forgotten)
+    told = warp("audit", "pair", trained, after, "--forget", tmp_path / "forget.npy", "--step", "naive", "--json")
     assert told.code == 0
     assert json.loads(told.out)["digests"]["unlearned"] == audit_of(runs["audit"])["digests"]["unlearned"]
 
@@ -213,12 +217,38 @@ def test_what_changed_between_two_audits(warp: Warp, trained: Path, runs: dict[s
 def test_an_original_that_never_knew_what_was_forgotten(
     warp: Warp, trained: Path, runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    np.save(tmp_path / "held.npy", np.load(trained / "validation.npy")[:5])
+    np.save(tmp_path / "held.npy", load_run(trained).parts.rows(VALIDATION)[:5])
     answer = warp("audit", "pair", trained, runs["unlearned"], "--forget", tmp_path / "held.npy")
     assert answer.code == 2
-    assert "never learned from 5 of the 5 examples" in answer.err
+    assert "never learned from 5 of the 5 forgotten rows" in answer.err
     swapped = warp("audit", "pair", trained, runs["unlearned"], "--retrained", runs["unlearned"])
     assert "so it is no reference" in swapped.err
+
+
+def test_copies_go_with_what_is_named_and_unseen_rows_are_needed(warp: Warp, tmp_path: Path) -> None:
+    y = np.arange(60) % 3
+    x = (np.random.default_rng(0).normal(size=(60, 4)) + y[:, None]).astype(np.float32)
+    x[9], x[43] = x[6], x[6]
+    np.savez(tmp_path / "whole.npz", x=x, y=y)
+    np.savez(tmp_path / "parts.npz", x=x[:40], y=y[:40], x_test=x[40:], y_test=y[40:])
+    np.save(tmp_path / "forget.npy", np.array([6, 7]))
+    found = {}
+    for name in ("whole", "parts"):
+        before, after = tmp_path / name, tmp_path / f"{name} after"
+        model = ("--model", "mlp", "--data", tmp_path / f"{name}.npz", "--epochs", "1", "--device", "cpu")
+        assert warp("train", "--out", before, *model).code == 0
+        asked = ("--forget", tmp_path / "forget.npy", "--method", "ngp")
+        assert warp("unlearn", before, "--out", after, *asked).code in JUDGED
+        found[name] = warp("audit", "pair", before, after, "--forget", tmp_path / "forget.npy", "--json")
+    assert found["whole"].code == 2
+    assert "an audit needs rows that no model saw; give --test or --holdout" in found["whole"].err
+    told = json.loads(found["parts"].out)
+    assert told["counts"]["forgotten"] == 3
+    file = tmp_path / "after.safetensors"
+    file.write_bytes((tmp_path / "parts after" / "model.safetensors").read_bytes())
+    for asked in ((tmp_path / "parts after",), (file, "--forget", tmp_path / "forget.npy", "--step", "naive")):
+        other = json.loads(warp("audit", "pair", tmp_path / "parts", *asked, "--json").out)
+        assert (other["digests"], other["rows"]) == (told["digests"], told["rows"])
 
 
 def test_a_plan_in_words_and_as_json(warp: Warp) -> None:

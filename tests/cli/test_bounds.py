@@ -77,7 +77,7 @@ def test_the_promise_holds_where_the_energy_is_kept(warp: Warp, trained: Path) -
         (["--components", "150"], ["200 examples for 150 components"]),
         (["--entropy", "nan"], ["the entropy is nan"]),
         (["-o", "model.nmae=mlp"], ["model has no key 'nmae'"]),
-        (["--data", "npz"], ["data differs from that of the run"]),
+        (["--scale", "2"], ["data differs from that of the run"]),
         (["--device", "gpu"], ["the device 'gpu' cannot be used"]),
     ],
 )

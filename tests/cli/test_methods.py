@@ -1,15 +1,19 @@
+"""`warp methods`, `warp defenses` and `warp config`."""
+
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from warp_unlearning import conformance
-from warp_unlearning.conformance.kit import Finding, Report
+from warp_unlearning.config import SCHEMAS, describe_keys
+from warp_unlearning.defense.registry import defense_names, defense_options
 from warp_unlearning.methods.protocol import options
 from warp_unlearning.methods.registry import method_classes
+from warp_unlearning.symmetry.registry import symmetry_names, symmetry_options
 
 Warp = Callable[..., Any]
 
@@ -24,22 +28,15 @@ def test_every_method_and_option_is_listed(warp: Warp) -> None:
             assert lines[offset].startswith(f"    {option.name} = {option.default!r}")
             assert lines[offset].endswith(option.help)
             assert option.help
+    assert json.loads(warp("methods", "--json").out).keys() == method_classes().keys()
 
 
 def test_one_method_as_text_and_json(warp: Warp) -> None:
     text = warp("methods", "ngp").out
     assert text.startswith("ngp\n  Minimises")
     assert "salun" not in text
-    data = json.loads(warp("methods", "ngp", "--json").out)
-    assert list(data) == ["ngp"]
-    found = {o["name"]: o for o in data["ngp"]["options"]}
-    assert found["lr"] == {
-        "name": "lr",
-        "type": "float",
-        "default": 0.01,
-        "help": "learning rate at the start",
-    }
-    assert set(json.loads(warp("methods", "--json").out)) == set(method_classes())
+    found = {o["name"]: o for o in json.loads(warp("methods", "ngp", "--json").out)["ngp"]["options"]}
+    assert found["lr"] == {"name": "lr", "type": "float", "default": 0.01, "help": "learning rate at the start"}
 
 
 @pytest.mark.parametrize("more", [(), ("--check",), ("--json",)])
@@ -52,28 +49,65 @@ def test_an_unknown_method_is_answered_with_the_nearest(warp: Warp, more: tuple[
 def test_a_check_needs_a_method(warp: Warp) -> None:
     answer = warp("methods", "--check")
     assert (answer.code, answer.out) == (2, "")
-    assert "--check needs the name of a method, as in `warp methods ngp --check`" in answer.err
+    assert "--check needs a method, as in `warp methods ngp --check`" in answer.err
 
 
-def test_a_check_shows_each_rule_and_its_exit_code(warp: Warp, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+BROKEN = """
+from dataclasses import dataclass
+import torch
+from warp_unlearning.training.update import Update
+@dataclass(frozen=True)
+class Broken:
+    name = "broken"
+    norm_mode = "eval"
+    forgets = False
+    def updates(self, model, task):
+        task.original.requires_grad_(True)
+        for p in task.original.parameters():
+            p.data.zero_()
+        yield Update(step=1, of=1, epoch=0, ends_epoch=True, losses={"loss": torch.zeros(())})
+"""
 
-    def check(broken: str | None) -> None:
-        def run(method: Any, **given: Any) -> Any:
-            asked.append((method.name, given["forgetting_seeds"]))
-            return Report(method.name, (Finding("first rule", None), Finding("second rule", broken)))
 
-        monkeypatch.setattr(conformance, "check_method", run)
+def test_a_method_of_ones_own_is_checked(warp: Warp, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(BROKEN)
+    answer = warp("methods", f"{tmp_path / 'own.py'}:Broken", "--check")
+    assert answer.code == 1
+    assert "broken  " in answer.out
+    assert "kept    " in answer.out
+    found = json.loads(warp("methods", f"{tmp_path / 'own.py'}:Broken", "--check", "--json").out)
+    assert any(finding["broken"] for finding in found["findings"])
 
-    check(None)
-    good = warp("methods", "ngp", "--check")
-    assert (good.code, good.out) == (0, "kept    first rule\nkept    second rule\n")
-    check("it broke")
-    bad = warp("methods", "finetune", "--check")
-    assert (bad.code, bad.out) == (1, "kept    first rule\nbroken  second rule  it broke\n")
-    assert "second rule" in bad.err
-    data = json.loads(warp("methods", "ngp", "--check", "--json").out)
-    assert data == [{"rule": "first rule", "broken": None}, {"rule": "second rule", "broken": "it broke"}]
-    # A reference that does not aim at forgetting is not asked to.
-    assert asked[0][1] == (0, 1, 2)
-    assert asked[1] == ("finetune", ())
+
+def test_defences_and_their_symmetries_are_listed(warp: Warp) -> None:
+    lines = warp("defenses").out.splitlines()
+    for name in defense_names():
+        about = defense_options(name)
+        start = lines.index(name)
+        assert lines[start + 1].strip() == about.about
+        assert f"  along {about.symmetry}:" in lines[start:]
+        for option in (*about.options, *about.symmetry_options):
+            assert option.help
+    for name in symmetry_names():
+        shown = warp("defenses", name).out
+        assert all(f"    {option.name} = " in shown for option in symmetry_options(name))
+    assert "did you mean 'warp'" in warp("defenses", "wrap").err
+
+
+@pytest.mark.parametrize("command", list(SCHEMAS))
+def test_every_setting_is_explained(warp: Warp, command: str) -> None:
+    every = describe_keys(SCHEMAS[command])
+    lines = warp("config", "--for", command).out.splitlines()
+    assert [line.partition(" = ")[0] for line in lines] == [one[0] for one in every]
+    assert all(len(one[3].split()) >= 2 for one in every)
+
+
+def test_a_section_or_a_key_of_the_configuration(warp: Warp) -> None:
+    lines = warp("config", "training").out.splitlines()
+    assert len(lines) > 5
+    assert all(line.startswith("training.") for line in lines)
+    (line,) = warp("config", "training.lr").out.splitlines()
+    assert line.startswith("training.lr = 0.05")
+    assert json.loads(warp("config", "seed", "--json").out)["seed"]["default"] == 0
+    assert "did you mean 'training.lr'" in warp("config", "training.lrr").err
+    assert "did you mean 'shadow'" in warp("config", "--for", "shadows").err

@@ -1,17 +1,24 @@
+"""Options that commands share, and how they become settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warp_unlearning.cli.options import assign, prepare
-from warp_unlearning.config.resolve import resolve, resolve_as
-from warp_unlearning.config.shadow import ShadowConfig
-from warp_unlearning.runs import cores
+from warp_unlearning.cli.options import Options, assign
+from warp_unlearning.config import ShadowConfig, resolve, resolve_as
 
+Warp = Callable[..., Any]
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1).filter(
     lambda name: Path(name).name == name
 )
+SHARING = (["check"], ["train"], ["unlearn"], ["compare"], ["teleport"], ["bounds"], ["reconstruct"], ["audit", "pair"])
 
 
 def test_flags_come_behind_overrides_and_only_if_given() -> None:
@@ -35,17 +42,23 @@ def test_numbers_arrive_as_they_were_given(number: float) -> None:
     assert resolve(overrides=assign(None, forget__fraction=number)).forget.fraction == number
 
 
-def test_threads_are_those_asked_for_or_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[int] = []
-    monkeypatch.setattr(cores, "use_threads", used.append)
-    monkeypatch.setattr(cores, "available_cores", lambda: 12)
-    assert prepare(3, None) is None
-    assert prepare(None, None) is None
-    assert used == [3, 12]
+def test_all_options_become_settings() -> None:
+    options = Options(
+        model="own.py:build", data="x.npz", test=Path("t.npz"), ids="name", classes="cat, dog", scale=255.0,
+        mean="0.5,0.25", std="2", dtype="float64", seed=3, device="cpu", threads=2,
+    )  # fmt: skip
+    config = resolve(overrides=options.settings(forget__label="cat"))
+    data = config.data
+    assert (config.model.name, data.name, data.path, data.test) == ("custom", None, Path("x.npz"), Path("t.npz"))
+    assert (data.ids, data.classes, data.scale, data.mean, data.std) == ("name", ["cat", "dog"], 255, [0.5, 0.25], [2])
+    assert (config.dtype, config.seed, config.device, config.threads) == ("float64", 3, "cpu", 2)
+    assert config.forget.label == "cat"
+    assert resolve(overrides=Options(data="digits").settings()).data.name == "digits"
+    assert resolve(overrides=Options(data="d", kind="folder").settings()).data.name == "folder"
 
 
-def test_a_network_of_the_users_own_is_loaded(network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "use_threads", lambda threads: None)
-    builder = prepare(1, f"{network}:build")
-    assert builder is not None
-    assert sum(p.numel() for p in builder(hidden=2).parameters()) == 64 * 2 + 2 + 2 * 10 + 10
+@pytest.mark.parametrize("command", SHARING, ids=" ".join)
+def test_every_command_that_reads_data_takes_them(warp: Warp, command: list[str]) -> None:
+    help_text = warp(*command, "--help").out
+    assert all(f"--{field.name} " in help_text for field in fields(Options))
+    assert "--json " in help_text

@@ -1,6 +1,6 @@
 import pytest
 
-from warp_unlearning.cli.table import print_table
+from warp_unlearning.cli.show import print_table
 
 
 def test_rows_are_printed_whole_and_in_order(capsys: pytest.CaptureFixture[str]) -> None:

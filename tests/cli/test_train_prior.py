@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from warp_unlearning.models.prior_weights import load_prior, saw
+from warp_unlearning.cli.subject import load_run
+from warp_unlearning.data.preprocess import load_data, pixels_of
+from warp_unlearning.models.generator import load_prior, saw
 
 Warp = Callable[..., Any]
 SMALL = ("--threads", "1", "--epochs", "1", "-o", "generator.width=2", "-o", "generator.latent=4", "--device", "cpu")
@@ -36,11 +39,11 @@ def test_a_user_sees_progress_and_the_result(prior: tuple[Path, Any]) -> None:
 
 def test_nothing_that_was_forgotten_was_seen(prior: tuple[Path, Any], unlearned: Path) -> None:
     _, header = load_prior(prior[0])
-    forgotten = np.load(unlearned / "split" / "forget.npy")
-    asked = np.concatenate([forgotten, [0, 5]])
-    assert saw(header, positions=asked, data_digest=str(header["data_digest"])).tolist() == []
-    kept = np.load(prior[0] / "train.npy")
-    assert len(saw(header, positions=kept, data_digest=str(header["data_digest"]))) == len(kept) > 1000
+    forgotten = np.append(load_run(unlearned).forgotten, [0, 5])
+    data = load_data("digits")
+    images = pixels_of(data).images(data.train.x)
+    assert saw(header, images[torch.from_numpy(forgotten)]).tolist() == []
+    assert len(saw(header, images)) == len(np.load(prior[0] / "train.npy")) > 1000
 
 
 def test_json_is_the_metrics_and_the_same_command_again_does_nothing(
@@ -68,7 +71,7 @@ def test_a_prior_that_left_nothing_out_says_so(warp: Warp, tmp_path: Path) -> No
         (["--data", "digit"], ["no data set 'digit'", "did you mean 'digits'?"]),
         (["-o", "training.epoch=1"], ["training has no key 'epoch'", "did you mean 'epochs'?"]),
         (["--for", "/none"], ["there is no run directory /none"]),
-        (["--exclude", "/none.npy"], ["the exclude indices /none.npy cannot be read"]),
+        (["--exclude", "/none.npy"], ["there is no file /none.npy; give row numbers"]),
         (["--device", "gpu"], ["the device 'gpu' cannot be used"]),
     ],
 )

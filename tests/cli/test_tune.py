@@ -75,7 +75,7 @@ def test_other_settings_in_the_same_folder_are_refused_by_key(
         (["--method", "ngq"], ["unknown method 'ngq'", "did you mean 'ngp'?"]),
         (["--trials", "0"], ["trials is 0", "greater than or equal to 1"]),
         (["--defense", "wrap"], ["unknown defence 'wrap'"]),
-        (["--audited", "/none.npy"], ["the audited indices /none.npy cannot be read"]),
+        (["--audited", "/none.npy"], ["there is no file /none.npy; give row numbers"]),
         (["-o", "trails=3"], ["has no key 'trails'", "did you mean 'trials'?"]),
     ],
 )

@@ -64,6 +64,7 @@ def run(kit: Any, defense: Any, method: Any, *, model: nn.Module | None = None, 
     return unlearn(model, method=method, defense=defense, defense_seed=0, **{**kit.sets(), **more})
 
 
+@pytest.mark.filterwarnings("ignore:the unlearning by nothing")
 @pytest.mark.filterwarnings("ignore:nothing left the model bit-identical")
 @pytest.mark.parametrize("kind", list(SYMMETRIES))
 def test_the_teleports_alone_change_nothing_and_neither_do_updates_of_no_length(kit: Any, kind: str) -> None:

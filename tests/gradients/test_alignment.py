@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
 from warp_unlearning.gradients.alignment import alignment, can_align
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 
 
 @st.composite

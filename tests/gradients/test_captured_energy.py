@@ -20,7 +20,7 @@ from warp_unlearning.gradients.energy import (
     parameters_without_rules,
     unchecked_energy,
 )
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 
 
 class Scaled(nn.Module):

@@ -8,9 +8,7 @@ from torch import Tensor, nn
 from warp_unlearning.errors import InputError
 from warp_unlearning.gradients.each_gradient import each_gradient
 from warp_unlearning.gradients.per_sample import per_sample_gradients
-from warp_unlearning.models.mlp import MLP
-from warp_unlearning.models.resnet18 import ResNet18
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import MLP, ResNet18, SmallResNet
 
 
 class Tied(nn.Module):

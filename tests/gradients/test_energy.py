@@ -14,7 +14,7 @@ from warp_unlearning.errors import InputError
 from warp_unlearning.gradients import energy, fallback
 from warp_unlearning.gradients.energy import cross_entropy, gradient_energy
 from warp_unlearning.gradients.energy_checks import check_batch, check_finite
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 
 
 class Calls(nn.Module):

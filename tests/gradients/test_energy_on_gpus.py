@@ -14,7 +14,7 @@ from warp_unlearning.gradients import energy, traced_pass
 from warp_unlearning.gradients.ghost.grouped_last import GroupedLast
 from warp_unlearning.gradients.ghost.patches import Patches
 from warp_unlearning.gradients.ghost.windowed_gram import WindowedGram
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
 from warp_unlearning.gradients.example_gradients import example_gradients
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 
 
 @st.composite

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from warp_unlearning.gradients.per_sample import clipped_mean_gradient, per_sample_gradients
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 
 
 def examples(count: int = 7) -> tuple[Tensor, Tensor]:

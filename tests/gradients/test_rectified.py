@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from warp_unlearning.gradients import energy, traced_pass
+from warp_unlearning.kernels import norm_relu
 from warp_unlearning.kernels.rectified import differentiated_twice, rectified
-from warp_unlearning.models import normalisation
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 
 SPECIAL = [-2.0, -0.0, 0.0, 1e-30, 3.0, float("inf"), -float("inf"), float("nan")]
 
@@ -65,7 +65,7 @@ def test_the_energies_of_a_network_have_no_zeros_to_add(
 
     # The first call looks which axis is the batch as well.
     _, found = counted(), counted()
-    monkeypatch.setattr(normalisation, "rectified", F.relu)
+    monkeypatch.setattr(norm_relu, "rectified", F.relu)
     expected = counted()
     relus = expected["aten::relu"]
     assert relus > 3
@@ -76,9 +76,7 @@ def test_the_energies_of_a_network_have_no_zeros_to_add(
 def test_on_a_cpu_relu_is_torchs(drawn: Any, examples: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where steps cost little, nothing is kept for fewer of them."""
     seen = []
-    monkeypatch.setattr(
-        normalisation, "rectified", lambda x: (seen.append(differentiated_twice.get()), rectified(x))[1]
-    )
+    monkeypatch.setattr(norm_relu, "rectified", lambda x: (seen.append(differentiated_twice.get()), rectified(x))[1])
     model, (x, y) = drawn(lambda: SmallResNet(classes=3, width=4)), examples(3, 1, 8, 8)
     energy.gradient_energy(model, x, y)
     assert seen

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from warp_unlearning.data.examples import DatasetExamples
 from warp_unlearning.methods.bad_teacher import BadTeacher, untrained_copy
 from warp_unlearning.methods.protocol import Task
-from warp_unlearning.models.reinitialise import reinitialise
+from warp_unlearning.models.fresh import reinitialise
 
 
 def fresh_teacher(task: Task) -> nn.Module:

@@ -16,7 +16,7 @@ from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import InputError, WarpWarning
 from warp_unlearning.methods.pgu import ProjectedGradient
 from warp_unlearning.methods.protocol import Task
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.move import apply_move

@@ -9,11 +9,10 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.data.taken import taken
+from warp_unlearning.data.examples import TensorExamples, taken
 from warp_unlearning.methods.protocol import Task
 from warp_unlearning.methods.salun import SalUn, saliency_mask
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
 
 

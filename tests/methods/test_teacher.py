@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, kl_divergence
 from torch.utils.data import Dataset
 
-from warp_unlearning.data.examples import DatasetExamples, TensorExamples
-from warp_unlearning.data.taken import taken
+from warp_unlearning.data.examples import DatasetExamples, TensorExamples, taken
 from warp_unlearning.methods.teacher import Teacher, divergence
 
 

@@ -10,7 +10,7 @@ from warp_unlearning.attacks.membership.audit import Audit
 from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.shadow_audit import audit_against_originals, retain_leakage, shadow_audit
 from warp_unlearning.attacks.membership.simulated_shadows import ShadowLaw, SimulatedShadows, simulate_shadows
-from warp_unlearning.data.plain import plain
+from warp_unlearning.data.files import to_json
 from warp_unlearning.stats.intervals import Estimate, mean, proportion
 from warp_unlearning.stats.rate import RATES, Rate
 from warp_unlearning.stats.reading import strength_of
@@ -41,7 +41,7 @@ def shadow_sample(
             base = audit if defense is None else base
             arms.append(arm)
     jobs = 4 * shadows * len(arms)
-    found = plain(
+    found = to_json(
         {
             "schema_version": 1,
             "kind": "shadow",

@@ -181,7 +181,7 @@ def test_a_manifest_that_lists_no_digests_is_refused(tmp_path: Path, files: obje
 
 
 def test_folders_that_are_no_complete_run_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no run directory .*none; give the --out of a finished `warp train`"):
+    with pytest.raises(InputError, match=r"no run directory .*none; give the --out of a finished command"):
         open_run(tmp_path / "none")
     start_run(tmp_path / "run", kind="train", config=CONFIG)
     with pytest.raises(InputError, match=r"has no manifest\.json: .* start it again to finish it"):

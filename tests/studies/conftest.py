@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warp_unlearning.config.resolve import resolve_as
-from warp_unlearning.config.shadow import ShadowConfig
+from warp_unlearning.config import ShadowConfig, resolve_as
 from warp_unlearning.runs.engine import Outcome
 from warp_unlearning.runs.events import Event, Watch
 from warp_unlearning.runs.job import Job, Work

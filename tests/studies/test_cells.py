@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from warp_unlearning.attacks.membership.confidence import logit_confidence
 from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.pair_audit import PairAuditor
-from warp_unlearning.data.dataset import ImageData
-from warp_unlearning.data.load import load_data
+from warp_unlearning.data.preprocess import ImageData, load_data
 from warp_unlearning.errors import InputError
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.methods.protocol import Task
-from warp_unlearning.models.registry import build_model
+from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.events import ignore
 from warp_unlearning.runs.fleet_engine import FleetEngine
@@ -38,6 +36,7 @@ from warp_unlearning.studies.study import Asked, study_settings
 from warp_unlearning.studies.study_results import shadows_complete, study_results
 from warp_unlearning.studies.version_0_1 import stored_settings
 from warp_unlearning.training.lane import DeviceLane
+from warp_unlearning.training.scoring import logit_confidence
 from warp_unlearning.workflows.engines import GpuLane
 
 NGP = {"epochs": 2, "batch_size": 16}

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from warp_unlearning.attacks.reconstruction.reconstruct import reconstruct
-from warp_unlearning.data.load import load_data
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.errors import InputError
 from warp_unlearning.report.paper.registry import render
 from warp_unlearning.runs.engine import Engine

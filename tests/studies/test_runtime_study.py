@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 from torch import nn
 
-from warp_unlearning.data.load import load_data
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.errors import DivergedError, InputError
 from warp_unlearning.report.paper.registry import render
 from warp_unlearning.runs.engine import Engine

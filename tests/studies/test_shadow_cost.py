@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from warp_unlearning.config.shadow import ShadowConfig
+from warp_unlearning.config import ShadowConfig
 from warp_unlearning.studies.shadow_cost import known_seconds, pilot, seconds_to_come
 from warp_unlearning.studies.shadow_plan import Task
 from warp_unlearning.workflows.audit_shadow import ShadowRequest, prepare_shadows

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from warp_unlearning.data.load import load_data
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.studies.cell_settings import StudyArm
 from warp_unlearning.studies.shadow_plan import ShadowPlan, Task, forgotten, plan_shadows, retained
 from warp_unlearning.studies.shadow_settings import Arm, ShadowSettings

@@ -10,15 +10,14 @@ import numpy as np
 import torch
 
 from warp_unlearning import unlearn
-from warp_unlearning.attacks.membership.confidence import logit_confidence
-from warp_unlearning.data.load import load_data
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.methods.registry import make_method
-from warp_unlearning.models.mlp import MLP
+from warp_unlearning.models.networks import MLP
 from warp_unlearning.randomness import Streams
 from warp_unlearning.studies.shadow_plan import Task, forgotten, retained
 from warp_unlearning.studies.shadow_work import ShadowWork
 from warp_unlearning.studies.stored import array_bytes, arrays_of, weight_bytes, weights_of
-from warp_unlearning.training.scoring import logits
+from warp_unlearning.training.scoring import logit_confidence, logits
 from warp_unlearning.workflows.audit_secret import FILE
 from warp_unlearning.workflows.audit_shadow import results_digest
 

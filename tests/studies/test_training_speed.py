@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.studies.gradient_test_speed import gradient_test_speed
 from warp_unlearning.studies.training_speed import Workload, train_fleet, training_speeds, update_operations
 from warp_unlearning.training.recipe import Recipe

@@ -82,5 +82,5 @@ def test_too_few_points_are_refused(changed: dict[str, Any], message: str) -> No
 
 
 def test_audited_points_that_are_not_there_are_refused() -> None:
-    with pytest.raises(DataError, match="the audited index 400 is out of range"):
+    with pytest.raises(DataError, match="the audited row 400 is not there; 400 training rows"):
         tuning_design(400, **USUAL, audited=np.array([1, 400]))

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.mlp import MLP
+from warp_unlearning.models.networks import MLP
 from warp_unlearning.symmetry.attention_basis import AttentionBasis
 from warp_unlearning.symmetry.attention_draw import draw_axes
 from warp_unlearning.symmetry.attention_parts import Part, Place

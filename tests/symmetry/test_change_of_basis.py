@@ -9,9 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.mlp import MLP
-from warp_unlearning.models.resnet18 import ResNet18
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import MLP, ResNet18, SmallResNet
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.compose import Compose
 from warp_unlearning.symmetry.move import apply_move

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from warp_unlearning.defense.conjugate import FixedMove
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.mlp import MLP
+from warp_unlearning.models.networks import MLP
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.compose import Compose, ComposedMove
 from warp_unlearning.symmetry.move import AxisMap, ChannelMove, Move, Translation, apply_move

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from warp_unlearning.models.mlp import MLP
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import MLP, SmallResNet
 from warp_unlearning.symmetry.move import AxisMap, BlockMap, ChannelMove, MomentumReset, Translation, apply_move
 
 

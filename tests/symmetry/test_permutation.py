@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from warp_unlearning.models.mlp import MLP
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import MLP, SmallResNet
 from warp_unlearning.symmetry.move import apply_move
 from warp_unlearning.symmetry.permutation import Permutation
 

@@ -10,9 +10,9 @@ from tests.oracles import warp_loop
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from warp_unlearning.data.digits import load_digits
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.linalg.subspace import SecondMoment
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.symmetry.layer_inputs import linear_weights, observe
 from warp_unlearning.symmetry.move import apply_move
 from warp_unlearning.symmetry.null_space import NullMove, NullSpace, TrackedNullSpace
@@ -160,7 +160,7 @@ def test_bases_follow_a_network_through_many_updates() -> None:
     than exact bases of equal rank. Seen: .01230, .01214, .01308, and .01255, .01260, .01378 for exact ones, which know
     one batch alone.
     """
-    data = load_digits()
+    data = load_data()
     x, y = data.train.x, data.train.y
     torch.manual_seed(0)
     model = SmallResNet(width=8)

@@ -6,12 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from warp_unlearning.data.digits import load_digits
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.data.pixels import pixels_of
+from warp_unlearning.data.preprocess import load_data, pixels_of
 from warp_unlearning.errors import InputError, WeightsError
-from warp_unlearning.models.conv_generator import ConvGenerator
-from warp_unlearning.models.staged import check_generator
+from warp_unlearning.models.generator import ConvGenerator, check_generator
 from warp_unlearning.randomness import Streams
 from warp_unlearning.training.prior import PriorRecipe, PriorTraining, prior_loss
 from warp_unlearning.training.update import Update
@@ -166,7 +164,7 @@ def test_a_checkpoint_of_something_else_is_refused() -> None:
 
 
 def test_held_out_digits_are_drawn_far_better_than_by_their_mean() -> None:
-    data = load_digits()
+    data = load_data()
     pixels = pixels_of(data)
     known, held = (TensorExamples(pixels.images(part.x).clamp(0, 1), part.y) for part in (data.train, data.test))
     generator = ConvGenerator(shape=(1, 8, 8), latent=32, width=16)

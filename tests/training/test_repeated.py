@@ -18,15 +18,14 @@ from torch.utils._pytree import tree_leaves
 
 from warp_unlearning.conformance.moves import permutation
 from warp_unlearning.conformance.problem import Problem, digits_problem
-from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.data.taken import Taken
+from warp_unlearning.data.examples import Taken, TensorExamples
 from warp_unlearning.defense.base import Defense
 from warp_unlearning.defense.certificate import Certificate
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.methods.pgu import ProjectedGradient, retained_complement
 from warp_unlearning.methods.protocol import Task
 from warp_unlearning.methods.recipes import small_data_method
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.move import MomentumReset, Move, apply_move
 from warp_unlearning.training import repeated

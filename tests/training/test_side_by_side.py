@@ -8,7 +8,7 @@ from torch import nn
 
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.repeated import Repeater

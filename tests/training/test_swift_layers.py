@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from warp_unlearning.kernels import norm_relu
 from warp_unlearning.kernels.availability import triton_is_there
 from warp_unlearning.kernels.fusing import fusing
-from warp_unlearning.models import normalisation
-from warp_unlearning.models.resnet18 import ResNet18
+from warp_unlearning.models.networks import ResNet18
 from warp_unlearning.training import swift_layers
 from warp_unlearning.training.swift_layers import SwiftLayers
 
@@ -85,7 +85,7 @@ def test_in_double_precision_all_agrees() -> None:
 def test_every_layer_of_a_resnet_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     replaced: Counter[str] = Counter()
     places = {"convolve": swift_layers, "_batch_norm": swift_layers, "_max_pool": swift_layers}
-    for name, module in (places | {"_fused": normalisation}).items():
+    for name, module in (places | {"_fused": norm_relu}).items():
         plain = getattr(module, name)
 
         def noted(*args: Any, name: str = name, plain: Any = plain, **kwargs: Any) -> Any:

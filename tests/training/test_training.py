@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from warp_unlearning.data.augment import random_crop_flip
 from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.data.sampling import random_crop_flip
 from warp_unlearning.errors import DivergedError, WeightsError
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.training import Training, run_training

@@ -38,6 +38,13 @@ def deletion(**changes: Any) -> Deletion:
         date=now(),
         versions=versions(),
         verdicts={"ok": True},
+        request={"how": "ids", "rows": 3, "copies": 1, "drawn": False, "digests": ["0a", "1b"]},
+        preprocessing={"scale": 255.0},
+        network_file="d" * 64,
+        threads=2,
+        device="cpu",
+        verdict={"outcome": "holds"},
+        recipe=None,
     )
     return replace(base, **changes)
 
@@ -46,7 +53,7 @@ def test_a_record_survives_json() -> None:
     record = DeletionRecord((deletion(),)).then(deletion(original="b" * 64, unlearned="c" * 64, defense="hidden"))
     text = json.dumps(record.as_json())
     assert DeletionRecord.from_json(json.loads(text)) == record
-    assert json.loads(text)["schema_version"] == 1
+    assert json.loads(text)["schema_version"] == 2
     assert DeletionRecord.from_json(json.loads(json.dumps(DeletionRecord().as_json()))) == DeletionRecord()
 
 
@@ -59,30 +66,20 @@ def test_a_deletion_must_start_from_the_last_result() -> None:
         record.then(deletion(original="a" * 64))
 
 
-@pytest.mark.parametrize("data", [{}, {"schema_version": 2, "deletions": []}, {"schema_version": "1"}, [], None])
+@pytest.mark.parametrize(
+    "data", [{}, {"schema_version": 3, "deletions": []}, {"schema_version": "1"}, {"schema_version": True}, [], None]
+)
 def test_other_versions_are_refused(data: Any) -> None:
-    with pytest.raises(DataError, match="this program reads version 1"):
+    with pytest.raises(DataError, match="this program reads versions 1 and 2"):
         DeletionRecord.from_json(data)
 
 
-def test_missing_and_unknown_fields_are_named() -> None:
-    data = DeletionRecord((deletion(),)).as_json()
-    row = {k: v for k, v in data["deletions"][0].items() if k != "seed"} | {"colour": "red"}
-    with pytest.raises(DataError, match="colour, seed"):
-        DeletionRecord.from_json(data | {"deletions": [row]})
-
-
-def test_digests_tell_inputs_and_labels_apart() -> None:
+def test_digests_tell_inputs_and_labels_apart_and_of_a_dataset_labels_alone() -> None:
     x, y = torch.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 0])
     one = examples_digest(TensorExamples(x, y))
     assert one == examples_digest(TensorExamples(x.clone(), y.clone()))
-    assert one != examples_digest(TensorExamples(x + 1e-6, y))
-    assert one != examples_digest(TensorExamples(x, 1 - y))
-    assert one != examples_digest(TensorExamples(x.flip(0), y))
-
-
-def test_of_a_dataset_only_the_labels_are_named() -> None:
-    x, y = torch.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 0])
+    others = [TensorExamples(x + 1e-6, y), TensorExamples(x, 1 - y), TensorExamples(x.flip(0), y)]
+    assert one not in {examples_digest(other) for other in others}
     first, second = (as_examples(Subset(TensorDataset(part, y), [0, 1]), what="forget") for part in (x, x + 1))
     assert examples_digest(first) == examples_digest(second)
     assert examples_digest(first).startswith("labels:")
@@ -100,27 +97,50 @@ def test_a_method_is_described_with_all_its_settings() -> None:
     assert describe(Bare()) == {"name": "bare", "options": {}}  # type: ignore[arg-type]
 
 
-def test_the_date_is_in_utc() -> None:
+def test_the_date_is_in_utc_and_versions_are_those_running() -> None:
     found = datetime.fromisoformat(now())
     assert found.utcoffset() == UTC.utcoffset(None)
     assert abs((datetime.now(UTC) - found).total_seconds()) < 5
-
-
-def test_versions_are_those_running() -> None:
     assert versions()["torch"] == torch.__version__
     assert set(versions()) == {"warp_unlearning", "torch", "numpy", "python"}
 
 
-def test_a_record_with_a_broken_chain_does_not_load() -> None:
-    from dataclasses import replace
+def test_records_of_version_0_1_are_read_and_written_anew() -> None:
+    new = (*NEW, "request")
+    row = {k: v for k, v in DeletionRecord((deletion(),)).as_json()["deletions"][0].items() if k not in new}
+    record = DeletionRecord.from_json({"schema_version": 1, "deletions": [row]})
+    (found,) = record.deletions
+    assert found == deletion(request={}, **dict.fromkeys(NEW))
+    assert DeletionRecord.from_json(record.then(deletion(original="b" * 64)).as_json()).deletions[0] == found
+    with pytest.raises(DataError, match="device"):
+        DeletionRecord.from_json({"schema_version": 1, "deletions": [row | {"device": "cpu"}]})
+    with pytest.raises(DataError, match="network_file"):
+        DeletionRecord.from_json({"schema_version": 2, "deletions": [row]})
 
-    from warp_unlearning.unlearning.record import Deletion
 
-    first = Deletion(1, 2, "f", "r", "a", "b", {"name": "ngp"}, None, False, 0, 1.0, "today", {})
-    data = DeletionRecord((first, replace(first, original="c"))).as_json()
-    with pytest.raises(DataError, match="record ends with b"):
-        DeletionRecord.from_json(data)
-    with pytest.raises(DataError, match="damaged"):
-        DeletionRecord.from_json({**data, "deletions": None})
-    with pytest.raises(DataError, match="missing or unknown"):
-        DeletionRecord.from_json({**data, "deletions": [5]})
+NEW = ("preprocessing", "network_file", "threads", "device", "verdict", "recipe")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [{"name": "Ada"}, {"how": "Ada Lovelace"}, {"digests": ["Ada"]}, {"rows": "Ada"}, {"ids": [1]}, {"digests": [3]}],
+)
+def test_nothing_that_names_a_person_enters_a_request(request_: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="cannot be recorded"):
+        deletion(request=request_)
+    row = DeletionRecord((deletion(),)).as_json()["deletions"][0]
+    with pytest.raises(DataError, match="cannot be recorded"):
+        DeletionRecord.from_json({"schema_version": 2, "deletions": [row | {"request": request_}]})
+
+
+def test_damaged_records_are_refused() -> None:
+    data = DeletionRecord((deletion(),)).as_json()
+    row = data["deletions"][0]
+    odd = {k: v for k, v in row.items() if k != "seed"} | {"colour": "red"}
+    cases: list[tuple[Any, str]] = [(None, "damaged"), ([5], "missing or unknown"), ([odd], "colour, seed")]
+    changes = {"seed": "0", "original": None, "method": "ngp", "request": [1], "requested": True}
+    cases += [([row | {key: value}], f"has {key} = .* damaged") for key, value in changes.items()]
+    cases += [([row, row], "record ends with bbbbbbbbbbbb")]
+    for rows, message in cases:
+        with pytest.raises(DataError, match=message):
+            DeletionRecord.from_json(data | {"deletions": rows})

@@ -29,6 +29,19 @@ def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 images of 8 by 8 of 3 classes, some of them copies of others, and 12 more for tests."""
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 256, (72, 8, 8), dtype=np.uint8)
+    for copy, original in ((7, 3), (41, 40)):
+        x[copy] = x[original]
+    path = tmp_path_factory.mktemp("squares") / "squares.npz"
+    y = np.arange(72) % 3
+    np.savez(path, x=x[:60], y=y[:60], x_test=x[60:], y_test=y[60:])
+    return path
+
+
+@pytest.fixture(scope="session")
 def settings(blobs: Path) -> tuple[str, ...]:
     """A small network on the blobs, three epochs of four updates."""
     return (
@@ -38,6 +51,7 @@ def settings(blobs: Path) -> tuple[str, ...]:
         "training.epochs=3",
         "training.batch_size=32",
         "device=cpu",
+        "validation=0.1",
     )
 
 
@@ -47,10 +61,10 @@ def train(settings: tuple[str, ...]) -> Train:
 
     def run(out: Path, *more: str) -> Path:
         # A machine that only runs the tests on GPUs may lack what configurations need.
-        from warp_unlearning.config.resolve import resolve
-        from warp_unlearning.workflows.train import TrainRequest, train_run
+        from warp_unlearning.cli.train import train_run
+        from warp_unlearning.config import resolve
 
-        train_run(TrainRequest(resolve(overrides=[*settings, *more]), out))
+        train_run(resolve(overrides=[*settings, *more]), out)
         return out
 
     return run

@@ -13,9 +13,7 @@ import pytest
 import torch
 import yaml
 
-from warp_unlearning.config.resolve import resolve_as
-from warp_unlearning.config.schema import ModelConfig
-from warp_unlearning.config.shadow import ShadowConfig
+from warp_unlearning.config import ModelConfig, ShadowConfig, resolve_as
 from warp_unlearning.errors import InputError
 from warp_unlearning.runs.engine import Outcome
 from warp_unlearning.runs.events import Event, Watch

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from warp_unlearning.config.resolve import resolve_as
-from warp_unlearning.config.shadow import ShadowConfig
+from warp_unlearning.config import ShadowConfig, resolve_as
 from warp_unlearning.runs.local_engine import LocalEngine
 from warp_unlearning.workflows.audit_shadow import ShadowRequest, carry_out, prepare_shadows
 
@@ -24,8 +23,6 @@ DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
 from ray.cluster_utils import Cluster
-from warp_unlearning.config.resolve import resolve_as
-from warp_unlearning.config.shadow import ShadowConfig
 from warp_unlearning.runs.ray_engine import RayEngine
 from warp_unlearning.workflows.audit_shadow import ShadowRequest, carry_out, prepare_shadows
 

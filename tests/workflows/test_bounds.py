@@ -1,24 +1,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from warp_unlearning.bounds.reconstruction_floor import reconstruction_floor
-from warp_unlearning.data.plain import plain
+from warp_unlearning.cli.options import Options
+from warp_unlearning.cli.subject import load_run
+from warp_unlearning.data.files import to_json
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.digest import model_digest
-from warp_unlearning.models.weights import save_weights
+from warp_unlearning.models.weights import model_digest, save_weights
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.workflows import bounds as module
 from warp_unlearning.workflows.bounds import BoundsRequest, bounds_run
-from warp_unlearning.workflows.source import load_source
 
 FEW: dict[str, Any] = {"coordinates": 40, "draws": 60, "spread": (0.2, 0.5), "components": 2}
 
@@ -29,12 +27,10 @@ def ask(source: Path, out: Path | None = None, **more: Any) -> dict[str, Any]:
 
 def test_the_result_is_that_of_the_call_on_what_the_model_knows(trained: Path) -> None:
     found = ask(trained, seed=3)
-    source = load_source(trained)
-    assert source.known is not None
-    data = source.data.train.select(torch.from_numpy(source.known))
-    expected = reconstruction_floor(source.model, data=data, seed=3, **FEW).as_json()
-    assert found == plain(expected) | {"model": model_digest(source.model), "data": "npz"}
-    assert found["examples"] == len(source.known) < 120
+    source = load_run(trained)
+    expected = reconstruction_floor(source.model, data=source.examples(source.known), seed=3, **FEW).as_json()
+    assert found == to_json(expected) | {"model": model_digest(source.model), "data": "npz"}
+    assert found["examples"] == len(source.known) == 108
 
 
 def test_options_reach_the_call(trained: Path) -> None:
@@ -42,7 +38,7 @@ def test_options_reach_the_call(trained: Path) -> None:
     assert (found["law"], found["seen"], found["parameters"], found["batch"]) == ("uniform", "conjugated", "first", 7)
     assert (found["entropy"], found["examples"]) == (2.0, 50)
     assert found["floor"] > 0
-    names = [n for n, p in load_source(trained).model.named_parameters()][:2]
+    names = [n for n, p in load_run(trained).model.named_parameters()][:2]
     assert ask(trained, parameters=tuple(names))["parameters"] == ", ".join(names)
 
 
@@ -83,7 +79,7 @@ def test_a_run_that_was_stopped_is_made_whole(trained: Path, tmp_path: Path, mon
         ({"law": "normal"}, "law is 'normal'"),
         ({"require_energy": True}, r"E\[r²\] is .* no gain is promised"),
         ({"components": 200}, "108 examples for 200 components"),
-        ({"overrides": ("modle.name=mlp",)}, "did you mean 'model'"),
+        ({"subject": Options(override=["modle.name=mlp"])}, "did you mean 'model'"),
     ],
 )
 def test_what_cannot_be_done_leaves_no_folder(
@@ -94,38 +90,30 @@ def test_what_cannot_be_done_leaves_no_folder(
     assert not (tmp_path / "run").exists()
 
 
-def test_weight_files_and_networks_of_ones_own(trained: Path, tmp_path: Path) -> None:
-    config = load_source(trained).config
-    data = ("data.name=npz", f'data.path="{config.data.path}"')
-    found = ask(trained / "model.safetensors", overrides=(*data, "model.name=mlp"))
+def test_weight_files_and_networks_of_ones_own(trained: Path, blobs: Path, tmp_path: Path) -> None:
+    data = ("validation=0.1",)
+    found = ask(trained / "model.safetensors")
     assert found == ask(trained)
+    copy = tmp_path / "copy.safetensors"
+    copy.write_bytes((trained / "model.safetensors").read_bytes())
+    assert ask(copy, subject=Options(data=str(blobs), override=list(data))) == found
 
-    def build() -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-
-    save_weights(tmp_path / "own.safetensors", build())
-    request = BoundsRequest(tmp_path / "own.safetensors", overrides=(*data, "model.name=custom"), **FEW)
-    assert bounds_run(request, builder=build)["available"] == 5 * 6 + 5 + 5 * 3 + 3
-
-    other = build()
-    save_weights(tmp_path / "own.safetensors", other)
-    bounds_run(replace(request, out=tmp_path / "run"), builder=build)
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from torch import nn\ndef build():\n    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))\n"
+    )
+    own, options = tmp_path / "own.safetensors", Options(data=str(blobs), model=f"{file}:build")
+    network = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    save_weights(own, network)
+    assert ask(own, tmp_path / "run", subject=options)["available"] == 5 * 6 + 5 + 5 * 3 + 3
     with torch.no_grad():
-        other[0].bias.add_(1.0)  # type: ignore[index]
-    save_weights(tmp_path / "own.safetensors", other)
+        network[0].bias.add_(1.0)
+    save_weights(own, network)
     with pytest.raises(InputError, match=r"resolved\.model"):
-        bounds_run(replace(request, out=tmp_path / "run"), builder=build)
+        ask(own, tmp_path / "run", subject=options)
 
 
-def test_a_model_whose_past_its_file_does_not_tell_is_fitted_to_all(trained: Path) -> None:
-    """All training examples but those held for validation."""
-    source = load_source(trained)
-    unknown = replace(source, known=None)
-    original = module.load_source
-    try:
-        module.load_source = lambda *a, **k: unknown  # type: ignore[assignment]
-        found = ask(trained)
-    finally:
-        module.load_source = original
-    assert found["examples"] == 120 - len(source.validation)
-    assert np.isfinite(found["information"])
+def test_a_model_whose_past_its_file_does_not_tell_is_fitted_to_all(trained: Path, blobs: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.safetensors"
+    copy.write_bytes((trained / "model.safetensors").read_bytes())
+    assert ask(copy, subject=Options(data=str(blobs)))["examples"] == 120

@@ -1,20 +1,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from warp_unlearning.config.resolve import resolve
-from warp_unlearning.config.schema import Config
+from warp_unlearning.cli.options import Options
+from warp_unlearning.cli.subject import load_run
+from warp_unlearning.cli.unlearn import unlearn_run
+from warp_unlearning.config import Config, resolve
 from warp_unlearning.runs.directory import open_run
 from warp_unlearning.workflows import demo as module
 from warp_unlearning.workflows.demo import DemoResult, run_demo
 from warp_unlearning.workflows.demo_defenses import SHOWN
-from warp_unlearning.workflows.source import load_source
-from warp_unlearning.workflows.unlearn import UnlearnRequest
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +27,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[DemoResult, Path, li
     def short(*, overrides: list[str]) -> Config:
         return resolve(overrides=[*overrides, "training.epochs=2", "model.options.width=4"])
 
-    def one_epoch(folder: Path, name: str, method: str, seed: int, label: int, *more: str) -> UnlearnRequest:
-        options = () if method == "retrain" else ("method.options.epochs=1",)
-        return plain(folder, name, method, seed, label, *more, *options)
+    def one_epoch(source: Path, out: Path, *, options: Options, **given: Any) -> Any:
+        more = [] if given["method__name"] == "retrain" else ["method.options.epochs=1"]
+        return unlearn_run(source, out, options=replace(options, override=more), **given)
 
-    plain = module._request
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "resolve", short)
-        patch.setattr(module, "_request", one_epoch)
+        patch.setattr(module, "unlearn_run", one_epoch)
         patch.setattr(module, "SMALL_DATA", {"ngp": {}, "bad_teacher": {}})
         patch.setattr(module, "run_all", lambda work, jobs: [work(job) for job in jobs])
         patch.setattr(module, "available_cores", lambda: 1)
@@ -95,22 +95,23 @@ def test_each_method_has_a_row_alone_and_with_each_defence(demo: tuple[DemoResul
         assert rows["none"].time_ratio == 1
         assert rows["none"].accuracy["retain"] == result.rows[method].accuracy["retain"].value
         for name, row in rows.items():
-            cpu = [open_run(folder / run).read_json("summary.json")["cpu_seconds"] for run in (names[name], method)]
+            cpu = [open_run(folder / run).read_json("results.json")["cpu_seconds"] for run in (names[name], method)]
             assert row.time_ratio == cpu[0] / cpu[1]
             if name != "none":
                 assert row.drift is not None
-                about = open_run(folder / f"{method} + {name}").read_json("summary.json")["defense"]
-                assert (about["name"], row.drift) == (name, about["largest_retain_drift"])
-                assert row.energy == pytest.approx(about["forget_energy"]["unlearned"], rel=1e-5)
-                assert result.original_energy == pytest.approx(about["forget_energy"]["original"], rel=1e-5)
+                found = open_run(folder / f"{method} + {name}").read_json("results.json")
+                about = found["teleports"]
+                assert (found["defense"]["name"], row.drift) == (name, about["largest_drift"])
+                assert row.energy == pytest.approx(about["energy_after"], rel=1e-5)
+                assert result.original_energy == pytest.approx(about["energy_before"], rel=1e-5)
                 assert about["experiment_only"]
 
 
 def test_distances_are_over_weights_that_data_reaches(demo: tuple[DemoResult, Path, list[str]]) -> None:
     """Every weight of this network is reached by some image, except where a pixel is the same in all."""
     result, folder, _ = demo
-    start = load_source(folder / "original").model.state_dict()
-    model = load_source(folder / "ngp + warp").model
+    start = load_run(folder / "original").model.state_dict()
+    model = load_run(folder / "ngp + warp").model
     ways = [(p.detach() - start[n]).double().flatten() for n, p in model.named_parameters()]
     norms = [start[n].double().flatten() for n, _ in model.named_parameters()]
     expected = float(torch.cat(ways).norm() / torch.cat(norms).norm())
@@ -135,19 +136,19 @@ def test_the_json_form(demo: tuple[DemoResult, Path, list[str]]) -> None:
 
 def test_jobs_run_on_all_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The unlearnings are handed to `run_all`, which shares the cores, in one go."""
-    handed: list[tuple[Any, list[Path]]] = []
+    handed: list[list[str]] = []
 
     class Enough(Exception):
         pass
 
     def record(work: Any, jobs: Any) -> None:
-        handed.append((work, [job.out for job in jobs]))
+        handed.append([name for name, _ in jobs])
         raise Enough
 
     monkeypatch.setattr(module, "run_all", record)
-    monkeypatch.setattr(module, "train_run", lambda request: {"accuracy": {"test": 1.0}})
+    monkeypatch.setattr(module, "train_run", lambda config, out: {"accuracy": {"test": 1.0}})
     with pytest.raises(Enough):
         run_demo(tmp_path, seed=0, say=lambda text: None)
     names = ["retrain", "retrained again", "ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on"]
     names += [f"{method} + {defense}" for defense in SHOWN for method in names[2:]]
-    assert handed[0][1] == [tmp_path / name for name in names]
+    assert handed == [names]

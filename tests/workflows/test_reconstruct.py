@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +11,28 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from warp_unlearning.attacks.reconstruction.threat import Schedule
-from warp_unlearning.config.resolve import resolve
-from warp_unlearning.data.dataset import ImageData
-from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.cli.options import Options
+from warp_unlearning.cli.subject import Subject, load_run, open_subject
+from warp_unlearning.cli.unlearn import unlearn_run
+from warp_unlearning.config import resolve
+from warp_unlearning.data.preprocess import Preprocess
+from warp_unlearning.data.table import Parts, Table
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.methods import make_method
+from warp_unlearning.models.weights import read_weights, save_weights
 from warp_unlearning.unlearning.driver import unlearn
 from warp_unlearning.unlearning.record import DeletionRecord, describe
 from warp_unlearning.workflows import attack_images
 from warp_unlearning.workflows.attack_images import gather_images, unit_images
-from warp_unlearning.workflows.attacked_models import Attacked, in_columns
+from warp_unlearning.workflows.attacked_models import Attacked, in_columns, load_attacked
 from warp_unlearning.workflows.known_unlearning import KnownUnlearning, schedule_of
 from warp_unlearning.workflows.reconstruct import ReconstructRequest, reconstruct_run
 from warp_unlearning.workflows.reconstruct_attacks import default_attacks, in_order, named_attack, ordered_by_labels
 from warp_unlearning.workflows.reconstruction_files import Grid, drawn
-from warp_unlearning.workflows.source import Source
 
+Train = Callable[..., Path]
+IMAGES = torch.randint(2, (90, 1, 4, 4), generator=torch.Generator().manual_seed(20)).float(), torch.arange(90) % 3
+EVERYTHING = np.arange(60)
 NGP = describe(make_method("ngp"))["options"]
 
 
@@ -34,20 +40,28 @@ def settings(**changed: Any) -> dict[str, Any]:
     return {**NGP, "momentum": 0.0, "epochs": 1, "batch_size": 2000, **changed}
 
 
-def source(x: torch.Tensor, y: torch.Tensor, test: tuple[torch.Tensor, torch.Tensor]) -> Source:
-    classes = tuple("abc")
-    data = ImageData("toy", TensorExamples(x, y), TensorExamples(*test), classes, (0.5,), (0.5,), "digest")
-    known = np.arange(len(x), dtype=np.int64)
-    return Source(nn.Identity(), data, known, known[:0], resolve(), DeletionRecord())
+def subject(x: torch.Tensor, y: torch.Tensor, *, train: int = 60) -> Subject:
+    """A model of these images, values 0 and 1 standing for −1 and 1, of which the first `train` were learned from."""
+    table = Table(x.numpy(), y.numpy(), train, tuple("abc"), layout="nchw", name="toy")
+    return Subject(
+        path=None,
+        kind="file",
+        model=nn.Identity(),
+        came_from=None,
+        table=table,
+        preprocess=Preprocess(1.0, (0.5,), (0.5,), "nchw"),
+        parts=Parts.start(table),
+        config=resolve(),
+        record=DeletionRecord(),
+        network=None,
+        untrained=None,
+    )
 
 
 @pytest.fixture
-def toy() -> Source:
-    """Sixty different images of three classes, values −1 and 1 standing for 0 and 1, and ten test images a class."""
-    generator = torch.Generator().manual_seed(20)
-    x = (torch.randint(2, (90, 1, 4, 4), generator=generator) * 2 - 1).float()
-    y = torch.arange(90) % 3
-    return source(x[:60], y[:60], (x[60:], y[60:]))
+def toy() -> Subject:
+    """Sixty different images of three classes, and ten test images a class."""
+    return subject(*IMAGES)
 
 
 # Steps
@@ -212,14 +226,15 @@ def test_models_made_in_one_way_by_different_requests_are_one_column() -> None:
 
 
 def test_probes_and_decoys_are_neither_forgotten_nor_copies_nor_each_other(
-    toy: Source, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attack_images, "_ENOUGH", 10)
-    x = toy.data.train.x.clone()
-    x[7] = x[4]
-    toy = replace(toy, data=replace(toy.data, train=TensorExamples(x, toy.data.train.y)))
+    raw = IMAGES[0].clone()
+    raw[7] = raw[4]
+    toy = subject(raw, IMAGES[1])
+    x = toy.data.train.x
     kept = np.setdiff1d(np.arange(60), [0, 4, 50])
-    found = gather_images(toy, [np.array([0]), np.array([4])], [kept, None], probes=20, seed=0)
+    found = gather_images(toy, [np.array([0]), np.array([4])], [kept, EVERYTHING], probes=20, seed=0)
     assert len(found.probes) == 20
     assert not set(found.probe_index) & {0, 4, 7, 50}
     assert not found.probes.x.equal(x[found.probe_index]), "in the order of the data"
@@ -235,28 +250,30 @@ def test_probes_and_decoys_are_neither_forgotten_nor_copies_nor_each_other(
     assert found.notes == ()
 
 
-def test_the_seed_decides_the_probes(toy: Source) -> None:
-    one, two, other = (gather_images(toy, [np.array([0])], [None], probes=9, seed=s).probe_index for s in (1, 1, 2))
-    assert one.tolist() == two.tolist() != other.tolist()
+def test_the_seed_decides_the_probes(toy: Subject) -> None:
+    def probes(seed: int) -> Any:
+        return gather_images(toy, [np.array([0])], [EVERYTHING], probes=9, seed=seed).probe_index.tolist()
+
+    assert probes(1) == probes(1) != probes(2)
 
 
-def test_what_a_prior_has_seen_is_no_decoy(toy: Source) -> None:
+def test_what_a_prior_has_seen_is_no_decoy(toy: Subject) -> None:
     train = {tuple(row) for row in toy.data.train.x.flatten(1).tolist()}
 
     def seen(images: torch.Tensor) -> Any:
         rows = (images * 2 - 1).flatten(1).tolist()
         return np.array([i for i, row in enumerate(rows) if tuple(row) in train], dtype=np.int64)
 
-    found = gather_images(toy, [np.array([0])], [None], probes=10, seed=0, seen=seen)
+    found = gather_images(toy, [np.array([0])], [EVERYTHING], probes=10, seed=0, seen=seen)
     assert found.decoys is not None
     assert len(found.decoys[0]) == 10
     assert "test images" in found.notes[0]
-    nothing = gather_images(toy, [np.array([0])], [None], probes=10, seed=0, seen=lambda i: np.arange(len(i)))
+    nothing = gather_images(toy, [np.array([0])], [EVERYTHING], probes=10, seed=0, seen=lambda i: np.arange(len(i)))
     assert nothing.decoys is None
     assert "not measured" in nothing.notes[0]
 
 
-def test_few_retained_examples_leave_half_of_them_as_probes(toy: Source) -> None:
+def test_few_retained_examples_leave_half_of_them_as_probes(toy: Subject) -> None:
     found = gather_images(toy, [np.array([0])], [np.arange(21)], probes=100, seed=0)
     assert len(found.probes) == 10
     assert found.notes[0] == "10 probes instead of 100: 20 examples were retained"
@@ -264,32 +281,44 @@ def test_few_retained_examples_leave_half_of_them_as_probes(toy: Source) -> None
         gather_images(toy, [np.array([0])], [np.arange(2)], probes=100, seed=0)
 
 
-def test_values_that_no_image_has_are_refused(toy: Source) -> None:
-    wild = replace(toy, data=replace(toy.data, train=TensorExamples(3 * toy.data.train.x, toy.data.train.y)))
+def test_values_that_no_image_has_are_refused(toy: Subject) -> None:
+    wild = subject(3 * IMAGES[0] - 1, IMAGES[1])
     with pytest.raises(DataError, match=r"from -1 to 2 and images lie in \[0, 1\]"):
-        gather_images(wild, [np.array([0])], [None], probes=10, seed=0)
-    pixels = gather_images(toy, [np.array([0])], [None], probes=10, seed=0).pixels
+        gather_images(wild, [np.array([0])], [EVERYTHING], probes=10, seed=0)
+    pixels = gather_images(toy, [np.array([0])], [EVERYTHING], probes=10, seed=0).pixels
     assert float(unit_images(pixels, torch.full((1, 1, 2, 2), 1.0005)).max()) == 1.0
 
 
 def test_what_is_no_image_is_refused(trained: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "f.npy", np.load(trained / "train.npy")[:1])
+    np.save(tmp_path / "f.npy", load_run(trained).known[:1])
     moved = tmp_path / "moved.safetensors"
-    from warp_unlearning.models.weights import read_weights, save_weights
-
     weights = read_weights(trained / "model.safetensors")
     state = {name: value + 0.1 if value.is_floating_point() else value for name, value in weights.state.items()}
     save_weights(moved, state, header=weights.header)
-    overrides = ["data.name=npz", *(o for o in _data(trained))]
     with pytest.raises(InputError, match=r"images are \(channels, height, width\)"):
-        reconstruct_run(ReconstructRequest(trained, [moved], forget=tmp_path / "f.npy", overrides=overrides))
+        reconstruct_run(ReconstructRequest(trained, [moved], forget=tmp_path / "f.npy"))
 
 
-def _data(run: Path) -> list[str]:
-    import yaml
+def test_what_is_forgotten_goes_with_its_copies(squares: Path, train: Train, tmp_path: Path) -> None:
+    """A run and a file of the same request agree where a forgotten image was there twice, also as a test image."""
+    before = train(tmp_path / "before", f'data.path="{squares}"', "validation=0")
+    np.save(tmp_path / "f.npy", np.array([3]))
+    gentle = Options(override=["method.name=ngp", "method.options.epochs=1"])
+    unlearn_run(before, tmp_path / "after", options=gentle, forget__rows=tmp_path / "f.npy")
+    original = load_run(before)
 
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    return [f'data.path="{config["data"]["path"]}"', "model.name=mlp"]
+    def load(path: Path) -> Subject:
+        return open_subject(path, Options(), beside=original)
+
+    told = load_attacked(original, [tmp_path / "after"], forget=None, most=8, load=load)
+    asked = load_attacked(original, [tmp_path / "after"], forget=tmp_path / "f.npy", most=8, load=load)
+    alone = tmp_path / "after.safetensors"
+    alone.write_bytes((tmp_path / "after" / "model.safetensors").read_bytes())
+    file = load_attacked(original, [alone], forget=tmp_path / "f.npy", most=8, load=load)
+    assert [a.forget.tolist() for a in (*told, *asked, *file)] == [[3, 7]] * 3
+    np.save(tmp_path / "f.npy", np.array([4]))
+    with pytest.raises(InputError, match="names other rows than those that"):
+        load_attacked(original, [tmp_path / "after"], forget=tmp_path / "f.npy", most=8, load=load)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3])

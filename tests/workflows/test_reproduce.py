@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from warp_unlearning.config.reproduce import ReproduceConfig
+from warp_unlearning.config import ReproduceConfig
 from warp_unlearning.errors import InputError
 from warp_unlearning.runs.events import Event
 from warp_unlearning.runs.fleet_engine import FleetEngine

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from warp_unlearning.config.reproduce import ReproduceConfig
+from warp_unlearning.config import ReproduceConfig
 from warp_unlearning.studies.cell_settings import StudyArm
 from warp_unlearning.studies.study import study_settings
 from warp_unlearning.workflows.study_asked import asked_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from warp_unlearning.config.reproduce import ReproduceConfig
+from warp_unlearning.config import ReproduceConfig
 from warp_unlearning.errors import InputError
 from warp_unlearning.studies import study
 from warp_unlearning.studies.study import Size

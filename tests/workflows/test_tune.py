@@ -14,11 +14,8 @@ import torch
 import yaml
 from filelock import FileLock
 
-from warp_unlearning.config.resolve import resolve_as
-from warp_unlearning.config.shadow import ShadowConfig
-from warp_unlearning.config.tune import TuneConfig
-from warp_unlearning.config.tuned_recipes import read_recipes
-from warp_unlearning.data.load import load_data
+from warp_unlearning.config import ShadowConfig, TuneConfig, read_recipes, resolve_as
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.methods.registry import make_method
@@ -396,5 +393,5 @@ def test_recipes_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.yaml holds no recipes of ours: schema_version"):
         read_recipes(tmp_path / "a.yaml")
     (tmp_path / "a.yaml").write_text("a: [")
-    with pytest.raises(DataError, match="are not YAML"):
+    with pytest.raises(InputError, match="is not YAML"):
         read_recipes(tmp_path / "a.yaml")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..data.atomic import write_atomically
+from ..data.files import write_atomically
 from ..errors import InputError
 
 _FORMATS = ("png", "svg", "pdf")

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..data.examples import Examples, TensorExamples, as_examples, as_tensors
 from ..errors import InputError
-from ..models.example_checks import check_examples
+from ..models.own import check_examples
 from ..randomness import Streams
 from ..symmetry.laws import Law, check_law
 from .coordinates import Coordinates, choose_coordinates

@@ -30,7 +30,7 @@ def diff(
 
 
 def _show(found: AuditDiff) -> None:
-    from .table import print_table
+    from .show import print_table
 
     for key, (before, after) in found.facts.items():
         typer.echo(f"{key}: {_short(before)} -> {_short(after)}")

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .estimate import estimate
-from .options import ConfigFile, Json, Overrides, Threads, UserModel, prepare
+from .options import Json, Options, prepare, takes_options
 
 if TYPE_CHECKING:
     from ..workflows.audit_pair import PairOutcome, PairRequest
 
 
+@takes_options
 def pair(
     before: Annotated[Path, typer.Argument(help="The model before: a run of `warp train`, or a weight file.")],
     after: Annotated[Path, typer.Argument(help="The model after: a run of `warp unlearn`, or a weight file.")],
+    *,
     forget: Annotated[
-        Path | None, typer.Option(help="An .npy file of the positions that were forgotten; by default the run's.")
+        Path | None, typer.Option(help="Rows that were forgotten: .csv, .txt or .npy; by default the run's.")
     ] = None,
     retrained: Annotated[
         list[Path] | None,
@@ -35,12 +37,8 @@ def pair(
     background: Annotated[int, typer.Option(min=2, help="Test examples that attacks are fitted on, at most.")] = 1000,
     probes: Annotated[int, typer.Option(min=1, help="Retained examples that a defence is undone with.")] = 512,
     margin: Annotated[float, typer.Option(help="Half width of an interval that still shows there is no leak.")] = 0.02,
-    seed: Annotated[int, typer.Option(min=0, help="Decides which test examples are compared with.")] = 0,
     record: Annotated[bool, typer.Option(help="Add the verdict to the deletion record of the run.")] = True,
-    config: ConfigFile = None,
-    override: Overrides = None,
-    model: UserModel = None,
-    threads: Threads = None,
+    options: Options,
     as_json: Json = False,
 ) -> None:
     """Attack two checkpoints with everything that needs no shadow model, also by attackers who undo a defence.
@@ -49,7 +47,7 @@ def pair(
     """
     from ..workflows.audit_pair import PairRequest, audit_pair_run
 
-    builder = prepare(threads, model)
+    prepare(options.threads)
     request = PairRequest(
         before,
         after,
@@ -60,12 +58,11 @@ def pair(
         background=background,
         probes=probes,
         margin=margin,
-        seed=seed,
+        seed=options.seed or 0,
         record=record,
-        config_file=config,
-        overrides=tuple(override or ()),
+        options=options,
     )
-    outcome = audit_pair_run(request, builder=builder)
+    outcome = audit_pair_run(request)
     if as_json:
         typer.echo(json.dumps(outcome.audit, indent=2))
     else:
@@ -99,7 +96,7 @@ def show(audit: dict[str, Any]) -> None:
 
 
 def _table(audit: dict[str, Any], title: str) -> None:
-    from .table import print_table
+    from .show import print_table
 
     rows = audit["rows"]
     rates = [rate["fpr"] for rate in rows[0]["rates"] if rate["fpr"] >= 0.01]

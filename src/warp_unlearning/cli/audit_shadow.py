@@ -39,8 +39,7 @@ def shadow(
     Killed at any moment and started again it goes on where it was, to the same results. Exit code 1: some jobs failed;
     the results rest on the others and say so.
     """
-    from ..config.resolve import resolve_as
-    from ..config.shadow import ShadowConfig
+    from ..config import ShadowConfig, resolve_as
     from ..runs.cores import use_threads
     from ..runs.events import told_to
     from ..runs.tally import Tally
@@ -103,7 +102,7 @@ def _hours(seconds: float) -> str:
 
 def show(results: dict[str, Any]) -> None:
     """The table of arms."""
-    from .table import print_table
+    from .show import print_table
 
     about = results["audited"]
     print_table(

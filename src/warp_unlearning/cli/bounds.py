@@ -8,11 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import ConfigFile, Json, Overrides, Threads, UserModel, assign, prepare
+from .options import Json, Options, prepare, takes_options
 
 
+@takes_options
 def bounds(
     source: Annotated[Path, typer.Argument(help="A run of `warp train` or `warp unlearn`, or a weight file.")],
+    *,
     spread: Annotated[
         list[float] | None,
         typer.Option(help="Spread of the factors; several times for a curve. 0.1, 0.2, 0.4 and 0.8 by default."),
@@ -38,14 +40,7 @@ def bounds(
         typer.Option("--require-energy", help="Refuse ratios whose mean square is not 1; by default that is reported."),
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the results and the figure.")] = None,
-    data: Annotated[str | None, typer.Option(help="digits, cifar10, fashion_mnist, npz or folder.")] = None,
-    data_path: Annotated[Path | None, typer.Option(help="Where the data are.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Decides coordinates, examples and draws.")] = 0,
-    config: ConfigFile = None,
-    override: Overrides = None,
-    model: UserModel = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")] = None,
-    threads: Threads = None,
+    options: Options,
     as_json: Json = False,
 ) -> None:
     """Floors from information theory under the error of reconstruction from gradients, with and without teleportation.
@@ -56,7 +51,7 @@ def bounds(
     from ..bounds.reconstruction_floor import SPREADS
     from ..workflows.bounds import BoundsRequest, bounds_run
 
-    builder = prepare(threads, model)
+    prepare(options.threads)
     request = BoundsRequest(
         source,
         out,
@@ -71,11 +66,10 @@ def bounds(
         draws=draws,
         entropy=entropy,
         require_energy=require_energy,
-        seed=seed,
-        config_file=config,
-        overrides=assign(override, data__name=data, data__path=data_path, device=device),
+        seed=options.seed or 0,
+        subject=options,
     )
-    found = bounds_run(request, builder=builder)
+    found = bounds_run(request)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -86,7 +80,7 @@ def bounds(
 
 def _show(found: dict[str, Any]) -> None:
     from ..bounds.floor_report import factor_text, head_lines, tail_lines
-    from .table import print_table
+    from .show import print_table
 
     for line in head_lines(found):
         typer.echo(line)

@@ -28,7 +28,7 @@ def demo(
     if out is not None:
         _run(out, report if audit else None, seed, as_json)
         typer.echo(
-            f"the runs are in {out}; try `warp evaluate {out}/original {out}/ngp --retrained {out}/retrain`", err=True
+            f"the runs are in {out}; try `warp compare {out}/original {out}/ngp --retrained {out}/retrain`", err=True
         )
         return
     with TemporaryDirectory(prefix="warp-demo-") as folder:

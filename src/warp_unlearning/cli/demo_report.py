@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .table import print_table
+from .show import print_table
 
 if TYPE_CHECKING:
     from ..workflows.demo import DemoResult

@@ -1,6 +1,6 @@
 """`warp`: the commands, and how errors become exit codes.
 
-0 holds, 1 does not hold, 2 bad usage or input, 3 inconclusive, 70 a defect of ours. Nothing heavy is imported until a
+0 holds, 1 does not hold, 2 bad usage or input, 3 cannot be said, 70 a defect of ours. Nothing heavy is imported until a
 command runs.
 """
 
@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from ..errors import WarpError
+from ..errors import InputError, WarpError, one_line
 from ..version import __version__
 from .audit import audit
 from .bench import bench
 from .bounds import bounds
-from .defenses import defenses
+from .check import check
+from .compare import compare
 from .demo import demo
-from .evaluate import evaluate
-from .methods import methods
+from .methods import config, defenses, methods
 from .reconstruct import reconstruct
 from .report import report
 from .reproduce import reproduce
@@ -32,39 +33,49 @@ from .train_prior import train_prior
 from .tune import tune
 from .unlearn import unlearn
 
+_START, _REMOVE, _MEASURE, _KEEP = "Start", "Remove", "Measure", "Keep"
+_COMMANDS = {
+    _START: (demo, check, train),
+    _REMOVE: (unlearn, compare, teleport, methods, defenses, config, tune),
+    _MEASURE: (reconstruct, bounds, train_prior, selftest, bench),
+    _KEEP: (report, reproduce),
+}
+# What a command was called before.
+_GONE = {"evaluate": "compare"}
+
+
+class _Commands(TyperGroup):
+    """The commands; a name of version 0.1 is answered with the new one."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in _GONE:
+            raise InputError(
+                f"`warp {cmd_name}` is called `warp {_GONE[cmd_name]}` now; see `warp {_GONE[cmd_name]} --help`"
+            )
+        return super().get_command(ctx, cmd_name)
+
+
 app = typer.Typer(
     name="warp",
+    cls=_Commands,
     help="Remove training examples from a model, hide the trace, and measure what an attacker still sees.",
+    epilog="Exit codes: 0 holds, 1 does not hold, 2 bad input, 3 cannot be said, 70 a defect of ours. "
+    "`warp config KEY` explains every setting.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     # Boxes are for a terminal; to draw them takes as long as all else that --help does.
     rich_markup_mode="rich" if sys.stdout.isatty() else None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    demo,
-    methods,
-    defenses,
-    train,
-    unlearn,
-    evaluate,
-    teleport,
-    train_prior,
-    bounds,
-    reconstruct,
-    tune,
-    reproduce,
-    bench,
-    report,
-    selftest,
-):
-    app.command()(command)
-app.add_typer(audit, name="audit")
-app.add_typer(runs_app, name="runs")
+for panel, commands in _COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(audit, name="audit", rich_help_panel=_MEASURE)
+app.add_typer(runs_app, name="runs", rich_help_panel=_KEEP)
 
 
 INTERRUPTED = 130
+MEMORY_IS_FULL = "memory is full; lower the batch size (-o training.batch_size=32, -o method.options.batch_size=32)"
 
 
 def _version(wanted: bool) -> None:
@@ -93,7 +104,7 @@ def main() -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
-        typer.echo(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": "), err=True)
+        typer.echo(one_line(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": ")), err=True)
         sys.exit(2)
     except SystemExit as end:
         # Typer ends so at an interrupt, without a word.
@@ -103,5 +114,9 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("WARP_DEBUG"):
             raise
+        # Torch's own kind is known by its name: it is not imported for --help.
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            typer.echo(f"error: {MEMORY_IS_FULL}", err=True)
+            sys.exit(2)
         typer.echo(f"defect: {type(error).__name__}: {error} (WARP_DEBUG=1 shows where; please report it)", err=True)
         sys.exit(70)

@@ -8,17 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import ConfigFile, Json, Overrides, Threads, UserModel, assign, prepare
+from .options import Json, Options, prepare, takes_options
 
 
+@takes_options
 def reconstruct(
     before: Annotated[Path, typer.Argument(help="The model before: a run of `warp train`, or a weight file.")],
     after: Annotated[
         list[Path],
         typer.Argument(help="Models after: runs of `warp unlearn` from it, or weight files. Several are compared."),
     ],
+    *,
     forget: Annotated[
-        Path | None, typer.Option(help="An .npy file of the positions that were forgotten; by default each run's own.")
+        Path | None, typer.Option(help="Rows that were forgotten: .csv, .txt or .npy; by default each run's own.")
     ] = None,
     attack: Annotated[
         list[str] | None,
@@ -32,14 +34,9 @@ def reconstruct(
     restarts: Annotated[int, typer.Option(min=1, help="Starts of every search; the best match is kept.")] = 2,
     iterations: Annotated[int, typer.Option(min=1, help="Steps of every search.")] = 1000,
     most: Annotated[int, typer.Option(min=1, help="Refuse requests that forgot more examples together.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Decides starts, probes and decoys.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the results and the images.")] = None,
     images: Annotated[bool, typer.Option(help="Keep the images in that folder, readable by their owner alone.")] = True,
-    config: ConfigFile = None,
-    override: Overrides = None,
-    model: UserModel = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")] = None,
-    threads: Threads = None,
+    options: Options,
     as_json: Json = False,
 ) -> None:
     """Rebuild forgotten images from models before and after, also by attackers who know the defence.
@@ -48,7 +45,7 @@ def reconstruct(
     """
     from ..workflows.reconstruct import ReconstructRequest, reconstruct_run
 
-    builder = prepare(threads, model)
+    prepare(options.threads)
     request = ReconstructRequest(
         before,
         tuple(after),
@@ -60,13 +57,12 @@ def reconstruct(
         restarts=restarts,
         iterations=iterations,
         most=most,
-        seed=seed,
+        seed=options.seed or 0,
         images=images,
         out=out,
-        config_file=config,
-        overrides=assign(override, device=device),
+        options=options,
     )
-    found = reconstruct_run(request, builder=builder, say=lambda text: typer.echo(text, err=True))
+    found = reconstruct_run(request, say=lambda text: typer.echo(text, err=True))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -81,7 +77,7 @@ def reconstruct(
 
 def _show(row: dict[str, Any], found: dict[str, Any]) -> None:
     """The attacks on one model as a table, what they say in words, and what the attacker holds."""
-    from .table import print_table
+    from .show import print_table
 
     names = list(dict.fromkeys(name for attack in row["attacks"] for name in attack["blind"]))
     print_table(

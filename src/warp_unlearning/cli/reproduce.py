@@ -70,8 +70,7 @@ def reproduce(
     Killed at any moment and started again, here or elsewhere, it goes on from what its store holds. Exit code 1: some
     jobs failed; 3: the time was up before all were done. The table rests on the others and says so.
     """
-    from ..config.reproduce import ReproduceConfig
-    from ..config.resolve import resolve_as
+    from ..config import ReproduceConfig, resolve_as
     from ..runs.cores import use_threads
     from ..runs.engine import Engine
     from ..runs.idle_engine import IdleEngine

@@ -27,7 +27,7 @@ Kind = Annotated[str | None, typer.Option("--kind", help="Only jobs of this kind
 def list_entries(store: StorePath, kind: Kind = None, as_json: Json = False) -> None:
     """List the results: key, kind, when they were made, how long that took, and their size."""
     from ..runs.store_selection import select
-    from .table import print_table
+    from .show import print_table
 
     opened = _open(store)
     entries = sorted(select(opened.entries(), kind=kind), key=lambda entry: entry.manifest.made)

@@ -25,7 +25,7 @@ def selftest(
     """
     from ..workflows.selftest import selftest as run
 
-    prepare(threads, None)
+    prepare(threads)
     checks = run(seed, watch=(lambda check: None) if as_json else _show)
     held = sum(check.holds for check in checks)
     if as_json:

@@ -34,11 +34,11 @@ def train_prior(
     as_json: Json = False,
 ) -> None:
     """Train a generator of images for attacks that reconstruct, on images that are not attacked."""
-    from ..models.prior_weights import PRIOR
+    from ..models.generator import PRIOR
     from ..workflows.train_prior import PriorRequest, train_prior_run
-    from .progress import Progress
+    from .show import Progress
 
-    prepare(threads, None)
+    prepare(threads)
     settings = assign(
         override,
         data__name=data,

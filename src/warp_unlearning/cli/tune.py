@@ -53,8 +53,7 @@ def tune(
     Killed at any moment and started again it goes on where it was, to the same trials. The search compares with
     retrained models: an oracle. Exit code 1: an arm has no complete trial.
     """
-    from ..config.resolve import resolve_as
-    from ..config.tune import TuneConfig
+    from ..config import TuneConfig, resolve_as
     from ..runs.cores import use_threads
     from ..workflows.engines import choose_study_engine
     from ..workflows.tune import TuneRequest, carry_out_tuning, prepare_tuning
@@ -110,7 +109,7 @@ def show(results: dict[str, Any], out: Path) -> None:
     """The table of chosen trials, and what has to be said with it."""
     from ..studies.tuning_tables import COLUMNS, table_rows
     from ..workflows.tune import RECIPES, TABLE
-    from .table import print_table
+    from .show import print_table
 
     print_table("chosen trials", COLUMNS, table_rows(results))
     for note in results["notes"]:

@@ -9,11 +9,11 @@ import warnings
 import torch
 from torch import nn
 
-from ..errors import WarpWarning
-from ..evaluation.compare import output_distance
+from ..errors import DivergedError, WarpWarning
 from ..methods.protocol import Method
 from ..training.scoring import accuracy, logits
 from ..unlearning.driver import unlearn
+from ..unlearning.judge import output_distance
 from .problem import Problem
 
 MOST_LOST = 0.02
@@ -23,14 +23,17 @@ def forgets(method: Method, problem: Problem, *, seed: int) -> str | None:
     """How the method fails to approach the retrained model at little cost, or None."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", WarpWarning)  # that nothing changed shows in the gap
-        result = unlearn(
-            problem.original,
-            forget=problem.forget,
-            retain=problem.retain,
-            validation=problem.validation,
-            method=method,
-            seed=seed,
-        )
+        try:
+            result = unlearn(
+                problem.original,
+                forget=problem.forget,
+                retain=problem.retain,
+                validation=problem.validation,
+                method=method,
+                seed=seed,
+            )
+        except DivergedError as error:
+            return f"seed {seed}: {error}"
     before, after = gap(problem.original, problem), gap(result.model, problem)
     if not after < before:
         return f"seed {seed}: the distance to the retrained model's outputs went from {before:.3f} to {after:.3f}"

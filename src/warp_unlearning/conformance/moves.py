@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..models.small_resnet import SmallResNet
+from ..models.networks import SmallResNet
 from ..symmetry.move import AxisMap, ChannelMove
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..data.digits import load_digits
 from ..data.examples import TensorExamples
-from ..models.registry import build_model
-from ..models.small_resnet import SmallResNet
+from ..data.preprocess import load_data
+from ..models.networks import SmallResNet, build_model
 from ..randomness import Streams
 from ..training.recipe import Recipe
 from ..training.training import Training, run_training
@@ -45,7 +44,7 @@ def noise_problem(seed: int = 0) -> Problem:
 def digits_problem(seed: int, *, epochs: int = 12) -> Problem:
     """A small residual network on scikit-learn's digits that is to forget a class, chosen by the seed."""
     streams = Streams(seed, "digits problem")
-    data = load_digits().train
+    data = load_data().train
     order = torch.randperm(len(data), generator=streams.generator("order"))
     held, used = order[:140], order[140:]
     label = int(torch.randint(0, 10, (), generator=streams.generator("class")))

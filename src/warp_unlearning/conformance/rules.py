@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from ..data.examples import Batch, TensorExamples
 from ..errors import WarpWarning
 from ..methods.protocol import Method, Task
-from ..models.digest import model_digest
-from ..models.normalisation import batch_norms
-from ..models.small_resnet import SmallResNet
+from ..models.modes import batch_norms
+from ..models.networks import SmallResNet
+from ..models.weights import model_digest
 from ..randomness import Streams
 from ..symmetry.move import Move, apply_move
 from ..training.update import Update
 from ..unlearning.driver import Unlearned, unlearn
-from ..unlearning.guard import training_modes
 from .moves import permutation, rescaling
 from .problem import Problem
 from .spy import Glance, Look, Spy
@@ -278,7 +277,7 @@ def _run(
 def _condition(model: nn.Module) -> dict[str, object]:
     return {
         "the weights": model_digest(model),
-        "the modes": training_modes(model),
+        "the modes": [m.training for m in model.modules()],
         "requires_grad": [p.requires_grad for p in model.parameters()],
         "the gradients": [p.grad is None for p in model.parameters()],
     }

@@ -1,4 +1,4 @@
-"""Random index batches for training and unlearning, drawn from an explicit generator.
+"""Seeded draws: examples of each class, batches of one shape, random crops and mirror images.
 
 All batches of a collection have one shape, which captured CUDA graphs want: n examples at batch size b make ⌈n/b⌉
 batches of ⌊n/⌈n/b⌉⌋. At most ⌈n/b⌉ − 1 examples wait for the next epoch, others each time. No batch has a single
@@ -7,10 +7,43 @@ example, on which batch norm cannot compute, unless there is only one or a batch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from ..errors import InputError
+from ..kernels.fusing import fusing
+from ..randomness import Streams
+from .examples import Examples, Given, index_device, take_later
+
+
+def draw_per_class(labels: NDArray[Any], *, count: int, generator: torch.Generator) -> NDArray[np.int64]:
+    """Sorted positions of `count` of the `labels`, each class in proportion, rounded by largest remainder."""
+    _, which, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    exact, total = count * sizes.astype(np.int64), max(len(labels), 1)
+    shares = exact // total
+    shares[np.argsort(-(exact % total), kind="stable")[: count - int(shares.sum())]] += 1
+    drawn = [
+        draw(np.flatnonzero(which == k), count=share, generator=generator) for k, share in enumerate(shares.tolist())
+    ]
+    return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *drawn]))
+
+
+def draw(positions: NDArray[np.int64], *, count: int, generator: torch.Generator) -> NDArray[np.int64]:
+    """`count` of the `positions`, sorted, whatever their class."""
+    order = torch.randperm(len(positions), generator=generator).numpy()
+    return np.sort(positions[order[:count]].astype(np.int64))
+
+
+def fixed_test_part(labels: NDArray[Any], *, fraction: float, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Train and test positions of a share of each class, the same for every seed: of digits, and in studies."""
+    count = round(fraction * len(labels))
+    test = draw_per_class(labels, count=count, generator=Streams(0).generator(name, "test"))
+    return np.setdiff1d(np.arange(len(labels)), test), test
 
 
 def batch_shape(count: int, batch_size: int) -> tuple[int, int]:
@@ -34,13 +67,9 @@ def epoch(
     """
     batches, size = batch_shape(count, batch_size)
     order = torch.randperm(count, generator=generator)
-    if torch.device(device).type == "cuda":
-        # From any other memory the copy would wait for all that the GPU has been given.
-        order = order.pin_memory().to(device, non_blocking=True)
-    else:
-        order = order.to(device)
-    for i in range(batches):
-        yield order[i * size : (i + 1) * size]
+    # From memory that is not pinned the copy would wait for all that the GPU has been given.
+    pinned = order.pin_memory() if torch.device(device).type == "cuda" else order
+    yield from torch.split(pinned.to(device, non_blocking=True)[: batches * size], size)
 
 
 def endless(
@@ -49,3 +78,63 @@ def endless(
     """Shuffled passes one after another, each newly shuffled, to run beside a longer collection."""
     while True:
         yield from epoch(count, batch_size, generator=generator, device=device)
+
+
+def shuffled(
+    examples: Examples, batch_size: int, *, generator: torch.Generator, endless: bool = False
+) -> Iterator[tuple[Given, Given]]:
+    """Batches of one pass over the examples, or with `endless` of one after another; tensors are yet to be taken."""
+    while True:
+        for index in epoch(len(examples), batch_size, generator=generator, device=index_device(examples)):
+            yield take_later(examples, index)
+        if not endless:
+            return
+
+
+def random_crop_flip(
+    x: Tensor, *, padding: int, flip: bool, fill: Sequence[float], generator: torch.Generator
+) -> Tensor:
+    """Images (n, c, h, w), each padded with `fill` (one value, or one a channel), cropped back and perhaps mirrored.
+
+    Each is shifted by its own offset and mirrored with probability one half. The draws come from a CPU generator, so
+    they are the same on every device.
+    """
+    check_fill(x, fill)
+    if padding == 0 and not flip:
+        return x
+    drawn = draw_crop_flip(len(x), padding=padding, flip=flip, generator=generator).to(x.device)
+    return crop_flip(x, drawn, torch.tensor(fill, dtype=x.dtype, device=x.device))
+
+
+def check_fill(x: Tensor, fill: Sequence[float]) -> None:
+    """An error where images `x` cannot be padded with `fill`."""
+    if x.dim() != 4 or len(fill) not in (1, x.shape[1]):
+        what = f"images of shape {tuple(x.shape)} cannot be padded with {tuple(fill)}"
+        raise InputError(f"{what}; give one value or one a channel")
+
+
+def draw_crop_flip(count: int, *, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
+    """Shifts down and right, from −padding to padding, and whether to mirror (1) or not (0), shape (count, 3)."""
+    shift = torch.randint(-padding, padding + 1, (2, count, 1), generator=generator)
+    mirrored = torch.rand(count, 1, generator=generator) < (0.5 if flip else 0.0)
+    return torch.cat([shift[0], shift[1], mirrored.long()], dim=1)
+
+
+def crop_flip(x: Tensor, drawn: Tensor, fill: Tensor) -> Tensor:
+    """Images (n, c, h, w) shifted and mirrored as `drawn` says, all on one device, and no value read."""
+    if fusing.get():
+        # In Triton, which not every machine has.
+        from ..kernels import crop_flip as kernel
+
+        if kernel.suits(x, drawn, fill):
+            return kernel.crop_flip(x, drawn, fill)
+    count, channels, height, width = x.shape
+    down, right, mirrored = drawn.unsqueeze(2).unbind(1)
+    rows = torch.arange(height, device=x.device) + down
+    across = torch.arange(width, device=x.device)
+    columns = torch.where(mirrored > 0, width - 1 - across, across) + right
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    flat = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
+    index = flat.reshape(count, 1, -1).expand(-1, channels, -1)
+    picked = x.reshape(count, channels, -1).gather(2, index).reshape(x.shape)
+    return torch.where(inside[:, None], picked, fill[:, None, None])

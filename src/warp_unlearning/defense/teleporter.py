@@ -11,17 +11,17 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 
-from ..data.examples import Examples, as_examples
+from ..data.examples import Examples, TensorExamples, as_examples
 from ..errors import InputError, WarpWarning
 from ..gradients.energy import gradient_energy
 from ..methods.protocol import Task
-from ..models.example_checks import check_examples
-from ..models.full_precision import full_precision
-from ..models.normalisation import norm_mode
-from ..randomness import Streams
+from ..models.modes import full_precision, norm_mode
+from ..models.own import check_examples, check_network, failed
+from ..randomness import Streams, whole
 from ..symmetry.move import Move, apply_move
 from ..symmetry.null_space import NullMove
 from ..symmetry.symmetry import Probe, Sizes, Symmetry, require_symmetry
+from ..training.scoring import checked_logits
 from .certificate import STAYED, Certificate, Drift, certified, drift
 
 Labelled = tuple[Tensor, Tensor]
@@ -210,17 +210,23 @@ def teleport(
     entropy; `seed` fixes it for experiments, and then anybody who knows it can undo it.
     """
     require_symmetry(symmetry)
+    check_network(model)
+    if seed is not None:
+        seed = whole(seed)
     moved = deepcopy(model)
-    first = next(moved.parameters(), None)
-    if first is None:
-        raise InputError("the model has no parameters; there is nothing to move")
+    first = next(moved.parameters())
     given = {"retain": retain} if forget is None else {"retain": retain, "forget": forget}
     sets: dict[str, Examples] = {name: as_examples(each, what=name).to(first.device) for name, each in given.items()}
     check_examples(moved, sets)
+    first_batch = sets["retain"].take(torch.arange(min(BATCH, len(sets["retain"]))))
+    checked_logits(moved, TensorExamples(*first_batch), "retain")
     streams = Streams.secret(seed)
     view = draw_view(sets["retain"], sets.get("forget"), None, symmetry.looks_at, generator=streams.generator("view"))
     teleporter = Teleporter(moved, deepcopy(symmetry), _reference(model, reference))
-    return moved, teleporter.teleport(view, generator=streams.generator("move"))[1]
+    try:
+        return moved, teleporter.teleport(view, generator=streams.generator("move"))[1]
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise failed(error, "moved") from error
 
 
 def _reference(model: nn.Module, given: nn.Module | State | None) -> State:

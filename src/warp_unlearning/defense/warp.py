@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError, WarpWarning, nearest
 from ..methods.protocol import Task, require
-from ..models.normalisation import norm_mode
+from ..models.modes import norm_mode
 from ..randomness import Streams
 from ..symmetry.move import MomentumReset, Move
 from ..symmetry.null_space import NullSpace

@@ -5,7 +5,6 @@ kept.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, get_args
@@ -13,11 +12,9 @@ from typing import ClassVar, get_args
 import torch
 from torch import Tensor, nn
 
-from ..data.examples import TensorExamples
+from ..data.examples import Given, Taken, TensorExamples, taken
 from ..data.sampling import batch_shape, epoch
-from ..data.taken import Given, Taken, taken
-from ..models.normalisation import predict
-from ..models.reinitialise import reinitialise
+from ..models.modes import predict
 from ..training.stepper import Number, OptimizerName, Stepper
 from ..training.update import Update, Updates
 from .protocol import NormMode, Task, option, require
@@ -80,9 +77,7 @@ class BadTeacher:
 
 def untrained_copy(task: Task) -> nn.Module:
     """The original's architecture with fresh random weights, frozen, in eval mode."""
-    model = deepcopy(task.original)
-    reinitialise(model, generator=task.streams.generator("untrained"))
-    return model.requires_grad_(False).eval()
+    return task.fresh(task.original, "untrained").requires_grad_(False).eval()
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.batches import shuffled
 from ..data.examples import Batch
-from ..data.sampling import batch_shape
-from ..models.normalisation import predict
+from ..data.sampling import batch_shape, shuffled
+from ..models.modes import predict
 from ..training.schedule import cosine
 from ..training.scoring import losses
 from ..training.stepper import Number, Stepper

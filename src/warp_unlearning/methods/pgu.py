@@ -10,12 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.batches import shuffled
 from ..data.examples import Examples
-from ..data.sampling import batch_shape
+from ..data.sampling import batch_shape, shuffled
 from ..errors import InputError, WarpWarning
 from ..linalg.subspace import Rule, SecondMoment
-from ..models.normalisation import norm_mode, predict
+from ..models.modes import norm_mode, predict
 from ..symmetry.layer_inputs import LinearWeight, linear_weights, observe, read_by_others
 from ..symmetry.move import Move
 from ..symmetry.null_space import InputBasis

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from math import isfinite
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
@@ -11,7 +11,8 @@ from torch import nn
 
 from ..data.examples import Examples
 from ..errors import InputError, nearest
-from ..models.normalisation import NormMode as NormMode
+from ..models.fresh import fresh
+from ..models.modes import NormMode as NormMode
 from ..randomness import Streams
 from ..symmetry.options import Option as Option
 from ..training.precision import Precision
@@ -27,6 +28,7 @@ class Task:
     *outputs*. Whatever a method keeps in weight coordinates it takes from the model it updates, which a defence may
     have moved before the first update. Every random draw comes from `streams`. `repeater` says in what precision
     updates are computed and whether they are captured; without one, in float32 and one operation after another.
+    `untrained`, a network or what builds one, is for methods that start anew; without it `reset_parameters` is called.
     """
 
     forget: Examples
@@ -36,6 +38,13 @@ class Task:
     classes: int
     streams: Streams
     repeater: Repeater | None = None
+    untrained: nn.Module | Callable[[], nn.Module] | None = None
+
+    def fresh(self, model: nn.Module, stream: str) -> nn.Module:
+        """A copy of `model` as if newly built: with the weights of `untrained`, or drawn from the stream of this name
+        where nobody gave one.
+        """
+        return fresh(model, generator=self.streams.generator(stream), untrained=self.untrained)
 
     def repeated(self, function: Function, *, precision: Precision | None = None) -> Repeated:
         """An update that is taken again and again, as one captured graph where the task asks for that: a function of
@@ -103,7 +112,7 @@ def require(
             raise InputError(f"{name}: {key} is {getattr(method, key)!r}; {nearest(str(getattr(method, key)), known)}")
     for key in (*positive, *shares, *counts, *not_negative):
         value = getattr(method, key)
-        if value is None:
+        if value is None and type(method).__annotations__.get(key) not in ("float", "int"):
             continue
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise InputError(f"{name}: {key} is {value!r}; it must be a number")

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from typing import Any, cast
 
 from ..errors import InputError, nearest
+from ..models.own import load_function
 from .bad_teacher import BadTeacher
 from .finetune import Finetune
 from .langevin import Langevin
@@ -66,13 +67,31 @@ def make_method(name: str, /, **settings: Any) -> Method:
     return known[name](**settings)
 
 
-def as_method(method: str | Method) -> Method:
-    """A method given by name or as an object."""
+def as_method(method: str | Method, options: Mapping[str, Any] | None = None) -> Method:
+    """A method from its name or FILE.py:Class with `options`, or an object that has its settings already."""
+    if options is not None and not (isinstance(options, Mapping) and all(isinstance(key, str) for key in options)):
+        raise InputError(f"the options are {options!r}; give a mapping of names to values, such as {{'epochs': 3}}")
     if isinstance(method, str):
-        return make_method(method)
+        return _from_file(method, options or {}) if ".py:" in method else make_method(method, **(options or {}))
     if isinstance(method, Method) and not isinstance(method, type):
+        if options:
+            raise InputError(
+                f"options are given beside a {type(method).__name__} object ({', '.join(options)}); "
+                "set them where it is made, or give the method by name"
+            )
         return method
     raise InputError(
-        f"the method is a {type(method).__name__}; give a name ({', '.join(BUILT_IN)}) or an object with "
-        "`name`, `norm_mode` and `updates`"
+        f"the method is a {type(method).__name__}; give a name ({', '.join(BUILT_IN)}), FILE.py:Class, or an object "
+        "with `name`, `norm_mode` and `updates`"
     )
+
+
+def _from_file(spec: str, settings: Mapping[str, Any]) -> Method:
+    make = load_function(spec, what="method")
+    try:
+        method = make(**settings)
+    except TypeError as error:
+        raise InputError(f"{spec} cannot be made with {dict(settings)}: {error}; mend its options") from error
+    if not isinstance(method, Method) or isinstance(method, type):
+        raise InputError(f"{spec} gives a {type(method).__name__} without `name`, `norm_mode` and `updates`; add them")
+    return method

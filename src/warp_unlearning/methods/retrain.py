@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, get_args
+from itertools import chain
+from typing import Any, ClassVar, get_args
 
+import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from ..models.reinitialise import reinitialise
+from ..data.examples import Examples
+from ..errors import InputError, WarpError
 from ..training.precision import Precision
 from ..training.recipe import Recipe
+from ..training.scoring import losses
 from ..training.training import Training
-from ..training.update import Updates
+from ..training.update import Update, Updates
 from .protocol import NormMode, Task, option, require
 
 
@@ -43,7 +49,10 @@ class Retrain:
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """The updates of a training from scratch."""
         fixed = {n: t.clone() for n, t in frozen_state(model).items()}
-        reinitialise(model, generator=task.streams.generator("initial weights"))
+        start = task.fresh(model, "initial weights")
+        with torch.no_grad():
+            for new, old in zip(_tensors(start), _tensors(model), strict=True):
+                old.copy_(new)
         model.load_state_dict(fixed, strict=False)
         recipe = Recipe(
             epochs=self.epochs,
@@ -61,6 +70,55 @@ class Retrain:
         return _from_fresh_weights(training.updates())
 
 
+@dataclass(frozen=True, kw_only=True)
+class RetrainBy:
+    """Fresh weights, trained on the retain set by a function of the user, named by `spec`.
+
+    `train(model, rows)` is given the untrained network and a `Dataset` of (x, y), and returns the trained network.
+    """
+
+    name: ClassVar[str] = "retrain"
+    norm_mode: ClassVar[NormMode] = "train"
+    reads_forget: ClassVar[bool] = False
+
+    train: Callable[[nn.Module, Dataset[Any]], nn.Module] = option(
+        None, "train(model, rows), which returns the model or changes it in place"
+    )
+    spec: str = option("your function", "FILE.py:train, for the record")
+
+    def updates(self, model: nn.Module, task: Task) -> Updates:
+        """One update: the whole training."""
+        start, rows = task.fresh(model, "initial weights").train(), _Rows(task.retain)
+        try:
+            trained = self.train(start, rows)
+        except WarpError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"{self.spec} failed: {type(error).__name__}: {error}; make it run by itself first"
+            ) from error
+        trained = start if trained is None else trained
+        if not isinstance(trained, nn.Module) or trained.state_dict().keys() != model.state_dict().keys():
+            raise InputError(f"{self.spec} returned a {type(trained).__name__}; return the network that it was given")
+        model.load_state_dict(trained.state_dict())
+        loss = losses(model, task.retain).mean()
+        yield Update(step=1, of=1, epoch=0, ends_epoch=True, losses={"train": loss}, restarts=True)
+
+
+class _Rows(Dataset[Any]):
+    """Examples as the `Dataset` that a user's training function expects."""
+
+    def __init__(self, examples: Examples) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = self.examples.take(torch.tensor([index]))
+        return x[0], y[0]
+
+
 def _from_fresh_weights(updates: Updates) -> Updates:
     """The same updates, the first marked as one that starts from other weights than there were."""
     moved = None
@@ -72,6 +130,10 @@ def _from_fresh_weights(updates: Updates) -> Updates:
             return
         moved = yield replace(update, restarts=restarts)
         restarts = False
+
+
+def _tensors(model: nn.Module) -> chain[Tensor]:
+    return chain(model.parameters(), model.buffers())
 
 
 def frozen_state(model: nn.Module) -> dict[str, Tensor]:

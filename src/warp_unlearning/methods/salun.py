@@ -10,12 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.batches import shuffled
-from ..data.examples import Examples, in_order
-from ..data.sampling import batch_shape
-from ..data.taken import Given, taken
+from ..data.examples import Examples, Given, in_order, taken
+from ..data.sampling import batch_shape, shuffled
 from ..errors import InputError
-from ..models.normalisation import norm_mode, predict
+from ..models.modes import norm_mode, predict
 from ..training.constraints import Mask
 from ..training.stepper import Number, Stepper
 from ..training.update import Update, Updates

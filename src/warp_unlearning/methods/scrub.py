@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.examples import Examples, index_device
+from ..data.examples import Examples, index_device, take_later
 from ..data.sampling import batch_shape, epoch
-from ..data.taken import take_later
 from ..errors import InputError
-from ..models.normalisation import predict
+from ..models.modes import predict
 from ..symmetry.move import Move
 from ..training.schedule import staircase
 from ..training.scoring import logits

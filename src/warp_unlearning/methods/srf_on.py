@@ -14,12 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.batches import shuffled
-from ..data.examples import Examples, in_order
-from ..data.sampling import batch_shape
-from ..data.taken import Given
+from ..data.examples import Examples, Given, in_order
+from ..data.sampling import batch_shape, shuffled
 from ..gradients.per_sample import per_sample_gradients
-from ..models.normalisation import norm_mode, predict
+from ..models.modes import norm_mode, predict
 from ..training.constraints import Mask
 from ..training.repeated import Function
 from ..training.schedule import cosine

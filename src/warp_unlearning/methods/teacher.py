@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.examples import Examples, TensorExamples
-from ..data.taken import Given, Taken, taken
+from ..data.examples import Examples, Given, Taken, TensorExamples, taken
 from ..training.scoring import logits
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..data.atomic import write_atomically
+from ..data.files import write_atomically
 from ..errors import InputError
 from .page import Report, make_report
 from .plots import Form

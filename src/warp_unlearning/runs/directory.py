@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
-from ..data.atomic import write_atomically
+from ..data.files import read_text, write_atomically
 from ..errors import DataError, InputError
 from ..version import __version__
 from .yaml_text import dump_yaml, load_yaml
+
+Schema = TypeVar("Schema", bound=BaseModel)
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -45,7 +48,7 @@ class RunDirectory:
     def config(self) -> dict[str, Any]:
         """The resolved configuration that the run was started with."""
         try:
-            data = load_yaml((self.path / CONFIG).read_text())
+            data = load_yaml(read_text(self.path / CONFIG))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise DataError(
                 f"{self.path / CONFIG} is missing or damaged ({type(error).__name__}); {_WAY_OUT}"
@@ -61,12 +64,23 @@ class RunDirectory:
     def read_json(self, name: str) -> dict[str, Any]:
         """One JSON file, or an error that says which is missing or damaged."""
         try:
-            data = json.loads((self.path / name).read_text())
-        except (OSError, ValueError) as error:
+            data = json.loads(read_text(self.path / name))
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{self.path / name} is missing or damaged ({error}); run the command again") from error
         if not isinstance(data, dict):
             raise DataError(f"{self.path / name} holds a {type(data).__name__} where an object was written")
         return data
+
+    def results(self, schema: type[Schema]) -> Schema:
+        """The results of a complete run, its files verified, as their schema has them."""
+        data = open_run(self.path).read_json("results.json")
+        try:
+            return schema.model_validate(data)
+        except ValidationError as error:
+            raise DataError(
+                f"{self.path / 'results.json'} holds no results of {schema.__name__.lower()} "
+                f"({error.errors()[0]['msg']}); {_WAY_OUT}"
+            ) from error
 
     def finish(self) -> None:
         """Write the manifest: every file with its size and digest."""
@@ -91,19 +105,23 @@ class RunDirectory:
         self.write_json(MANIFEST, manifest | {"files": manifest["files"] | {name: new}})
 
 
-def start_run(path: Path, *, kind: str, config: Mapping[str, Any]) -> RunDirectory:
+def start_run(path: Path, *, kind: str, config: Mapping[str, Any], places: Collection[str] = ()) -> RunDirectory:
     """The directory for a run with this configuration: new, stopped before, or already complete.
 
     A folder that holds anything else, or a run with another configuration, is an error that says what differs, unless
-    that run diverged. Files that a killed process was writing are removed.
+    that run diverged; keys in `places` may differ. Files that a killed process was writing are removed.
     """
     run = RunDirectory(path, kind)
     text = dump_yaml(dict(config))
+    if path.is_symlink():
+        raise InputError(f"{path} is a link; give the folder itself as --out")
     if (path / CONFIG).is_file():
-        different = _differences(run.config(), load_yaml(text))
+        different = [d for d in _differences(run.config(), load_yaml(text)) if d.partition(": ")[0] not in places]
         if different and (path / DIVERGED).is_file() and not run.complete:
             # A run that diverged is there to be tried again with other settings.
-            (path / DIVERGED).unlink()
+            for file in path.iterdir():
+                if file.is_file() and file.name != CONFIG:
+                    file.unlink()
             write_atomically(path / CONFIG, text.encode())
         elif different:
             raise InputError(
@@ -114,7 +132,8 @@ def start_run(path: Path, *, kind: str, config: Mapping[str, Any]) -> RunDirecto
         return run
     if path.exists() and (not path.is_dir() or not all(_UNFINISHED.fullmatch(p.name) for p in path.iterdir())):
         raise InputError(f"{path} exists and is not a run of ours; choose another --out")
-    path.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
     _sweep(path)
     write_atomically(path / CONFIG, text.encode())
     return run
@@ -124,9 +143,7 @@ def open_run(path: Path) -> RunDirectory:
     """A complete run, its files verified against the manifest."""
     run = RunDirectory(path, "")
     if not path.is_dir():
-        raise InputError(
-            f"there is no run directory {path}; give the --out of a finished `warp train` or `warp unlearn`"
-        )
+        raise InputError(f"there is no run directory {path}; give the --out of a finished command")
     if not run.complete:
         raise InputError(f"{path} has no {MANIFEST}: the run was stopped or is not ours; start it again to finish it")
     manifest = run.read_json(MANIFEST)
@@ -138,6 +155,10 @@ def open_run(path: Path) -> RunDirectory:
     files = manifest.get("files")
     if not isinstance(files, dict) or not all(isinstance(about, dict) for about in files.values()):
         raise DataError(f"{path / MANIFEST} lists no files; the run is damaged: make it again")
+    for name in {*files, *(str(p.relative_to(path)) for p in path.rglob("*"))}:
+        file = path / name
+        if file.is_symlink() or not file.resolve().is_relative_to(path.resolve()):
+            raise DataError(f"{file} leads out of the run; the run is damaged or not yours: make it again")
     for name, about in files.items():
         file = path / name
         # A file that was being replaced when its process was killed is the one before.

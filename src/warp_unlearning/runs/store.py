@@ -26,7 +26,7 @@ from errno import EEXIST, ENOTEMPTY
 from pathlib import Path
 from uuid import uuid4
 
-from ..data.atomic import sync_folder
+from ..data.files import sync_folder
 from ..errors import InputError
 from .key import Key
 from .store_claim import claimed

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..data.atomic import sync_folder
+from ..data.files import sync_folder
 from .store_errors import StoreError, explain
 from .store_file import write_synced
 

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 
 from ..attacks.membership.shadow_design import Mask, ShadowDesign, shadow_design
-from ..data.dataset import ImageData
-from ..data.digest import array_digest
-from ..data.plain import plain
-from ..data.splits import IndexArray
+from ..data.files import array_digest, to_json
+from ..data.preprocess import ImageData
+from ..data.table import Index
 from ..errors import InputError
 from ..randomness import Streams
 from ..runs.job import Job
@@ -55,9 +54,9 @@ class Division:
     and the `audited` ones among the pool. Positions in the data set, ascending.
     """
 
-    validation: IndexArray
-    pool: IndexArray
-    audited: IndexArray
+    validation: Index
+    pool: Index
+    audited: Index
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,23 +91,23 @@ class CellPlan:
         wanted = (job for job in self.jobs if job.key.kind != "original" or job.key in needed)
         return [replace(job, needs=()) if job.key in there else job for job in wanted]
 
-    def forgotten(self, shadow: int, part: int) -> IndexArray:
+    def forgotten(self, shadow: int, part: int) -> Index:
         """Positions in the data set of the points of a forget set."""
         return self._where(self.design.part[shadow] == part)
 
-    def retained(self, shadow: int, part: int) -> IndexArray:
+    def retained(self, shadow: int, part: int) -> Index:
         """Positions of what a shadow trained on and is to keep."""
         return self._where(self.design.trained[shadow] & (self.design.part[shadow] != part))
 
-    def trained(self, shadow: int) -> IndexArray:
+    def trained(self, shadow: int) -> Index:
         """Positions of what a shadow trains on."""
         return self._where(self.design.trained[shadow])
 
-    def never(self, shadow: int) -> IndexArray:
+    def never(self, shadow: int) -> Index:
         """Positions of what a shadow never sees."""
         return self._where(~self.design.trained[shadow])
 
-    def _where(self, mask: Mask) -> IndexArray:
+    def _where(self, mask: Mask) -> Index:
         return np.asarray(self.division.pool[mask], dtype=np.int64)
 
 
@@ -139,7 +138,7 @@ def plan_cells(settings: CellSettings, data: ImageData, *, defense_seed: int) ->
     jobs: list[Job] = []
 
     def add(cell: Cell, ingredients: Mapping[str, Any], needs: Sequence[Key], cost: float) -> Key:
-        found = plain({**ingredients, "needs": [need.digest for need in needs]})
+        found = to_json({**ingredients, "needs": [need.digest for need in needs]})
         key = Key(cell.kind, VERSIONS[cell.kind], found)
         if key.digest in cells:
             raise InputError(f"{cell} does the same as {cells[key.digest]}; leave one of the arms out")

@@ -14,23 +14,22 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..attacks.membership.confidence import logit_confidence
 from ..attacks.membership.pair_audit import PairAuditor
 from ..attacks.undoing.registry import pre_steps
 from ..data.examples import TensorExamples
-from ..data.splits import IndexArray
+from ..data.table import Index
 from ..defense.registry import make_defense
 from ..errors import DivergedError
 from ..methods.protocol import Task
 from ..methods.registry import make_method
-from ..models.digest import model_digest
-from ..models.registry import build_model, suggest_options
+from ..models.networks import build_model, suggest_options
+from ..models.weights import model_digest
 from ..randomness import Streams
 from ..runs.job import Job, Steps, finished
 from ..runs.store import Store
 from ..training.precision import lay_out
 from ..training.recipe import Recipe
-from ..training.scoring import logits
+from ..training.scoring import logit_confidence, logits
 from ..training.training import Training, training_steps
 from ..unlearning.driver import Driven, drive, working_copy
 from .cell_plan import Cell, CellPlan, is_paired
@@ -180,7 +179,7 @@ class CellWork:
             count = self.plan.settings.pair_examples
             pick = np.random.default_rng(Streams(self.plan.settings.seed, "study pair").number(cell.shadow))
 
-            def some(index: IndexArray, most: int) -> TensorExamples:
+            def some(index: Index, most: int) -> TensorExamples:
                 return self._place.points(np.sort(pick.permutation(index)[:most]))
 
             self._kept[key] = PairAuditor(
@@ -206,7 +205,7 @@ class CellWork:
         right = logits(model, examples).argmax(1) == examples.y
         return float(right.double().mean())
 
-    def _audited_among(self, index: IndexArray) -> IndexArray:
+    def _audited_among(self, index: Index) -> Index:
         return np.intersect1d(self.plan.division.audited, index)
 
     def _network(self, streams: Streams) -> nn.Module:

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.dataset import ImageData
 from ..data.examples import TensorExamples
-from ..data.pixels import Pixels, pixels_of
+from ..data.preprocess import ImageData, Pixels, pixels_of
 from ..errors import InputError
-from ..models.device import choose_device
+from ..models.modes import choose_device
 from .reconstruction_settings import ReconstructionSettings
 
 

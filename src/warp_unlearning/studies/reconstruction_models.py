@@ -14,14 +14,13 @@ from ..attacks.reconstruction.threat import Schedule, Threat
 from ..data.examples import TensorExamples
 from ..defense.base import Defense
 from ..defense.registry import make_defense
-from ..models.conv_generator import ConvGenerator
-from ..models.registry import build_model, suggest_options
-from ..models.staged import Staged
+from ..models.generator import ConvGenerator, Staged
+from ..models.networks import build_model, suggest_options
 from ..randomness import Streams
 from ..training.prior import PriorRecipe, PriorTraining
 from ..training.recipe import Recipe
 from ..training.training import Training
-from ..unlearning.driver import unlearn
+from ..unlearning.driver import updated
 from .one_step import OneStep
 from .reconstruction_images import Pictures
 from .reconstruction_settings import POOL, RETAIN, ReconstructionSettings
@@ -159,7 +158,7 @@ def forgotten_models(
     found = []
     for i, target in enumerate(targets.tolist()):
         some = slice(RETAIN * i, RETAIN * (i + 1))
-        after = unlearn(
+        after = updated(
             model,
             forget=pictures.examples(pictures.learned[target : target + 1]),
             retain=retain,
@@ -168,7 +167,7 @@ def forgotten_models(
             seed=i,
             defense_seed=settings.seed * 1000 + i,
         )
-        found.append(after.model.eval())
+        found.append(after)
     return found
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..data.dataset import ImageData
-from ..data.plain import plain
+from ..data.files import to_json
+from ..data.preprocess import ImageData
 from ..errors import InputError
 from ..runs.job import Job
 from ..runs.key import Key
@@ -67,9 +67,9 @@ class ReconstructionPlan:
 
 def plan_images(settings: ReconstructionSettings, data: ImageData, cells: Sequence[ImageCell]) -> ReconstructionPlan:
     """A job for every cell, and those for the models they need."""
-    model = Key(MODEL, VERSIONS[MODEL], plain(_model(settings, data)))
+    model = Key(MODEL, VERSIONS[MODEL], to_json(_model(settings, data)))
     generative = any(cell.attack.generative for cell in cells)
-    prior = Key(PRIOR, VERSIONS[PRIOR], plain(_prior(settings, data))) if generative else None
+    prior = Key(PRIOR, VERSIONS[PRIOR], to_json(_prior(settings, data))) if generative else None
     jobs = [Job(model, cost=5.0)] + ([] if prior is None else [Job(prior, cost=5.0)])
     found: dict[str, ImageCell] = {}
     arms: list[ImageArm] = []
@@ -77,7 +77,7 @@ def plan_images(settings: ReconstructionSettings, data: ImageData, cells: Sequen
         if cell.arm not in arms:
             arms.append(cell.arm)
         needs = (model, prior) if prior is not None and cell.attack.generative else (model,)
-        key = Key(ROW, VERSIONS[ROW], plain(_row(settings, data, cell, needs)))
+        key = Key(ROW, VERSIONS[ROW], to_json(_row(settings, data, cell, needs)))
         if key.digest in found:
             raise InputError(f"{cell} does the same as {found[key.digest]}; leave one of them out")
         found[key.digest] = cell

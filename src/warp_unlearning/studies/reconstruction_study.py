@@ -8,9 +8,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from ..data.load import load_data
-from ..data.plain import plain
-from ..models.device import choose_device
+from ..data.files import to_json
+from ..data.preprocess import load_data
+from ..models.modes import choose_device
 from ..runs.store import Store
 from .planned import Planned
 from .reconstruction_models import ImageArm
@@ -119,5 +119,5 @@ def reconstruction_results(name: str, plan: ReconstructionPlan, store: Store) ->
         "study": name,
         "rows": [json.loads(store.read(job.key).read(FOUND)) for job in jobs if store.has(job.key)],
         "missing": [plan.told(job.key) for job in jobs if not store.has(job.key)],
-        "settings": plain({"data": plan.settings.data["name"], **settings}),
+        "settings": to_json({"data": plan.settings.data["name"], **settings}),
     }

@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attacks.reconstruction.threat import Threat
-from ..data.load import load_data
-from ..data.plain import plain
-from ..models.conv_generator import ConvGenerator
+from ..data.files import to_json
+from ..data.preprocess import load_data
+from ..models.generator import ConvGenerator
 from ..runs.job import Job, Steps, finished
 from ..runs.store import Store
 from ..training.precision import lay_out
@@ -88,7 +88,7 @@ class ReconstructionWork:
             threats = [replace(threat, generator=prior) for threat in threats]
         truth = pictures.learned.images[self._targets(store)]
         row = attack_row(threats, cell.attack, truth, pictures, settings) | dict(cell.about)
-        return {FOUND: json.dumps(plain(row), sort_keys=True).encode()}
+        return {FOUND: json.dumps(to_json(row), sort_keys=True).encode()}
 
     def _threats(self, arm: ImageArm, store: Store) -> list[Threat]:
         """Those of an arm; kept until another arm is asked for."""

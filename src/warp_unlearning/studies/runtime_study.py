@@ -23,12 +23,11 @@ from typing import Any
 
 import torch
 
-from ..data.digest import array_digest
-from ..data.load import load_data
-from ..data.plain import plain
+from ..data.files import array_digest, to_json
+from ..data.preprocess import load_data
 from ..errors import DivergedError, InputError
-from ..models.device import choose_device
-from ..models.digest import model_digest
+from ..models.modes import choose_device
+from ..models.weights import model_digest
 from ..runs.job import Job, Steps
 from ..runs.key import Key
 from ..runs.store import Store
@@ -85,7 +84,7 @@ def timed_plan(settings: CellSettings, *, runs: int, defense_seed: int) -> CellP
             "machine": machine(settings.device),
             "needs": [original.key.digest],
         }
-        job = Job(Key(KIND, VERSION, plain(about)), (original.key,), cost=2.0 * runs)
+        job = Job(Key(KIND, VERSION, to_json(about)), (original.key,), cost=2.0 * runs)
         tasks[job.key.digest] = Cell(KIND, 0, 0, arm.name)
         jobs.append(job)
     return replace(cells, jobs=tuple(jobs), cells=tasks)
@@ -141,7 +140,7 @@ class RuntimeWork(CellWork):
             "original": model_digest(original),
             "machine": machine(self.plan.settings.device),
         }
-        return {ABOUT: json.dumps(plain(about), sort_keys=True).encode()}
+        return {ABOUT: json.dumps(to_json(about), sort_keys=True).encode()}
 
     def _wait(self) -> None:
         """Until the device has done what it was given."""
@@ -161,7 +160,7 @@ def runtime_results(plan: CellPlan, store: Store) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "kind": "study",
         "study": "runtime",
-        "rows": [plain(_row(arm, told[arm.name])) for arm in arms if "seconds" in told.get(arm.name, {})],
+        "rows": [to_json(_row(arm, told[arm.name])) for arm in arms if "seconds" in told.get(arm.name, {})],
         "missing": [arm.name for arm in arms if arm.name not in told],
         "diverged": {arm.name: told[arm.name]["diverged"] for arm in arms if "diverged" in told.get(arm.name, {})},
     }

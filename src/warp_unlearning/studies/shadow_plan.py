@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from ..attacks.membership.shadow_design import ShadowDesign, shadow_design
-from ..data.dataset import ImageData
-from ..data.digest import array_digest
-from ..data.plain import plain
-from ..data.splits import IndexArray
+from ..data.files import array_digest, to_json
+from ..data.preprocess import ImageData
+from ..data.table import Index
 from ..randomness import Streams
 from ..runs.job import Job
 from ..runs.key import Key
@@ -89,7 +88,7 @@ def plan_shadows(
     jobs: list[Job] = []
 
     def add(task: Task, ingredients: Mapping[str, Any], needs: Sequence[Task], cost: float) -> None:
-        found = plain({**ingredients, "needs": [keys[need].digest for need in needs]})
+        found = to_json({**ingredients, "needs": [keys[need].digest for need in needs]})
         keys[task] = Key(task.kind, VERSIONS[task.kind], found)
         jobs.append(Job(keys[task], tuple(keys[need] for need in needs), cost))
 
@@ -120,12 +119,12 @@ def is_paired(settings: ShadowSettings, task: Task) -> bool:
     return task.part == 0 and task.shadow < settings.pairs
 
 
-def forgotten(design: ShadowDesign, shadow: int, part: int) -> IndexArray:
+def forgotten(design: ShadowDesign, shadow: int, part: int) -> Index:
     """The points of a forget set."""
     return np.flatnonzero(design.part[shadow] == part)
 
 
-def retained(design: ShadowDesign, shadow: int, part: int) -> IndexArray:
+def retained(design: ShadowDesign, shadow: int, part: int) -> Index:
     """The points that a shadow trained on and is to keep."""
     return np.flatnonzero(design.trained[shadow] & (design.part[shadow] != part))
 

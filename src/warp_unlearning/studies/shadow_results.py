@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.plain import plain
+from ..data.files import to_json
 from ..runs.store import Store
 from .arm_rows import arm_rows
 from .shadow_plan import ShadowPlan
@@ -49,5 +49,5 @@ def shadow_results(plan: ShadowPlan, store: Store) -> dict[str, Any]:
         },
         "threat": list(THREAT),
         "not_tested": list(NOT_TESTED),
-        "arms": plain(arms),
+        "arms": to_json(arms),
     }

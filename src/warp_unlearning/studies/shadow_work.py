@@ -13,27 +13,25 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..attacks.membership.confidence import logit_confidence
 from ..attacks.membership.pair_audit import audit_pair
 from ..attacks.undoing.registry import pre_steps
-from ..data.dataset import ImageData
 from ..data.examples import TensorExamples
-from ..data.load import load_data
-from ..data.splits import IndexArray
+from ..data.preprocess import ImageData, load_data
+from ..data.table import Index
 from ..defense.registry import make_defense
 from ..errors import WarpWarning
 from ..methods.registry import make_method
-from ..models.device import choose_device
-from ..models.registry import build_model, suggest_options
-from ..models.user_model import load_builder
+from ..models.modes import choose_device
+from ..models.networks import build_model, suggest_options
+from ..models.own import load_builder
 from ..randomness import Streams
 from ..runs.job import Job
 from ..runs.key import Key
 from ..runs.store import Store
 from ..training.recipe import Recipe
-from ..training.scoring import accuracy, logits
+from ..training.scoring import accuracy, logit_confidence, logits
 from ..training.training import Training, run_training
-from ..unlearning.driver import unlearn
+from ..unlearning.driver import updated
 from .forget_energies import forget_energies
 from .shadow_plan import ORIGINAL, ShadowPlan, Task, forgotten, retained
 from .shadow_settings import ShadowSettings
@@ -78,7 +76,7 @@ class ShadowWork:
         with warnings.catch_warnings():
             # A method may choose the start; its scores say so.
             warnings.simplefilter("ignore", WarpWarning)
-            result = unlearn(
+            model = updated(
                 self._model(self.plan.key(Task("train", task.shadow)), store),
                 forget=self._points(forgotten(design, task.shadow, task.part)),
                 retain=self._points(retained(design, task.shadow, task.part)),
@@ -88,7 +86,7 @@ class ShadowWork:
                 seed=Streams(settings.seed, "unlearn", task.shadow).number(task.part),
                 defense_seed=Streams.secret(self.defense_seed).number(str(task)) if arm.defense is not None else None,
             )
-        return {WEIGHTS: weight_bytes(result.model.state_dict())}
+        return {WEIGHTS: weight_bytes(model.state_dict())}
 
     def _score(self, task: Task, store: Store) -> Mapping[str, bytes]:
         kind = "train" if task.arm == ORIGINAL else "unlearn"
@@ -142,7 +140,7 @@ class ShadowWork:
         found: tuple[TensorExamples, TensorExamples] = self._kept["held out"]
         return found
 
-    def _points(self, index: IndexArray) -> TensorExamples:
+    def _points(self, index: Index) -> TensorExamples:
         return self._data.train.select(torch.from_numpy(index)).to(self._device)
 
     def _network(self, streams: Streams) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.plain import plain
+from ..data.files import to_json
 from ..runs.store import Store
 from ..stats.intervals import mean
 from .arm_audits import paired_audits
@@ -57,7 +57,7 @@ def study_results(name: str, plan: CellPlan, store: Store) -> dict[str, Any]:
         },
         "threat": list(THREAT),
         "not_tested": list(NOT_TESTED),
-        "arms": plain(rows),
+        "arms": to_json(rows),
         "originals_trained_again": _trained_again(plan, store),
         "made_on": _made_on(plan, store),
     }

@@ -10,12 +10,13 @@ forgotten nor measured here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.splits import IndexArray, check_indices
-from ..errors import InputError
+from ..data.table import Index
+from ..errors import DataError, InputError
 from ..randomness import Streams
 from .tuning_objectives import FEWEST
 
@@ -29,17 +30,17 @@ class TuningShadow:
     """
 
     number: int
-    trained: IndexArray
-    forget: tuple[IndexArray, ...]
-    validation: IndexArray
-    held_out: IndexArray
+    trained: Index
+    forget: tuple[Index, ...]
+    validation: Index
+    held_out: Index
     measured: NDArray[np.bool_]
 
-    def retained(self, part: int) -> IndexArray:
+    def retained(self, part: int) -> Index:
         """What is trained on and not in this forget set."""
         return np.setdiff1d(self.trained, self.forget[part])
 
-    def retained_measured(self, part: int) -> IndexArray:
+    def retained_measured(self, part: int) -> Index:
         """Those of them on which accuracy is measured."""
         kept = self.retained(part)
         return kept[self.measured[kept]]
@@ -56,8 +57,19 @@ def tuning_design(
         raise InputError(f"{shadows} shadows with {forget_sets} forget sets; give at least one of each")
     measured = np.ones(points, dtype=bool)
     if audited is not None:
-        measured[check_indices(audited, count=points, what="audited")] = False
+        measured[audited_rows(audited, points)] = False
     return tuple(_shadow(i, measured, forget_sets, fraction, seed) for i in range(shadows))
+
+
+def audited_rows(asked: NDArray[Any], points: int) -> Index:
+    """The row numbers asked for, sorted, each once, if there are such rows among `points`."""
+    if asked.ndim != 1 or asked.dtype.kind not in "iu" or not len(asked):
+        raise DataError(f"the audited rows are {asked.dtype} of shape {asked.shape}; give whole numbers, shape (n,)")
+    rows = np.unique(asked)
+    outside = rows[(rows < 0) | (rows >= points)]
+    if len(outside):
+        raise DataError(f"the audited row {outside[0]} is not there; {points} training rows are numbered from 0")
+    return rows.astype(np.int64)
 
 
 def _shadow(index: int, measured: NDArray[np.bool_], forget_sets: int, fraction: float, seed: int) -> TuningShadow:

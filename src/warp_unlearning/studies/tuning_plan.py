@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..data.dataset import ImageData
-from ..data.digest import array_digest
-from ..data.plain import plain
+from ..data.files import array_digest, to_json
+from ..data.preprocess import ImageData
 from ..runs.job import Job
 from ..runs.key import Key
 from .shadow_settings import Arm
@@ -94,7 +93,7 @@ class TuningPlan:
         return TuningTask(TRAIN, Unit(task.unit.shadow, 0)), TuningTask(RETRAIN, task.unit)
 
     def _key(self, kind: str, ingredients: Mapping[str, Any]) -> Key:
-        return Key(kind, VERSIONS[kind], plain(ingredients))
+        return Key(kind, VERSIONS[kind], to_json(ingredients))
 
     def _training(self, unit: Unit) -> dict[str, Any]:
         settings, shadow = self.settings, self.design[unit.shadow]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.plain import plain
+from ..data.files import to_json
 from ..runs.store import Store
 from .tuning_choice import chosen_trial, on_frontier
 from .tuning_objectives import NAMES, Objectives, mean_objectives, norm
@@ -40,7 +40,7 @@ def tuning_results(plan: TuningPlan, store: Store, trials: Mapping[str, Sequence
     """All arms; `trials` has those of each by its name. What the run itself knows is added by its caller."""
     settings, first = plan.settings, plan.design[0]
     audited = int((~first.measured).sum())
-    found: dict[str, Any] = plain(
+    found: dict[str, Any] = to_json(
         {
             "schema_version": SCHEMA_VERSION,
             "kind": "tuning",

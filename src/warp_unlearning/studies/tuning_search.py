@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from ..data.plain import plain
+from ..data.files import to_json
 from ..errors import DataError, InputError
 from ..randomness import Streams
 from .tuning_objectives import NAMES, Objectives
@@ -187,7 +187,7 @@ def _trial(frozen: Any, optuna: Any) -> Trial:
 def _described(arm: TunedArm, settings: TuningSettings, about: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that decides the trials of an arm but how many there are to be."""
     space = {name: {"kind": type(found).__name__.lower(), **asdict(found)} for name, found in arm.space.items()}
-    found: dict[str, Any] = plain(
+    found: dict[str, Any] = to_json(
         {
             **about,
             "start": arm.start.ingredients,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from ..data.splits import IndexArray
+from ..data.table import Index
 from ..defense.registry import make_defense
 from ..errors import DivergedError
 from ..methods.protocol import Task
@@ -131,7 +131,7 @@ class TuningWork:
             "mia_held_out": membership_accuracy(lost["forget"], lost["held_out"], seed=seed),
         }
 
-    def _answers(self, model: nn.Module, index: IndexArray) -> tuple[float, NDArray[np.float64]]:
+    def _answers(self, model: nn.Module, index: Index) -> tuple[float, NDArray[np.float64]]:
         points = self.place.points(index)
         output = logits(model, points).double()
         losses = F.cross_entropy(output, points.y, reduction="none").cpu().numpy()
@@ -140,7 +140,7 @@ class TuningWork:
         right = (output.argmax(1) == points.y).double().mean()
         return float(right), np.asarray(losses, dtype=np.float64)
 
-    def _trained(self, index: IndexArray, streams: Streams) -> Generator[object, None, nn.Module]:
+    def _trained(self, index: Index, streams: Streams) -> Generator[object, None, nn.Module]:
         settings = self.plan.settings
         training = Training(
             new_network(settings.models, self.place.data, streams).to(self.place.device),

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from ..data.dataset import ImageData
 from ..data.examples import TensorExamples
-from ..data.load import load_data
-from ..data.splits import IndexArray
-from ..models.device import choose_device
+from ..data.preprocess import ImageData, load_data
+from ..data.table import Index
+from ..models.modes import choose_device
 from ..training.precision import Precision
 from ..training.repeated import Repeater
 
@@ -61,7 +60,7 @@ class Workplace:
         """All test examples, on the device."""
         return self._sent(self.data.test)
 
-    def points(self, index: IndexArray) -> TensorExamples:
+    def points(self, index: Index) -> TensorExamples:
         """Training examples by position, on the device."""
         return self.train.select(torch.from_numpy(index))
 

@@ -223,7 +223,7 @@ class NullSpace:
         self, model: nn.Module, batches: Sequence[Tensor]
     ) -> tuple[dict[str, InputBasis], dict[str, str], list[str]]:
         """The bases of what may move, why each other parameter stays, and notes."""
-        weights, left = _movable(model, batches[0])
+        weights, left = movable_weights(model, batches[0])
         moments: dict[str, SecondMoment] = {}
 
         def record(weight: LinearWeight, columns: Tensor) -> None:
@@ -441,7 +441,7 @@ def _evaluated(model: nn.Module) -> Iterator[None]:
         restore_modes(before)
 
 
-def _movable(model: nn.Module, x: Tensor) -> tuple[list[LinearWeight], dict[str, str]]:
+def movable_weights(model: nn.Module, x: Tensor) -> tuple[list[LinearWeight], dict[str, str]]:
     """The weights that a move may touch, each with its bias where that may move too, and why other parameters stay."""
     elsewhere = read_by_others(model, x[:1])
     parameters = dict(model.named_parameters())

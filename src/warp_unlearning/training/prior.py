@@ -22,14 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..data.augment import random_crop_flip
 from ..data.examples import TensorExamples
-from ..data.sampling import batch_shape, epoch
+from ..data.sampling import batch_shape, epoch, random_crop_flip
 from ..errors import InputError, WeightsError
-from ..models.conv_encoder import ConvEncoder
-from ..models.conv_generator import ConvGenerator
-from ..models.normalisation import norm_mode
-from ..models.reinitialise import reinitialise
+from ..models.fresh import reinitialise
+from ..models.generator import ConvEncoder, ConvGenerator
+from ..models.modes import norm_mode
 from ..randomness import Streams
 from .precision import Precision, autocast, lay_out, lay_out_batch
 from .pyramid import pyramid_distance

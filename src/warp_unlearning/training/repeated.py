@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..cuda_graphs import CudaGraph, capturable_stream
-from ..data.taken import Taken
+from ..data.examples import Taken
 from ..kernels.availability import triton_is_there
 from .precision import Precision, autocast
 from .stepper import Number

@@ -1,19 +1,30 @@
-"""What a model says about examples: logits in eval mode, losses and accuracy from them."""
+"""What a model says about examples: logits in eval mode, losses, accuracy and confidence from them.
+
+How sure a model is of a point's label is a score that is close to Gaussian over models,
+φ = log p_y − log Σ_{c≠y} p_c = z_y − logsumexp_{c≠y} z_c, from logits z, so that nothing is rounded to 0 or 1 on the
+way.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from ..data.examples import Examples, TensorExamples, in_order
-from ..models.normalisation import norm_mode
+from ..errors import DataError, InputError, WarpError
+from ..gradients.energy import gradient_energy
+from ..models.modes import norm_mode
+from ..models.own import failed
 
-_AT_ONCE = 512
+# Examples at once: of tensors, and of what is read batch by batch, which may be large.
+_AT_ONCE, _READ_AT_ONCE = 512, 64
 # Small inputs are better asked many at a time on a GPU, where asking takes longer than answering; numbers of a batch.
-_NUMBERS_ON_GPUS, _MOST_ON_GPUS = 2**24, 4096
+_NUMBERS, _MOST_ON_GPUS = 2**24, 4096
 
 
 @torch.no_grad()
@@ -24,10 +35,29 @@ def logits(model: nn.Module, examples: Examples, *, batch_size: int | None = Non
         return torch.cat([model(x) for x in _inputs(examples, size)])
 
 
+def checked_logits(model: nn.Module, examples: Examples, what: str, *, classes: int | None = None) -> Tensor:
+    """The logits of a user's network on the set `what`, in float64 on the CPU; an error in one line where it fails or
+    does not give as many rows, or `classes`, as it should.
+    """
+    try:
+        found = logits(model, examples).double().cpu()
+    except WarpError:
+        raise
+    except Exception as error:
+        raise failed(error, f"asked for its outputs on the {what} set") from error
+    if found.dim() != 2 or len(found) != len(examples) or found.shape[1] != (classes or found.shape[1]):
+        raise InputError(
+            f"the model's output on the {what} set is {tuple(found.shape)} for {len(examples)} examples; it must be as "
+            "many rows of as many logits, whatever the batch"
+        )
+    return found
+
+
 def _at_once(examples: Examples) -> int:
-    if not isinstance(examples, TensorExamples) or not examples.x.is_cuda or len(examples) == 0:
-        return _AT_ONCE
-    return max(1, min(_MOST_ON_GPUS, _NUMBERS_ON_GPUS // max(1, examples.x[0].numel())))
+    if not isinstance(examples, TensorExamples) or len(examples) == 0:
+        return _READ_AT_ONCE
+    most = _MOST_ON_GPUS if examples.x.is_cuda else _AT_ONCE
+    return max(1, min(most, _NUMBERS // max(1, examples.x[0].numel())))
 
 
 def _inputs(examples: Examples, size: int) -> Iterator[Tensor]:
@@ -46,3 +76,64 @@ def losses(model: nn.Module, examples: Examples) -> Tensor:
 def accuracy(model: nn.Module, examples: Examples) -> float:
     """The share of examples whose largest logit is at the label."""
     return float((logits(model, examples).argmax(1) == examples.y).double().mean())
+
+
+def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> NDArray[np.float64]:
+    """φ of every point, shape (...,), from logits of shape (..., classes) and labels of shape (...,).
+
+    Computed in float64 and finite for all finite logits; float32 is enough to store it.
+
+    >>> logit_confidence([[800.0, -800.0]], [0])
+    array([1600.])
+    """
+    values, truth = _checked(logits, labels)
+    own = np.take_along_axis(values, truth[..., None], -1)[..., 0]
+    others = values.copy()
+    np.put_along_axis(others, truth[..., None], -np.inf, -1)
+    top = others.max(-1)
+    rest = top + np.log(np.exp(others - top[..., None]).sum(-1))
+    return np.asarray(own - rest, dtype=np.float64)
+
+
+def correctness(logits: ArrayLike, labels: ArrayLike) -> NDArray[np.float64]:
+    """1 where the label has the largest logit, 0 elsewhere: the weaker score, one bit of what `logit_confidence` knows.
+
+    A label that shares the largest logit with another class counts as not found.
+
+    >>> correctness([[2.0, 1.0], [2.0, 1.0]], [0, 1])
+    array([1., 0.])
+    """
+    values, truth = _checked(logits, labels)
+    own = np.take_along_axis(values, truth[..., None], -1)[..., 0]
+    others = values.copy()
+    np.put_along_axis(others, truth[..., None], -np.inf, -1)
+    return np.asarray(own > others.max(-1), dtype=np.float64)
+
+
+def _checked(logits: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    values, truth = np.asarray(logits, dtype=np.float64), np.asarray(labels)
+    if values.ndim < 1 or values.shape[:-1] != truth.shape:
+        raise InputError(f"logits of shape {values.shape} and labels of shape {truth.shape}; labels lack the last axis")
+    if values.shape[-1] < 2:
+        raise InputError(f"{values.shape[-1]} class; confidence against other classes needs at least 2")
+    if not np.issubdtype(truth.dtype, np.integer):
+        raise InputError(f"labels of type {truth.dtype}; they must be integers")
+    if truth.size and not (truth.min() >= 0 and truth.max() < values.shape[-1]):
+        raise DataError(
+            f"labels from {truth.min()} to {truth.max()} with {values.shape[-1]} classes; find the wrong ones"
+        )
+    if not np.isfinite(values).all():
+        raise DataError(f"{np.count_nonzero(~np.isfinite(values))} logits are not finite; the model has diverged")
+    return values, truth.astype(np.int64)
+
+
+def mean_energy(model: nn.Module, examples: Examples, *, batch_size: int = 256) -> float | None:
+    """The mean squared norm of the loss gradient over the examples, or None where the network does not allow it."""
+    total = 0.0
+    try:
+        with torch.no_grad(), norm_mode(model, "eval"):
+            for index in in_order(len(examples), batch_size):
+                total += float(gradient_energy(model, *examples.take(index)).double().sum())
+    except InputError:
+        return None
+    return total / len(examples)

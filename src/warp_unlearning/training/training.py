@@ -9,13 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.augment import check_fill, crop_flip, draw_crop_flip
-from ..data.examples import Examples, index_device
-from ..data.sampling import batch_shape, epoch
-from ..data.taken import Given, take_later
+from ..data.examples import Examples, Given, index_device, take_later
+from ..data.sampling import batch_shape, check_fill, crop_flip, draw_crop_flip, epoch
 from ..errors import DivergedError, WeightsError
-from ..models.normalisation import enter_mode, predict
-from ..models.quiet import draws_nothing
+from ..models.modes import draws_nothing, enter_mode, predict
 from ..randomness import LayerDraws, Streams
 from .precision import lay_out, lay_out_batch
 from .recipe import Recipe

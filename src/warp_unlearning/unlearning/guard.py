@@ -1,16 +1,31 @@
-"""Watches an unlearning: turns losses into history rows, and stops it when a loss or a weight is no longer finite."""
+"""Watches an unlearning: turns losses into history rows, and stops it when a loss or a weight is no longer finite, or
+when the model collapses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isfinite
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import DivergedError
+from ..data.examples import Examples, TensorExamples
+from ..data.sampling import draw_per_class
+from ..errors import CollapsedError, DivergedError
+from ..methods.protocol import Task
+from ..stats.exchange import sign_p
+from ..training.scoring import logits
 from ..training.update import Update
 from ..waiting import await_device
+
+# An accuracy this much below the start's, beyond chance, is a collapse.
+COLLAPSE, BEYOND_CHANCE = 0.20, 0.01
+# Rows looked at: a share of the retain set, which takes under 2 % of an epoch's passes, within these bounds. With
+# fewer unseen rows retained ones serve; of fewer than FEW_RETAINED of those 20 points say little, and none are watched.
+FEWEST, MOST, SHARE, FEW_RETAINED, LOOKS = 50, 500, 0.03, 200, 8
 
 
 class Guard:
@@ -24,8 +39,7 @@ class Guard:
         self._waiting: list[Update] = []
         self._model = model
         self._kept = {n: t.clone() for n, t in model.state_dict().items()}
-        self._exact = [n for n, t in self._kept.items() if not t.is_floating_point()]
-        self._floating = [n for n in self._kept if n not in self._exact]
+        self._floating = [n for n, t in self._kept.items() if t.is_floating_point()]
         self.history: list[dict[str, float]] = []
 
     def watch(self, update: Update) -> None:
@@ -40,49 +54,105 @@ class Guard:
         losses = [loss for update in self._waiting for loss in update.losses.values()]
         # Read anew each time: a change of memory layout gives a parameter another storage.
         state = self._model.state_dict()
-        norms = torch._foreach_norm([state[n] for n in self._floating])
-        sums = torch.stack([torch.stack(norms).sum().double()])  # finite if and only if every norm is
-        joined = torch.cat([torch.stack(losses).double(), sums] if losses else [sums])
+        floating = [state[n] for n in self._floating]
+        total = torch.stack(torch._foreach_norm(floating)).sum()  # finite if and only if every norm is
+        joined = torch.cat([torch.stack(part).double() for part in (losses, [total]) if part])
         await_device(joined.device)
-        numbers = joined.tolist()
-        self._check(numbers[:-1], numbers[-1])
-        values = iter(numbers)
+        *values, size = joined.tolist()
+        bad = next((f"a loss became {v}" for v in values if not isfinite(v)), "")
+        if bad or not isfinite(size):
+            step = self._waiting[-1].step if self._waiting else 0
+            last = int(self.history[-1]["update"]) if self.history else 0
+            raise DivergedError(
+                f"{bad or 'a weight is no longer finite'} by update {step}; the weights after update {last} are the "
+                "last finite ones and are kept. Lower the learning rate or the weight of the forget loss, or bound it "
+                "(ngp: saturate=true)",
+                state=dict(self._kept),
+                update=step,
+            )
+        each = iter(values)
         for update in self._waiting:
             row = {"update": update.step, "epoch": update.epoch}
-            self.history.append(row | {name: next(values) for name in update.losses})
+            self.history.append(row | {name: next(each) for name in update.losses})
         self._waiting.clear()
-        self._keep(state)
-
-    def _keep(self, state: Mapping[str, Tensor]) -> None:
         # One kernel for the floating-point tensors; a list of mixed types would be copied one by one.
-        torch._foreach_copy_([self._kept[n] for n in self._floating], [state[n] for n in self._floating])
-        for name in self._exact:
+        torch._foreach_copy_([self._kept[n] for n in self._floating], floating)
+        for name in self._kept.keys() - set(self._floating):
             self._kept[name].copy_(state[name])
 
-    def _check(self, losses: list[float], total: float) -> None:
-        step = self._waiting[-1].step if self._waiting else 0
-        if not all(isfinite(v) for v in losses):
-            value = next(v for v in losses if not isfinite(v))
-            raise self._diverged(f"a loss became {value}", step)
-        if not isfinite(total):
-            raise self._diverged("a weight is no longer finite", step)
 
-    def _diverged(self, what: str, step: int) -> DivergedError:
-        last = int(self.history[-1]["update"]) if self.history else 0
-        return DivergedError(
-            f"{what} by update {step}; the weights after update {last} are the last finite ones and are kept. "
-            "Lower the learning rate or the weight of the forget loss, or bound it (ngp: saturate=true)",
-            state=dict(self._kept),
-            update=step,
-        )
+class Collapse:
+    """Stops a run when fewer of `examples` get right answers than before it, by more than 20 points and beyond chance.
+
+    Looks at the end of each epoch, of many epochs at every eighth of the run, and keeps a copy of the weights that it
+    last found in order. A low that passes is no collapse (salun has some in its first epochs): a run is stopped in its
+    second half, where an epoch did not get better than a low one before, and at its end. One that starts from other
+    weights, as a retraining, is not watched.
+    """
+
+    def __init__(self, model: nn.Module, examples: TensorExamples) -> None:
+        self._model, self._examples = model, examples
+        self._before = self._right()
+        self._kept = {n: t.clone() for n, t in model.state_dict().items()}
+        self._last, self._looked, self._low, self._watching = 0, 0, 0.0, True
+
+    def watch(self, update: Update) -> None:
+        """Look, if an epoch ends with this update."""
+        self._watching &= not update.restarts
+        end = update.step == update.of
+        due = end or LOOKS * (update.step - self._looked) >= update.of
+        if not (self._watching and update.ends_epoch and due):
+            return
+        self._looked, right = update.step, self._right()
+        up, down = int((right & ~self._before).sum()), int((self._before & ~right).sum())
+        low = (down - up) / len(right)
+        if low <= COLLAPSE or sign_p(down, up) >= BEYOND_CHANCE:
+            self._last, self._low = update.step, 0.0
+            for name, value in self._model.state_dict().items():
+                self._kept[name].copy_(value)
+        elif end or (2 * update.step > update.of and 0 < self._low <= low):
+            before, after = (float(each.double().mean()) for each in (self._before, right))
+            raise CollapsedError(
+                f"accuracy fell from {before:.3f} to {after:.3f} of {len(right)} rows that the model should still know "
+                f"by update {update.step} of {update.of}: the model collapsed. The weights after update {self._last} "
+                "are kept; lower the learning rate, the epochs or the weight of the forget loss",
+                state=self._kept,
+                update=update.step,
+            )
+        else:
+            self._low = low
+
+    def _right(self) -> Tensor:
+        with generators_kept(self._examples.x.device):
+            right = logits(self._model, self._examples).argmax(1) == self._examples.y
+            await_device(right.device)
+            return right.cpu()
 
 
-def training_modes(model: nn.Module) -> list[bool]:
-    """Which modules are in train mode, in the order of `modules()`."""
-    return [m.training for m in model.modules()]
+def rows_to_watch(task: Task, unseen: Examples | None) -> TensorExamples | None:
+    """At most 500 rows of the classes that are kept: `unseen` ones, else, where they are too few, retained ones."""
+    count = min(MOST, max(FEWEST, round(SHARE * len(task.retain))))
+    draw = task.streams.generator("collapse")
+    for source, fewest in ((unseen, FEWEST), (task.retain, FEW_RETAINED)):
+        if source is None:
+            continue
+        here = torch.isin(source.y, task.retain.y).nonzero().flatten().cpu()
+        if len(here) >= fewest:
+            chosen = draw_per_class(source.y.cpu()[here].numpy(), count=min(count, len(here)), generator=draw)
+            with generators_kept(task.retain.y.device):
+                return TensorExamples(*source.take(here[torch.from_numpy(chosen)]))
+    return None
 
 
-def restore_modes(model: nn.Module, modes: list[bool]) -> None:
-    """Put modules back into the modes that `training_modes` found."""
-    for module, training in zip(model.modules(), modes, strict=True):
-        module.training = training
+@contextmanager
+def generators_kept(device: torch.device, *, start: int | None = None) -> Iterator[None]:
+    """Leave torch's and numpy's global generators as they were before the block, which starts from a seed if given."""
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            if start is not None:
+                torch.default_generator.manual_seed(start)
+                np.random.seed(start)  # noqa: NPY002
+            yield
+    finally:
+        np.random.set_state(numpy_state)  # noqa: NPY002

@@ -1,6 +1,7 @@
 """The deletion record: what was asked to be forgotten, from which model, how, when, and what came of it.
 
-Data are named by digests only; the record holds no example. Of a defence it holds the name, never its random draws.
+Data are named by digests only; the record holds no example and no name that a person gave a row. Of a defence it holds
+the name and the settings, never its random draws.
 """
 
 from __future__ import annotations
@@ -14,20 +15,29 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ..data.digest import array_digest
 from ..data.examples import Examples, TensorExamples
+from ..data.files import array_digest, to_json
 from ..defense.base import Defense
 from ..errors import DataError
 from ..methods.protocol import Method
 from ..symmetry.symmetry import settings_of
 from ..version import __version__
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+# What may be said of a request: the way of asking, numbers, and digests in hexadecimal. Nothing that names a person.
+WAYS = ("examples", "numbers", "mask", "names", "ids", "class", "fraction")
+_REQUEST: dict[str, Any] = {"how": str, "rows": int, "copies": int, "drawn": bool, "digests": (list, tuple)}
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """One request to forget and how it was carried out."""
+    """One request to forget and how it was carried out.
+
+    `request` says how it was asked: "how" (one of examples, numbers, mask, names, ids, class, fraction), the numbers of
+    "rows" and of "copies" left out with them, whether the rows were "drawn" at random, and "digests" of their contents.
+    `preprocessing` is how raw inputs become the network's, `network_file` the SHA-256 of a file that builds it,
+    `recipe` whose training made a retrained model. Version 0.1 knew none of these.
+    """
 
     requested: int
     retained: int
@@ -43,6 +53,21 @@ class Deletion:
     date: str
     versions: Mapping[str, str]
     verdicts: Mapping[str, Any] = field(default_factory=dict)
+    request: Mapping[str, Any] = field(default_factory=dict)
+    preprocessing: Mapping[str, Any] | None = None
+    network_file: str | None = None
+    threads: int | None = None
+    device: str | None = None
+    verdict: Mapping[str, Any] | None = None
+    recipe: str | None = None
+
+    def __post_init__(self) -> None:
+        for key, value in self.request.items():
+            if key not in _REQUEST or not isinstance(value, _REQUEST[key]):
+                raise DataError(f"a request with {key} = {value!r} cannot be recorded; it may have {list(_REQUEST)}")
+        how, digests = self.request.get("how", WAYS[0]), self.request.get("digests", ())
+        if how not in WAYS or not all(isinstance(d, str) and set(d) <= set("0123456789abcdef") for d in digests):
+            raise DataError(f"a request asked by {how!r} cannot be recorded; give one of {WAYS}, and digests as hex")
 
 
 @dataclass(frozen=True)
@@ -62,42 +87,47 @@ class DeletionRecord:
 
     def audited(self, unlearned: str, verdict: Mapping[str, Any]) -> DeletionRecord:
         """The record with the verdict of one more audit of the last result, whose digest is `unlearned`."""
-        if not self.deletions or self.deletions[-1].unlearned != unlearned:
-            last = self.deletions[-1].unlearned[:12] if self.deletions else "nothing"
+        last = self.deletions[-1] if self.deletions else None
+        if last is None or last.unlearned != unlearned:
+            ends = last.unlearned[:12] if last else "nothing"
             raise DataError(
-                f"the audited model is {unlearned[:12]}, but the record ends with {last}; audit the last result"
+                f"the audited model is {unlearned[:12]}, but the record ends with {ends}; audit the last result"
             )
-        last_one = self.deletions[-1]
-        audits = [*last_one.verdicts.get("audits", []), dict(verdict)]
-        grown = replace(last_one, verdicts={**last_one.verdicts, "audits": audits})
-        return DeletionRecord((*self.deletions[:-1], grown))
+        audits = [*last.verdicts.get("audits", []), dict(verdict)]
+        return DeletionRecord((*self.deletions[:-1], replace(last, verdicts={**last.verdicts, "audits": audits})))
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, with the version of its form."""
-        return {"schema_version": SCHEMA_VERSION, "deletions": [asdict(d) for d in self.deletions]}
+        return {"schema_version": SCHEMA_VERSION, "deletions": [to_json(asdict(d)) for d in self.deletions]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DeletionRecord:
-        """The record that `as_json` wrote."""
+        """The record that `as_json` wrote, in this version or in 0.1."""
         version = data.get("schema_version") if isinstance(data, Mapping) else None
-        if version != SCHEMA_VERSION:
+        if version not in (1, SCHEMA_VERSION) or isinstance(version, bool):
             raise DataError(
-                f"the deletion record has schema version {version}; this program reads version {SCHEMA_VERSION}"
+                f"the deletion record has schema version {version}; this program reads versions 1 and {SCHEMA_VERSION}"
             )
         rows = data.get("deletions")
         if not isinstance(rows, list):
             raise DataError(f"the deletion record holds {rows!r} where its deletions should be; it is damaged")
         record = cls()
         for row in rows:
-            record = record.then(_deletion(row))
+            record = record.then(_deletion(row, version=version))
         return record
 
 
-def _deletion(row: object) -> Deletion:
-    names = {f.name for f in fields(Deletion)}
-    if not isinstance(row, Mapping) or set(row) != names:
-        odd = sorted(set(row) ^ names) if isinstance(row, Mapping) else [repr(row)]
+def _deletion(row: object, *, version: int) -> Deletion:
+    names = [f.name for f in fields(Deletion)]
+    names = names[: names.index("request")] if version == 1 else names
+    if not isinstance(row, Mapping) or set(row) != set(names):
+        odd = sorted(set(row) ^ set(names)) if isinstance(row, Mapping) else [repr(row)]
         raise DataError(f"a deletion of the record has missing or unknown fields: {', '.join(odd)}")
+    kinds: dict[str, Any] = {"str": str, "int": int, "bool": bool, "Mapping[str, Any]": Mapping}
+    for f in fields(Deletion):
+        kind, value = kinds.get(str(f.type), object), row.get(f.name)
+        if f.name in row and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            raise DataError(f"a deletion of the record has {f.name} = {value!r}; it is damaged")
     return Deletion(**row)
 
 
@@ -115,10 +145,8 @@ def examples_digest(examples: Examples) -> str:
 def describe(method: Method) -> dict[str, Any]:
     """A method's name and settings as plain data."""
     settings: dict[str, Any] = asdict(cast(Any, method)) if is_dataclass(method) else {}
-    return {
-        "name": method.name,
-        "options": {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()},
-    }
+    options = {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items() if not callable(v)}
+    return {"name": method.name, "options": options}
 
 
 def describe_defense(defense: Defense | None) -> dict[str, Any] | None:
@@ -132,12 +160,8 @@ def describe_defense(defense: Defense | None) -> dict[str, Any] | None:
 
 def versions() -> dict[str, str]:
     """The versions that decide a result."""
-    return {
-        "warp_unlearning": __version__,
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
+    ours = {"warp_unlearning": __version__, "torch": str(torch.__version__), "numpy": np.__version__}
+    return {**ours, "python": platform.python_version()}
 
 
 def now() -> str:

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..cli.subject import Subject
 from ..data.examples import TensorExamples
-from ..data.image_digests import image_digests
-from ..data.pixels import Pixels, pixels_of
-from ..data.splits import IndexArray
-from ..data.stratified import draw, draw_per_class
+from ..data.preprocess import Pixels, image_digests, pixels_of
+from ..data.sampling import draw, draw_per_class
+from ..data.table import Index
 from ..errors import DataError, InputError
 from ..randomness import Streams
-from .source import Source
 
 # More decoys of a class cost memory and narrow no interval.
 _DECOYS = 100
@@ -25,7 +24,7 @@ _DECOYS = 100
 _ENOUGH = 39
 _ROUNDING = 1e-3
 
-Seen = Callable[[Tensor], IndexArray]
+Seen = Callable[[Tensor], Index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,20 +35,20 @@ class AttackImages:
 
     pixels: Pixels
     train: TensorExamples
-    probe_index: IndexArray
+    probe_index: Index
     probes: TensorExamples
     decoys: tuple[Tensor, Tensor] | None
     notes: tuple[str, ...]
 
-    def truth(self, index: IndexArray) -> Tensor:
+    def truth(self, index: Index) -> Tensor:
         """The images at these positions of the training part, with values in [0, 1]."""
         return unit_images(self.pixels, self.train.x[index])
 
 
 def gather_images(
-    original: Source,
-    forgotten: Sequence[IndexArray],
-    kept: Sequence[IndexArray | None],
+    original: Subject,
+    forgotten: Sequence[Index],
+    kept: Sequence[Index],
     *,
     probes: int,
     seed: int,
@@ -100,15 +99,14 @@ def unit_images(pixels: Pixels, inputs: Tensor) -> Tensor:
     return images.clamp(0, 1)
 
 
-def _pool(original: Source, targets: IndexArray, kept: Sequence[IndexArray | None]) -> IndexArray:
-    everything = np.arange(len(original.data.train), dtype=np.int64)
-    known = np.setdiff1d(everything, original.validation) if original.known is None else original.known
+def _pool(original: Subject, targets: Index, kept: Sequence[Index]) -> Index:
+    known = original.known
     for after in kept:
-        known = known if after is None else np.intersect1d(known, after)
+        known = np.intersect1d(known, after)
     return np.setdiff1d(known, targets)
 
 
-def _not_copies(pixels: Pixels, inputs: Tensor, targets: Tensor) -> IndexArray:
+def _not_copies(pixels: Pixels, inputs: Tensor, targets: Tensor) -> Index:
     """Rows of `inputs` that show none of the targets."""
     if not len(inputs):
         return np.empty(0, dtype=np.int64)
@@ -120,7 +118,7 @@ def _not_copies(pixels: Pixels, inputs: Tensor, targets: Tensor) -> IndexArray:
 def _decoys(
     pixels: Pixels,
     examples: TensorExamples,
-    pool: IndexArray,
+    pool: Index,
     *,
     wanted: dict[int, int],
     least: int,

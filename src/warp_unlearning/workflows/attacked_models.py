@@ -9,13 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data.split_folder import load_split
-from ..data.splits import IndexArray
+from ..cli.subject import Subject, on_one_table
+from ..data.table import FORGET, Index, Parts, find, read_request
 from ..errors import DataError, InputError
-from ..models.digest import model_digest
-from .evaluate import check_one_data_set
+from ..models.weights import model_digest
 from .known_unlearning import KnownUnlearning, known_unlearning
-from .source import Source, read_indices
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +21,8 @@ class Attacked:
     """A model after a request, and what that forgot."""
 
     path: Path
-    source: Source
-    forget: IndexArray
+    source: Subject
+    forget: Index
     known: KnownUnlearning
 
 
@@ -47,7 +45,7 @@ class Column:
 
 
 def load_attacked(
-    original: Source, after: Sequence[Path], *, forget: Path | None, most: int, load: Callable[[Path], Source]
+    original: Subject, after: Sequence[Path], *, forget: Path | None, most: int, load: Callable[[Path], Subject]
 ) -> list[Attacked]:
     """The models at `after`, which all start from the original and forgot equally many examples, at most `most`:
     those that each run says, or those in the file `forget`.
@@ -55,13 +53,16 @@ def load_attacked(
     if not after:
         raise InputError("no model after the unlearning was given; give at least one")
     sources = {path: load(path) for path in dict.fromkeys(after)}
-    check_one_data_set({"original": original, **{str(path): source for path, source in sources.items()}})
+    same = on_one_table({"original": original, **{str(path): source for path, source in sources.items()}})
+    sources = {path: same[str(path)] for path in sources}
     digest = model_digest(original.model)
     for path, source in sources.items():
         if model_digest(source.model) == digest:
             raise InputError(f"{path} is identical to the model before: there is no difference to attack")
     found = [
-        Attacked(path, source, _forgotten(path, forget, original), known_unlearning(path, source, original=digest))
+        Attacked(
+            path, source, _forgotten(path, source, forget, original), known_unlearning(path, source, original=digest)
+        )
         for path, source in sources.items()
     ]
     sizes = sorted({len(a.forget) for a in found})
@@ -104,23 +105,32 @@ def _way(one: Attacked) -> tuple[str, str]:
     return f"{known.method}{defense}", f"{dict(known.settings)} {last.defense} {known.schedule}"
 
 
-def _forgotten(path: Path, file: Path | None, original: Source) -> IndexArray:
-    count = len(original.data.train)
-    split = path / "split"
-    told = load_split(split, train_count=count, test_count=len(original.data.test)).forget if split.is_dir() else None
-    given = None if file is None else read_indices(file, count=count, what="forget")
+def _forgotten(path: Path, source: Subject, file: Path | None, original: Subject) -> Index:
+    told = source.parts.rows(FORGET) if source.record.deletions else None
     if told is not None:
-        if given is not None and not np.array_equal(np.sort(given), np.sort(told)):
-            raise InputError(f"{file} names other examples than those that {path} forgot; leave --forget out")
-        forget = told
-    elif given is not None:
-        forget = given
-    else:
-        raise InputError(f"nothing says which examples {path} forgot; give --forget FILE.npy of their positions")
-    unknown = np.empty(0) if original.known is None else np.setdiff1d(forget, original.known)
+        check_known(original, told)
+    if file is not None:
+        given = asked_parts(file, original).rows(FORGET)
+        if told is not None and not np.array_equal(given, told):
+            raise InputError(f"{file} names other rows than those that {path} forgot; leave --forget out")
+        return given
+    if told is None:
+        raise InputError(f"nothing says which rows {path} forgot; give --forget FILE")
+    return told
+
+
+def asked_parts(file: Path, original: Subject) -> Parts:
+    """The part of each row once those in a file are forgotten with their copies, all of which the original knew."""
+    rows = find(read_request(file), original.table)
+    check_known(original, rows)
+    return original.parts.request(original.table, rows)
+
+
+def check_known(original: Subject, forget: Index) -> None:
+    """Refuse rows to forget that the original never learned from."""
+    unknown = np.setdiff1d(forget, np.concatenate([original.known, original.forgotten]))
     if len(unknown):
         raise DataError(
-            f"the original model never learned from {len(unknown)} of the {len(forget)} forgotten examples (first: "
-            f"{unknown[0]}); give the model from before the request"
+            f"the original model never learned from {len(unknown)} of the {len(forget)} forgotten rows (first: "
+            f"{unknown[0]}); give the model from before the request, or leave them out"
         )
-    return forget

@@ -10,22 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..attacks.membership.pair_audit import audit_pair
 from ..attacks.membership.pair_report import PairAudit
-from ..config.resolve import RESOLVED, as_plain
-from ..data.digest import array_digest
-from ..data.split_folder import load_split
-from ..data.splits import IndexArray
-from ..errors import DataError, InputError
-from ..models.digest import model_digest
+from ..cli.options import Options
+from ..cli.subject import PLACES, Subject, check_reference, on_one_table, open_subject
+from ..config import RESOLVED, as_plain
+from ..data.files import array_digest
+from ..data.table import FORGET, RETAIN, TEST, Parts
+from ..errors import InputError
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..stats.reading import MARGIN
 from ..unlearning.record import DeletionRecord, now
+from .attacked_models import asked_parts, check_known
 from .audit_results import AUDIT, SCORES, read_audit, write_scores
-from .evaluate import check_one_data_set, check_reference
-from .source import Builder, Source, choose_device, load_source, read_indices
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,7 @@ class PairRequest:
     margin: float = MARGIN
     seed: int = 0
     record: bool = True
-    config_file: Path | None = None
-    overrides: Sequence[str] = ()
+    options: Options = Options()
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,29 +57,28 @@ class PairOutcome:
     unrecorded: str = ""
 
 
-def audit_pair_run(request: PairRequest, *, builder: Builder | None = None) -> PairOutcome:
+def audit_pair_run(request: PairRequest) -> PairOutcome:
     """Audit the pair, or do nothing where the run at `out` is complete."""
     paths = {"original": request.before, "unlearned": request.after}
     paths |= {f"retrained {i + 1}": path for i, path in enumerate(request.retrained)}
-    sources = {
-        name: load_source(path, config_file=request.config_file, overrides=request.overrides, builder=builder)
-        for name, path in paths.items()
-    }
-    check_one_data_set(sources)
-    forget = _forget(request, sources["original"])
+    runs = {name: open_subject(path, request.options) for name, path in paths.items() if path.is_dir()}
+    beside = next(iter(runs.values()), None)
+    sources = {n: runs.get(n) or open_subject(p, request.options, beside=beside) for n, p in paths.items()}
+    sources = on_one_table(sources)
+    parts = _parts(request, sources["original"], sources["unlearned"])
     for i, path in enumerate(request.retrained):
-        check_reference(sources[f"retrained {i + 1}"], forget, path)
-    run = _run(request, sources, forget)
+        check_reference(sources[f"retrained {i + 1}"], parts.rows(FORGET), path)
+    run = _run(request, sources, parts)
     if run is not None and run.complete:
         plain = read_audit(run.path)
     else:
-        audit = _audit(request, sources, forget)
+        audit = _audit(request, sources, parts)
         plain = audit.as_json() | {"date": now()}
         if run is not None:
             write_scores(run.path / SCORES, audit)
             run.write_json(AUDIT, plain)
             run.finish()
-    unrecorded = "" if not request.record else _grow_record(request.after, sources["unlearned"], plain)
+    unrecorded = "" if not request.record else _grow_record(sources["unlearned"], plain)
     return PairOutcome(plain, request.record and not unrecorded, unrecorded)
 
 
@@ -103,43 +99,33 @@ def verdict_of(audit: dict[str, Any]) -> dict[str, Any]:
     return {name: audit[name] for name in kept} | {"attacks": len(audit["rows"]), "audit_digest": digest}
 
 
-def _forget(request: PairRequest, original: Source) -> IndexArray:
-    count = len(original.data.train)
+def _parts(request: PairRequest, original: Subject, unlearned: Subject) -> Parts:
+    """The part of each row after the request."""
     if request.forget is not None:
-        forget = read_indices(request.forget, count=count, what="forget")
-    elif (request.after / "split").is_dir():
-        split = load_split(request.after / "split", train_count=count, test_count=len(original.data.test))
-        forget = split.forget
-    else:
-        raise InputError(
-            f"nothing says which examples {request.after} forgot; give --forget FILE.npy of their positions"
-        )
-    if original.known is not None:
-        unknown = np.setdiff1d(forget, original.known)
-        if len(unknown):
-            raise DataError(
-                f"the original model never learned from {len(unknown)} of the {len(forget)} examples to forget (first: "
-                f"{unknown[0]}); give the model from before the request, or leave them out"
-            )
-    return forget
+        return asked_parts(request.forget, original)
+    if not unlearned.record.deletions:
+        raise InputError(f"nothing says which rows {request.after} forgot; give --forget FILE")
+    check_known(original, unlearned.parts.rows(FORGET))
+    return unlearned.parts
 
 
-def _run(request: PairRequest, sources: dict[str, Source], forget: IndexArray) -> RunDirectory | None:
+def _run(request: PairRequest, sources: dict[str, Subject], parts: Parts) -> RunDirectory | None:
     if request.out is None:
         return None
     found = {
-        "models": {name: model_digest(source.model) for name, source in sources.items()},
-        "forget": array_digest(forget),
+        "models": {name: source.identity() for name, source in sources.items()},
+        "forget": array_digest(parts.digests, parts.part),
         "steps": list(_steps(request, sources["unlearned"]) or ()),
         "background": request.background,
         "probes": request.probes,
         "margin": request.margin,
         "seed": request.seed,
     }
-    return start_run(request.out, kind="audit pair", config=as_plain(sources["original"].config) | {RESOLVED: found})
+    config = as_plain(sources["original"].config) | {RESOLVED: found}
+    return start_run(request.out, kind="audit pair", config=config, places=PLACES)
 
 
-def _steps(request: PairRequest, unlearned: Source) -> Sequence[str] | None:
+def _steps(request: PairRequest, unlearned: Subject) -> Sequence[str] | None:
     """What was asked for; else "naive" alone where the record says that there was no defence, and all otherwise."""
     if request.steps is not None:
         return request.steps
@@ -147,23 +133,23 @@ def _steps(request: PairRequest, unlearned: Source) -> Sequence[str] | None:
     return ("naive",) if done and all(deletion.defense is None for deletion in done) else None
 
 
-def _audit(request: PairRequest, sources: dict[str, Source], forget: IndexArray) -> PairAudit:
-    original = sources["original"]
-    device = choose_device(original.config.device)
-    everything = np.arange(len(original.data.train)) if original.known is None else original.known
-    retain = np.setdiff1d(np.setdiff1d(everything, forget), original.validation)
-    after = sources["unlearned"].known
-    if after is not None:
-        # Other requests may lie between the two models.
-        retain = np.intersect1d(retain, after)
-    forgotten, retained = (original.data.train.select(torch.from_numpy(i)).to(device) for i in (forget, retain))
+def _audit(request: PairRequest, sources: dict[str, Subject], parts: Parts) -> PairAudit:
+    original, device = sources["original"], sources["original"].device
+    # Other requests may lie between the two models.
+    retain = np.intersect1d(original.known, np.intersect1d(parts.rows(RETAIN), sources["unlearned"].known))
+    unseen = parts.unseen
+    for source in sources.values():
+        unseen = unseen[source.parts.part[unseen] == TEST]
+    if not len(unseen):
+        raise InputError("an audit needs rows that no model saw; give --test or --holdout")
+    forgotten, retained, test = (original.examples(rows) for rows in (parts.rows(FORGET), retain, unseen))
     models = {name: source.model.to(device).eval() for name, source in sources.items()}
     return audit_pair(
         models["original"],
         models["unlearned"],
         forget=forgotten,
         retain=retained if len(retain) else None,
-        test=original.data.test.to(device),
+        test=test,
         retrained=[model for name, model in models.items() if name.startswith("retrained")],
         steps=_steps(request, sources["unlearned"]),
         background=request.background,
@@ -173,10 +159,10 @@ def _audit(request: PairRequest, sources: dict[str, Source], forget: IndexArray)
     )
 
 
-def _grow_record(path: Path, unlearned: Source, audit: dict[str, Any]) -> str:
-    """Add the verdict to the record of the run at `path`, once; or say why it does not belong there."""
+def _grow_record(unlearned: Subject, audit: dict[str, Any]) -> str:
+    """Add the verdict to the record of the audited run, once; or say why it does not belong there."""
     record, verdict, digests = unlearned.record, verdict_of(audit), audit["digests"]
-    if not path.is_dir() or not record.deletions:
+    if unlearned.path is None or unlearned.kind == "file" or not record.deletions:
         return "there is no deletion record beside the audited model"
     last = record.deletions[-1]
     expected = {"unlearned": last.unlearned, "original": last.original, "forget set": last.forget_digest}
@@ -186,5 +172,5 @@ def _grow_record(path: Path, unlearned: Source, audit: dict[str, Any]) -> str:
     earlier = last.verdicts.get("audits", [])
     if not any(known.get("audit_digest") == verdict["audit_digest"] for known in earlier):
         grown: DeletionRecord = record.audited(digests["unlearned"], verdict)
-        open_run(path).amend_json("record.json", grown.as_json())
+        open_run(unlearned.path).amend_json("record.json", grown.as_json())
     return ""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..attacks.membership.pair_report import SCHEMA_VERSION, PairAudit
-from ..data.atomic import write_atomically
+from ..data.files import write_atomically
 from ..errors import DataError, InputError
 
 AUDIT = "audit.json"

@@ -6,7 +6,7 @@ import json
 import secrets
 from typing import NamedTuple
 
-from ..data.atomic import write_atomically
+from ..data.files import write_atomically
 from ..errors import DataError
 from ..runs.directory import RunDirectory
 from .shared_run import run_lock

@@ -10,16 +10,15 @@ from typing import Any
 
 import torch
 
-from ..config.resolve import RESOLVED, as_plain
-from ..config.shadow import ShadowConfig
-from ..data.dataset import ImageData
-from ..data.load import load_data
+from ..cli.unlearn import SMALL
+from ..config import RESOLVED, ShadowConfig, as_plain
+from ..data.preprocess import ImageData, load_data
 from ..defense.registry import make_defense
 from ..errors import InputError
 from ..methods.recipes import SMALL_DATA
 from ..methods.registry import make_method
-from ..models.device import choose_device
-from ..models.example_checks import check_examples
+from ..models.modes import choose_device
+from ..models.own import check_examples, file_digest
 from ..randomness import Streams
 from ..runs.directory import RunDirectory
 from ..runs.engine import Engine, Outcome
@@ -35,10 +34,8 @@ from ..studies.shadow_work import ShadowWork, new_network
 from ..unlearning.record import now, versions
 from .audit_secret import AuditSecret, audit_secret
 from .job_request import JobRequest
-from .network_file import network_file_digest
 from .run_account import jobs_account, machine_account
 from .shared_run import run_lock, start_shared_run
-from .unlearn import SMALL
 
 RESULTS = "results.json"
 # Results that are corrupt when they are read are made again so often.
@@ -65,9 +62,9 @@ class Prepared:
 
 def prepare_shadows(request: ShadowRequest) -> Prepared:
     """Read the data, check the settings, open the run and plan the jobs; nothing is trained."""
-    data = load_data(**request.config.data.model_dump())
+    data = load_data(**request.config.data.load_options())
     settings = shadow_settings(request.config, data, request.network_file)
-    network_digest = network_file_digest(request.network_file)
+    network_digest = None if request.network_file is None else file_digest(request.network_file)
     check_examples(new_network(settings, data, Streams(0, "check")), {"points": data.train, "test": data.test})
     found = {"data": data.digest, "network_file": network_digest, "versions": versions()}
     run = start_shared_run(request.out, kind="audit shadow", config=as_plain(request.config) | {RESOLVED: found})
@@ -132,7 +129,7 @@ def shadow_settings(config: ShadowConfig, data: ImageData, network_file: str | N
             make_defense(defense, **options)
             arms.append(Arm(method, chosen, defense, options))
     return ShadowSettings(
-        data=config.data.model_dump(),
+        data=config.data.load_options(),
         network=config.model.name,
         network_options=config.model.options,
         training=config.training.model_dump(exclude={"recipe"}),

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from ..data.atomic import write_atomically
-from ..data.dataset import ImageData
-from ..data.load import load_data
+from ..data.files import write_atomically
+from ..data.preprocess import ImageData, load_data
 from ..errors import InputError
-from ..models.device import choose_device
-from ..models.registry import build_model, suggest_options
+from ..models.modes import choose_device
+from ..models.networks import build_model, suggest_options
 from ..randomness import Streams
 from ..runs.directory import RunDirectory
 from ..studies.gradient_test_speed import GradientTestSpeed, gradient_test_speed

@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from ..bounds.graph_ratios import Seen
 from ..bounds.plot import plot_floor
 from ..bounds.reconstruction_floor import SPREADS, reconstruction_floor
-from ..config.resolve import RESOLVED, as_plain
-from ..data.digest import array_digest
-from ..data.plain import plain
-from ..models.digest import model_digest
+from ..cli.options import Options
+from ..cli.subject import PLACES, Subject, open_subject
+from ..config import RESOLVED, as_plain
+from ..data.files import array_digest, to_json
+from ..data.table import Index
+from ..models.weights import model_digest
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..symmetry.laws import Law
-from .source import Builder, Source, choose_device, load_source
 
 BOUNDS = "bounds.json"
 FIGURE = "bounds.png"
@@ -45,8 +43,7 @@ class BoundsRequest:
     entropy: float | None = None
     require_energy: bool = False
     seed: int = 0
-    config_file: Path | None = None
-    overrides: Sequence[str] = ()
+    subject: Options = Options()
 
     def options(self) -> dict[str, Any]:
         """What decides the result, besides model and data."""
@@ -56,33 +53,29 @@ class BoundsRequest:
         return given | {"spread": list(self.spread), "parameters": parameters}
 
 
-def bounds_run(request: BoundsRequest, *, builder: Builder | None = None) -> dict[str, Any]:
+def bounds_run(request: BoundsRequest) -> dict[str, Any]:
     """The floors of a model as plain data, on the training examples that it knows; read back where the run at `out` is
     complete.
     """
-    source = load_source(request.source, config_file=request.config_file, overrides=request.overrides, builder=builder)
+    source = open_subject(request.source, request.subject)
     known = source.known
-    if known is None:
-        known = np.setdiff1d(np.arange(len(source.data.train)), source.validation)
     found = {**request.options(), "model": model_digest(source.model), "examples_digest": array_digest(known)}
     config = as_plain(source.config) | {RESOLVED: found}
     if request.out is not None and request.out.exists():
-        run = start_run(request.out, kind="bounds", config=config)
+        run = start_run(request.out, kind="bounds", config=config, places=PLACES)
         if run.complete:
             return open_run(request.out).read_json(BOUNDS)
-    result = _result(request, source, torch.from_numpy(known))
+    result = _result(request, source, known)
     if request.out is not None:
         # What cannot be computed leaves no folder, so that the next try may use its name.
-        _write(start_run(request.out, kind="bounds", config=config), result)
+        _write(start_run(request.out, kind="bounds", config=config, places=PLACES), result)
     return result
 
 
-def _result(request: BoundsRequest, source: Source, known: torch.Tensor) -> dict[str, Any]:
-    device = choose_device(source.config.device)
-    data = source.data.train.select(known).to(device)
+def _result(request: BoundsRequest, source: Subject, known: Index) -> dict[str, Any]:
     digest = model_digest(source.model)
-    floor = reconstruction_floor(source.model.to(device), data=data, **request.options())
-    result: dict[str, Any] = plain(floor.as_json() | {"model": digest, "data": source.data.name})
+    floor = reconstruction_floor(source.model.to(source.device), data=source.examples(known), **request.options())
+    result: dict[str, Any] = to_json(floor.as_json() | {"model": digest, "data": source.table.name})
     return result
 
 

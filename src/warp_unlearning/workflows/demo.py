@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..config.resolve import resolve
-from ..data.split_folder import load_split
-from ..evaluation.compare import compare
+from ..cli.options import Options
+from ..cli.subject import load_run
+from ..cli.train import train_run
+from ..cli.unlearn import unlearn_run
+from ..config import resolve
+from ..data.examples import as_tensors
+from ..data.table import FORGET, RETAIN, TEST
 from ..methods.recipes import SMALL_DATA
 from ..runs.cores import available_cores, use_threads
 from ..runs.workers import run_all
 from ..stats.intervals import Estimate
-from .defense import forget_energy
+from ..training.scoring import mean_energy
+from ..unlearning.judge import compare
 from .demo_defenses import SHOWN, DefendedRow, Times, defended_name, defended_rows
-from .source import load_source
-from .train import TrainRequest, train_run
-from .unlearn import UnlearnRequest, unlearn_run
 
 # Two models retrained from different seeds differ too; no method need come closer than that.
 AGAIN = "retrained again"
@@ -61,58 +62,57 @@ def run_demo(folder: Path, *, seed: int, say: Callable[[str], None], label: int 
     """Train, unlearn by every method and retrain, on all cores, into run directories below `folder`; then compare."""
     use_threads(available_cores())
     say("training a small residual network on scikit-learn's digits ...")
-    metrics = train_run(TrainRequest(resolve(overrides=[f"seed={seed}", "device=cpu"]), folder / "original"))
+    config = resolve(overrides=[f"seed={seed}", "device=cpu", "validation=0.1"])
+    results = train_run(config, folder / "original")
     say(
-        f"test accuracy {metrics['accuracy']['test']:.3f}; forgetting the digit {label} by {', '.join(SMALL_DATA)}, "
+        f"test accuracy {results['accuracy']['test']:.3f}; forgetting the digit {label} by {', '.join(SMALL_DATA)}, "
         f"alone and defended by {', '.join(SHOWN)}, and retraining without it, twice ..."
     )
-    requests = _requests(folder, seed, label)
-    times = dict(zip(requests, run_all(_times, list(requests.values())), strict=True))
-    return _compared(folder, times, label)
+    jobs = _jobs(seed, label)
+    done = run_all(partial(_times, folder), [(name, settings) for name, settings in jobs.items()])
+    return _compared(folder, dict(zip(jobs, done, strict=True)), label)
 
 
-def _requests(folder: Path, seed: int, label: int) -> dict[str, UnlearnRequest]:
+def _jobs(seed: int, label: int) -> dict[str, dict[str, Any]]:
+    """The settings of every unlearning, by name."""
+
+    def job(method: str, seed: int = seed, **more: object) -> dict[str, Any]:
+        return {"seed": seed, "forget__label": str(label), "method__name": method, **more}
+
     # The first job of a worker also loads what torch loads late, so that none whose time is compared should be first.
-    requests = {
-        "retrain": _request(folder, "retrain", "retrain", seed, label),
-        AGAIN: _request(folder, AGAIN, "retrain", seed + 1, label),
-    }
-    requests |= {name: _request(folder, name, name, seed, label) for name in SMALL_DATA}
+    jobs = {"retrain": job("retrain"), AGAIN: job("retrain", seed + 1)}
+    jobs |= {name: job(name) for name in SMALL_DATA}
     for defense in SHOWN:
-        settings = f"defense.name={defense}", f"defense.seed={seed}"
         for method in SMALL_DATA:
-            name = defended_name(method, defense)
-            requests[name] = _request(folder, name, method, seed, label, *settings)
-    return requests
+            jobs[defended_name(method, defense)] = job(method, defense__name=defense, defense__seed=seed)
+    return jobs
 
 
-def _request(folder: Path, name: str, method: str, seed: int, label: int, *more: str) -> UnlearnRequest:
-    settings = (f"seed={seed}", f"forget.label={label}", f"method.name={method}", *more)
-    return UnlearnRequest(folder / "original", folder / name, overrides=settings)
-
-
-def _times(request: UnlearnRequest) -> Times:
-    summary = unlearn_run(request).summary
-    return Times(float(summary["seconds"]), float(summary["cpu_seconds"]))
+def _times(folder: Path, job: tuple[str, dict[str, Any]]) -> Times:
+    name, settings = job
+    options = Options(seed=settings.pop("seed"))
+    results = unlearn_run(folder / "original", folder / name, options=options, watch=lambda update: None, **settings)
+    assert results is not None
+    return Times(results.seconds, results.cpu_seconds)
 
 
 def _compared(folder: Path, times: Mapping[str, Times], label: int) -> DemoResult:
-    original = load_source(folder / "original")
-    retrained = load_source(folder / "retrain").model
-    split = load_split(folder / "retrain" / "split")
-    forget, retain = (original.data.train.select(torch.from_numpy(i)) for i in (split.forget, split.retain))
-    others = original.data.test.select((original.data.test.y != label).nonzero().flatten())
-    rows: dict[str, DemoRow] = {}
+    original, reference = load_run(folder / "original"), load_run(folder / "retrain")
+    retrained, rows = reference.model, reference.parts.rows
+    test = rows(TEST)
+    forget, retain = as_tensors(original.examples(rows(FORGET))), as_tensors(original.examples(rows(RETAIN)))
+    others = as_tensors(original.examples(test[original.table.y[test] != label]))
+    found: dict[str, DemoRow] = {}
     counts: Mapping[str, int] = {}
     for name in (AGAIN, *SMALL_DATA):
-        model = load_source(folder / name).model
+        model = load_run(folder / name).model
         result = compare(original.model, model, retrained=retrained, forget=forget, retain=retain, test=others)
         counts = result.counts
-        if not rows:
-            rows["original"] = DemoRow(result.models["original"].accuracy, result.gaps["original"].forget_output, None)
-            rows["retrained"] = DemoRow(result.models["retrained"].accuracy, None, times["retrain"].seconds)
+        if not found:
+            found["original"] = DemoRow(result.models["original"].accuracy, result.gaps["original"].forget_output, None)
+            found["retrained"] = DemoRow(result.models["retrained"].accuracy, None, times["retrain"].seconds)
         scores, gap = result.models["unlearned"], result.gaps["unlearned"]
-        rows[name] = DemoRow(scores.accuracy, gap.forget_output, times[name].seconds)
+        found[name] = DemoRow(scores.accuracy, gap.forget_output, times[name].seconds)
     sets = {"forget": forget, "retain": retain, "test": others}
     defended = defended_rows(folder, list(SMALL_DATA), times, original.model, sets)
-    return DemoResult(label, counts, rows, defended, forget_energy(original.model, forget))
+    return DemoResult(label, counts, found, defended, mean_energy(original.model, forget))

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config.resolve import resolve_as
-from ..config.shadow import ShadowConfig
+from ..config import ShadowConfig, resolve_as
 from ..report.write import write_report
 from ..runs.cores import available_cores
 from ..runs.local_engine import LocalEngine

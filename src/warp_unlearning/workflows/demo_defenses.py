@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 from torch import nn
 
+from ..cli.subject import load_run
 from ..data.examples import TensorExamples
 from ..defense.certificate import lengths, measured, reached_weights
 from ..runs.directory import open_run
 from ..symmetry.move import ChannelMove
-from ..training.scoring import accuracy
-from .defense import forget_energy
-from .source import load_source
+from ..training.scoring import accuracy, mean_energy
 
 SHOWN = ("warp", "fastwarp", "conjugate")
 ALONE = "none"
@@ -61,10 +60,10 @@ def defended_rows(
 
     def row(method: str, defense: str) -> DefendedRow:
         name = defended_name(method, defense)
-        model = load_source(folder / name).model
+        model = load_run(folder / name).model
         far = lengths(measured(model, start, start, reached).values())
         return DefendedRow(
-            energy=forget_energy(model, sets["forget"]),
+            energy=mean_energy(model, sets["forget"]),
             drift=None if defense == ALONE else _drift(folder / name),
             distance=far.moved / far.norm,
             accuracy={what: accuracy(model, part) for what, part in sets.items()},
@@ -76,5 +75,5 @@ def defended_rows(
 
 
 def _drift(run: Path) -> float | None:
-    drift = open_run(run).read_json("summary.json")["defense"]["largest_retain_drift"]
+    drift = open_run(run).read_json("results.json")["teleports"]["largest_drift"]
     return None if drift is None else float(drift)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..attacks.reconstruction.threat import Schedule
+from ..cli.subject import Subject
 from ..data.sampling import batch_shape
 from ..errors import InputError
 from ..methods.langevin import Langevin
 from ..runs.directory import RunDirectory
 from ..training.schedule import cosine
 from ..unlearning.record import Deletion
-from .source import Source
 
 # Methods whose steps go up the loss of the forgotten examples under their own labels, whatever else they do.
 _RAISING = ("ngp", "srf_on", "pgu", "langevin")
@@ -39,11 +39,11 @@ class KnownUnlearning:
     notes: tuple[str, ...] = ()
 
 
-def known_unlearning(path: Path, source: Source, *, original: str) -> KnownUnlearning:
+def known_unlearning(path: Path, source: Subject, *, original: str) -> KnownUnlearning:
     """What the run at `path` tells, whose unlearning must start from the model with the digest `original`; nothing for
     a weight file.
     """
-    if not path.is_dir() or not source.record.deletions:
+    if source.path is None or source.kind == "file" or not source.record.deletions:
         return KnownUnlearning(
             notes=("nothing says how this model was unlearned: the attacker knows no method, schedule or defence",)
         )
@@ -58,7 +58,7 @@ def known_unlearning(path: Path, source: Source, *, original: str) -> KnownUnlea
     return KnownUnlearning(
         method=name,
         settings=settings,
-        defense=_defense(path, last),
+        defense=_defense(source.path, last),
         ascent=name != "salun",
         own_labels=name != "salun",
         schedule=schedule,

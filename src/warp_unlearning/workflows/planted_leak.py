@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ..data.digits import load_digits
 from ..data.examples import TensorExamples
+from ..data.preprocess import load_data
 from ..gradients.per_sample import per_sample_gradients
-from ..models.mlp import MLP
-from ..models.reinitialise import reinitialise
+from ..models.fresh import reinitialise
+from ..models.networks import MLP
 from ..randomness import Streams
 from ..training.recipe import Recipe
 from ..training.training import Training, run_training
@@ -57,7 +57,7 @@ def planted_problem(seed: int, *, forget: int = 100, retain: int = 400) -> Plant
 
 def random_labels(streams: Streams, count: int | None = None) -> TensorExamples:
     """So many digits (all of them, if None) in a random order, with random labels."""
-    data = load_digits()
+    data = load_data()
     x = torch.cat([part.take(torch.arange(len(part))).x for part in (data.train, data.test)])
     order = torch.randperm(len(x), generator=streams.generator("order"))[:count]
     return TensorExamples(x[order], torch.randint(0, CLASSES, (len(order),), generator=streams.generator("labels")))

@@ -12,13 +12,14 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..attacks.reconstruction.problem import Search
-from ..config.resolve import RESOLVED, as_plain
-from ..data.digest import array_digest
-from ..data.plain import plain
-from ..data.splits import IndexArray
+from ..cli.options import Options
+from ..cli.subject import PLACES, Subject, open_subject
+from ..config import RESOLVED, as_plain
+from ..data.files import array_digest, to_json
+from ..data.table import Index
 from ..errors import InputError, nearest
-from ..models.digest import model_digest
-from ..models.prior_weights import load_prior, saw
+from ..models.generator import load_prior, saw
+from ..models.weights import model_digest
 from ..runs.directory import open_run, start_run
 from ..unlearning.record import now, versions
 from .attack_images import AttackImages, gather_images
@@ -26,7 +27,6 @@ from .attacked_models import Attacked, Column, in_columns, load_attacked
 from .known_unlearning import KnownUnlearning
 from .reconstruct_attacks import Attacker, Labels, Say, default_attacks, named_attack
 from .reconstruction_files import RECONSTRUCTION, SCHEMA_VERSION, Grid, write_reconstruction
-from .source import Builder, Source, choose_device, load_source
 
 MOST = 8
 """Examples forgotten together that are attacked without being asked to."""
@@ -55,22 +55,19 @@ class ReconstructRequest:
     seed: int = 0
     images: bool = True
     out: Path | None = None
-    config_file: Path | None = None
-    overrides: Sequence[str] = ()
+    options: Options = Options()
 
     def settings(self) -> dict[str, Any]:
         """What decides the result, besides models, data and attacks."""
         return {name: getattr(self, name) for name in ("labels", "probes", "restarts", "iterations", "seed", "images")}
 
 
-def reconstruct_run(
-    request: ReconstructRequest, *, builder: Builder | None = None, say: Say = lambda text: None
-) -> dict[str, Any]:
+def reconstruct_run(request: ReconstructRequest, *, say: Say = lambda text: None) -> dict[str, Any]:
     """Attack every model; the results as plain data, read back where the run at `out` is complete."""
     if request.labels not in _LABELS:
         raise InputError(f"labels are {request.labels!r}; {nearest(request.labels, _LABELS)}")
-    load = partial(load_source, config_file=request.config_file, overrides=request.overrides, builder=builder)
-    original = load(request.before)
+    original = open_subject(request.before, request.options)
+    load = partial(open_subject, options=request.options, beside=original)
     attacked = load_attacked(original, request.after, forget=request.forget, most=request.most, load=load)
     generator, header = (None, None) if request.prior is None else load_prior(request.prior)
     seen = None if header is None else partial(_seen, header)
@@ -89,11 +86,11 @@ def reconstruct_run(
     digests = _digests(original, columns, generator)
     config = as_plain(original.config) | {RESOLVED: _found(request, attacked, images, plans) | digests}
     if request.out is not None and request.out.exists():
-        run = start_run(request.out, kind="reconstruction", config=config)
+        run = start_run(request.out, kind="reconstruction", config=config, places=PLACES)
         if run.complete:
             return open_run(request.out).read_json(RECONSTRUCTION)
     attacker = Attacker(
-        original.model.to(choose_device(original.config.device)).eval(),
+        original.model.to(original.device).eval(),
         images,
         original.data.classes,
         request.labels,
@@ -109,19 +106,19 @@ def reconstruct_run(
     result = _result(request, original, images, grid, models, digests)
     if request.out is not None:
         # What cannot be attacked leaves no folder, so that the next try may use its name.
-        write_reconstruction(start_run(request.out, kind="reconstruction", config=config), result, grid)
+        write_reconstruction(start_run(request.out, kind="reconstruction", config=config, places=PLACES), result, grid)
     return result
 
 
-def _seen(header: dict[str, object], images: Tensor) -> IndexArray:
-    return saw(header, images=images)
+def _seen(header: dict[str, object], images: Tensor) -> Index:
+    return saw(header, images)
 
 
 def _check_prior(
     request: ReconstructRequest,
     images: AttackImages,
     attacked: Sequence[Attacked],
-    seen: Callable[[Tensor], IndexArray],
+    seen: Callable[[Tensor], Index],
 ) -> None:
     """Refuse a prior that learned from what is attacked."""
     targets = np.unique(np.concatenate([a.forget for a in attacked]))
@@ -130,7 +127,7 @@ def _check_prior(
         raise InputError(
             f"the prior {request.prior} has learned from {len(known)} of the {len(targets)} attacked images (first: "
             f"{targets[known[0]]}), so what it finds shows nothing; train one without them: warp train-prior --for "
-            f"{attacked[0].path}, with --exclude FILE.npy of the positions that other requests forgot"
+            f"{attacked[0].path}, with --exclude FILE of the rows that other requests forgot"
         )
 
 
@@ -155,7 +152,7 @@ def _found(
     }
 
 
-def _digests(original: Source, columns: Sequence[Column], generator: nn.Module | None) -> dict[str, Any]:
+def _digests(original: Subject, columns: Sequence[Column], generator: nn.Module | None) -> dict[str, Any]:
     models = {"original": model_digest(original.model)}
     for column in columns:
         for i, member in enumerate(column.members):
@@ -167,14 +164,14 @@ def _digests(original: Source, columns: Sequence[Column], generator: nn.Module |
 
 def _result(
     request: ReconstructRequest,
-    original: Source,
+    original: Subject,
     images: AttackImages,
     grid: Grid,
     models: list[dict[str, Any]],
     digests: dict[str, Any],
 ) -> dict[str, Any]:
     requests = sum(len(model["paths"]) for model in models)
-    result: dict[str, Any] = plain(
+    result: dict[str, Any] = to_json(
         {
             "schema_version": SCHEMA_VERSION,
             "kind": "reconstruction",

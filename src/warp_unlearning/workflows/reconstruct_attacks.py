@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from ..attacks.reconstruction.reconstruction import Reconstruction
 from ..attacks.reconstruction.threat import Threat
 from ..attacks.undoing.registry import default_steps
 from ..errors import InputError, nearest
-from ..models.conv_generator import ConvGenerator
+from ..models.generator import Staged
 from .attack_images import AttackImages
 from .attacked_models import Attacked, Column
 from .known_unlearning import KnownUnlearning
@@ -75,7 +75,7 @@ class Attacker:
     iterations: int
     seed: int
     asked: bool
-    generator: ConvGenerator | None = None
+    generator: nn.Module | None = None
     say: Say = lambda text: None
 
     @property
@@ -130,7 +130,7 @@ class Attacker:
             count=len(member.forget),
             ascent=known.ascent,
             probes=self._probes,
-            generator=None if self.generator is None else self.generator.to(self.device),
+            generator=None if self.generator is None else cast(Staged, self.generator.to(self.device)),
             method=known.method,
             settings=known.settings,
             schedule=known.schedule,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from ..data.atomic import write_atomically
-from ..data.splits import IndexArray
+from ..data.files import write_atomically
+from ..data.table import Index
 from ..runs.directory import RunDirectory
 
 SCHEMA_VERSION = 1
@@ -33,7 +33,7 @@ class Grid:
     model a column, whose images lie in some of the rows.
     """
 
-    positions: IndexArray
+    positions: Index
     labels: list[int]
     classes: list[str]
     truth: Tensor
@@ -81,8 +81,8 @@ def write_reconstruction(run: RunDirectory, result: dict[str, Any], grid: Grid) 
     if result["images_kept"]:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **grid.arrays())  # type: ignore[arg-type]
-        write_atomically(run.path / IMAGES, buffer.getvalue(), mode=0o600)
-        write_atomically(run.path / GRID, drawn(grid), mode=0o600)
+        write_atomically(run.path / IMAGES, buffer.getvalue())
+        write_atomically(run.path / GRID, drawn(grid))
     run.write_json(RECONSTRUCTION, result)
     run.finish()
 

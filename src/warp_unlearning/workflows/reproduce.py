@@ -11,11 +11,10 @@ from typing import Any
 import torch
 import yaml
 
-from ..config.reproduce import ReproduceConfig
-from ..config.resolve import as_plain
-from ..data.atomic import write_atomically
+from ..config import ReproduceConfig, as_plain
+from ..data.files import write_atomically
 from ..errors import InputError, nearest
-from ..models.device import choose_device
+from ..models.modes import choose_device
 from ..report.paper.registry import render
 from ..runs.directory import CONFIG, MANIFEST, RunDirectory
 from ..runs.engine import Engine, Outcome

@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..attacks.membership.confidence import logit_confidence
 from ..attacks.membership.pair_audit import audit_pair
 from ..attacks.membership.shadow_audit import shadow_audit
 from ..attacks.membership.shadow_design import ShadowDesign, shadow_design
@@ -29,7 +28,7 @@ from ..randomness import Streams
 from ..stats.intervals import Estimate
 from ..stats.reading import strength_of
 from ..symmetry.change_of_basis import ChangeOfBasis
-from ..training.scoring import logits
+from ..training.scoring import logit_confidence, logits
 from .planted_leak import (
     PlantedProblem,
     forgotten_too_well,

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config.reproduce import ReproduceConfig
-from ..config.tuned_recipes import read_recipes
+from ..config import ReproduceConfig, read_recipes
 from ..studies import version_0_1
 from ..studies.study import VARIANTS, Asked, Settings
 

@@ -6,10 +6,10 @@ from time import perf_counter
 
 import torch
 
-from ..config.reproduce import ReproduceConfig
-from ..data.load import load_data
+from ..config import ReproduceConfig
+from ..data.preprocess import load_data
 from ..errors import InputError
-from ..models.registry import build_model, suggest_options
+from ..models.networks import build_model, suggest_options
 from ..randomness import Streams
 from ..studies.cell_settings import CellSettings
 from ..studies.study import STUDIES, study_settings

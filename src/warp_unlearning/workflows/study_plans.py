@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..config.reproduce import ReproduceConfig
-from ..data.load import load_data
+from ..config import ReproduceConfig
+from ..data.preprocess import load_data
 from ..defense.registry import make_defense
 from ..errors import InputError
 from ..methods.registry import make_method

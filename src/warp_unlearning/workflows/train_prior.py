@@ -7,7 +7,7 @@ know any more, and exact copies of either. What was learned from is written into
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -18,29 +18,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config.prior import PriorConfig
-from ..config.resolve import RESOLVED, as_plain, resolve_as
-from ..data.atomic import write_atomically
-from ..data.dataset import ImageData
-from ..data.digest import array_digest
+from ..cli.subject import ROWS, open_table
+from ..cli.train import keep_diverged
+from ..config import RESOLVED, PriorConfig, as_plain, resolve_as
 from ..data.examples import TensorExamples
-from ..data.image_digests import image_digests
-from ..data.load import load_data
-from ..data.pixels import pixels_of
-from ..data.split_folder import load_split
-from ..data.splits import IndexArray
-from ..data.stratified import draw_per_class
+from ..data.files import array_digest, write_atomically
+from ..data.preprocess import ImageData, Preprocess, image_data, image_digests, pixels_of
+from ..data.sampling import draw_per_class
+from ..data.table import FORGET, FORGOTTEN, Index, Parts, Table, find, read_request
 from ..errors import DataError, DivergedError, InputError
-from ..models.conv_generator import ConvGenerator
-from ..models.device import choose_device
-from ..models.digest import model_digest
-from ..models.prior_weights import PRIOR, save_prior, seen_header
-from ..models.weights import read_weights, save_weights
+from ..models.generator import PRIOR, ConvGenerator, save_prior, seen_header
+from ..models.modes import choose_device
+from ..models.weights import model_digest, read_weights, save_weights
 from ..randomness import Streams
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..training.prior import PriorRecipe, PriorTraining
-from .source import read_indices
-from .train import Watch, keep_diverged
+from ..training.update import Update
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -60,13 +53,16 @@ class PriorRequest:
     checkpoint_seconds: float = 30.0
 
 
-def train_prior_run(request: PriorRequest, *, watch: Watch = lambda update: None) -> dict[str, Any]:
+def train_prior_run(request: PriorRequest, *, watch: Callable[[Update], None] = lambda update: None) -> dict[str, Any]:
     """Train, or go on, or do nothing where the run is complete; returns its metrics."""
     config = _resolved(request)
-    data = load_data(config.data.name, path=config.data.path, fetch=config.data.fetch, size=config.data.size)
+    table = open_table(config)
+    scale = config.data.scale
+    preprocess = None if scale is None else Preprocess(scale, layout=table.layout)
+    data = image_data(table, preprocess, test=table.unseen)
     images = _images(data)
-    excluded = _excluded(config, images, data.digest)
-    known, held = _parts(config, images, excluded)
+    excluded = _excluded(config, table, images)
+    known, held = _parts(config, table, images, excluded)
     device = choose_device(config.device)
     streams = Streams(config.seed, "prior")
     training = PriorTraining(
@@ -82,9 +78,9 @@ def train_prior_run(request: PriorRequest, *, watch: Watch = lambda update: None
     try:
         _train(training, run, request.checkpoint_seconds, watch)
     except DivergedError as error:
-        keep_diverged(run, error, {"kind": "diverged prior"})
+        keep_diverged(run, error, header={"kind": "diverged prior"})
         raise
-    about = seen_header(images.x[known], known, data=data.name, data_digest=data.digest)
+    about = seen_header(images.x[known], data=data.name, data_digest=data.digest)
     save_prior(run.path / PRIOR, training.generator, header={**about, "seed": config.seed})
     metrics = _metrics(training, images, known, held, excluded)
     for name, index in (("train", known), ("held_out", held), ("excluded", excluded)):
@@ -122,34 +118,34 @@ def _images(data: ImageData) -> TensorExamples:
     return TensorExamples(x.clamp(0, 1), data.train.y)
 
 
-def _excluded(config: PriorConfig, images: TensorExamples, data_digest: str) -> IndexArray:
+def _excluded(config: PriorConfig, table: Table, images: TensorExamples) -> Index:
     """Sorted positions not to learn from, exact copies of any of them included."""
-    count = len(images)
-    found = [read_indices(path, count=count, what="exclude") for path in config.exclude]
+    found = [find(read_request(path), table) for path in config.exclude]
     if config.for_run is not None:
-        found.append(_forgotten(config.for_run, count, data_digest))
-    named: IndexArray = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found]))
+        found.append(_forgotten(config.for_run, table))
+    named: Index = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found]))
     if len(named) == 0:
         return named
     digests = np.array(image_digests(images.x))
     return np.flatnonzero(np.isin(digests, digests[named])).astype(np.int64)
 
 
-def _forgotten(path: Path, count: int, data_digest: str) -> IndexArray:
-    """Everything that the model of an unlearning neither knows nor was held out from, earlier requests included."""
-    about = read_weights(path / "model.safetensors").header
-    if about.get("data_digest") != data_digest:
+def _forgotten(path: Path, table: Table) -> Index:
+    """Training rows that requests to the model of an unlearning asked to forget, earlier ones included."""
+    try:
+        parts = Parts.load(path / ROWS).align(table)
+    except DataError as error:
         raise DataError(
-            f"{path} is about other data ({about.get('data')}, digest {str(about.get('data_digest'))[:12]}) than are "
-            f"learned from (digest {data_digest[:12]}), so its positions say nothing here; leave out the data options"
-        )
-    split = load_split(path / "split", train_count=count)
-    return np.setdiff1d(np.arange(count, dtype=np.int64), np.union1d(split.retain, split.validation))
+            f"{path} is about other data than are learned from, so its rows say nothing here ({error}); leave out the "
+            "data options"
+        ) from error
+    gone = np.concatenate([parts.rows(FORGET), parts.rows(FORGOTTEN)])
+    return np.sort(gone[gone < table.train])
 
 
-def _parts(config: PriorConfig, images: TensorExamples, excluded: IndexArray) -> tuple[IndexArray, IndexArray]:
-    """Positions to learn from and to measure on, the second drawn per class."""
-    rest = np.setdiff1d(np.arange(len(images), dtype=np.int64), excluded)
+def _parts(config: PriorConfig, table: Table, images: TensorExamples, excluded: Index) -> tuple[Index, Index]:
+    """Rows to learn from and to measure on, the second drawn per class; no test rows, which were held out from it."""
+    rest = np.setdiff1d(table.learned, excluded)
     y = images.y.numpy()[rest]
     drawn = draw_per_class(
         y, count=round(config.held_out * len(rest)), generator=Streams(config.seed, "prior").generator("held out")
@@ -157,8 +153,8 @@ def _parts(config: PriorConfig, images: TensorExamples, excluded: IndexArray) ->
     known, held = np.setdiff1d(rest, rest[drawn]), rest[drawn]
     if len(known) < 2:
         raise InputError(
-            f"{len(excluded)} of {len(images)} images are left out and {len(held)} held out, which leaves {len(known)} "
-            "to learn from; leave out or hold out fewer"
+            f"{len(excluded)} of {len(table.learned)} images are left out and {len(held)} held out, which leaves "
+            f"{len(known)} to learn from; leave out or hold out fewer"
         )
     return known, held
 
@@ -175,7 +171,7 @@ def _generator(config: PriorConfig, data: ImageData) -> ConvGenerator:
     )
 
 
-def _train(training: PriorTraining, run: RunDirectory, seconds: float, watch: Watch) -> None:
+def _train(training: PriorTraining, run: RunDirectory, seconds: float, watch: Callable[[Update], None]) -> None:
     checkpoint = run.path / CHECKPOINT
     if checkpoint.exists():
         training.load_state(read_weights(checkpoint).state)
@@ -210,7 +206,7 @@ def _check(recent: Sequence[Tensor], lr: float, step: int) -> None:
 
 
 def _metrics(
-    training: PriorTraining, images: TensorExamples, known: IndexArray, held: IndexArray, excluded: IndexArray
+    training: PriorTraining, images: TensorExamples, known: Index, held: Index, excluded: Index
 ) -> dict[str, Any]:
     device = training.images.x.device
     mean = training.images.x.mean(0, keepdim=True)
@@ -234,7 +230,7 @@ def _psnr(drawn: Tensor, images: Tensor) -> float:
     return float(-10 * squares.log10().mean())
 
 
-def _npy(array: IndexArray) -> bytes:
+def _npy(array: Index) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()

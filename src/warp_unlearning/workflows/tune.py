@@ -11,15 +11,13 @@ from typing import Any
 
 from filelock import Timeout
 
-from ..config.resolve import RESOLVED, as_plain
-from ..config.tune import TuneConfig
-from ..data.atomic import write_atomically
-from ..data.dataset import ImageData
-from ..data.digest import array_digest
-from ..data.load import load_data
+from ..config import RESOLVED, TuneConfig, as_plain
+from ..data.files import array_digest, write_atomically
+from ..data.preprocess import ImageData, load_data
+from ..data.table import read_request
 from ..errors import InputError, WarpError
-from ..models.device import choose_device
-from ..models.example_checks import check_examples
+from ..models.modes import choose_device
+from ..models.own import check_examples, file_digest
 from ..randomness import Streams
 from ..report.frontier_plots import frontier_plot
 from ..runs.directory import MANIFEST, RunDirectory
@@ -29,7 +27,7 @@ from ..runs.job import Job
 from ..runs.store import Store
 from ..runs.yaml_text import dump_yaml
 from ..studies.shadow_work import new_network
-from ..studies.tuning_design import tuning_design
+from ..studies.tuning_design import audited_rows, tuning_design
 from ..studies.tuning_plan import Planned, TuningPlan, make_plan
 from ..studies.tuning_recipes import MATCHED, at_matched_accuracy, recipes, shadow_options
 from ..studies.tuning_results import frontier, told, tuning_results
@@ -40,10 +38,8 @@ from ..studies.tuning_work import TuningWork
 from ..studies.workplace import Workplace
 from ..unlearning.record import now, versions
 from .job_request import JobRequest
-from .network_file import network_file_digest
 from .run_account import machine_account
 from .shared_run import run_lock, start_shared_run
-from .source import read_indices
 from .tuned_arms import tuned_arms
 
 RESULTS, TABLE, FRONTIER, RECIPES, TRIALS = "results.json", "tuning.md", "frontier.json", "recipes.yaml", "trials.db"
@@ -80,9 +76,9 @@ def prepare_tuning(request: TuneRequest) -> PreparedTuning:
     """Read the data, check the settings and open the run; nothing is trained."""
     imported_optuna()
     config = request.config
-    data = load_data(**config.data.model_dump())
+    data = load_data(**config.data.load_options())
     count = len(data.train)
-    audited = None if config.audited is None else read_indices(config.audited, count=count, what="audited")
+    audited = None if config.audited is None else audited_rows(read_request(config.audited), count)
     settings = tuning_settings(config, data, request.network_file)
     check_examples(new_network(settings.models, data, Streams(0, "check")), {"points": data.train})
     design = tuning_design(
@@ -93,7 +89,7 @@ def prepare_tuning(request: TuneRequest) -> PreparedTuning:
         seed=config.seed,
         audited=audited,
     )
-    network_digest = network_file_digest(request.network_file)
+    network_digest = None if request.network_file is None else file_digest(request.network_file)
     found = {
         "data": data.digest,
         "network_file": network_digest,
@@ -131,7 +127,7 @@ def tuning_settings(config: TuneConfig, data: ImageData, network_file: str | Non
     trained = len(data.train) // 2
     retained = trained - round(config.fraction * trained)
     return TuningSettings(
-        data=config.data.model_dump(),
+        data=config.data.load_options(),
         network=config.model.name,
         network_options=config.model.options,
         training=config.training.model_dump(exclude={"recipe"}),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..config.tune import RangeConfig, TuneConfig
+from ..cli.unlearn import SMALL
+from ..config import RangeConfig, TuneConfig
 from ..defense.registry import defense_names, defense_options, make_defense
 from ..errors import InputError, nearest
 from ..methods.protocol import options
@@ -15,7 +16,6 @@ from ..studies.shadow_settings import Arm
 from ..studies.tuning_settings import DEFENSE, METHOD, TunedArm
 from ..studies.tuning_space import Choice, Limits, Range, Space, Span, corners, defense_space, method_space
 from ..unlearning.record import describe
-from .unlearn import SMALL
 
 
 def tuned_arms(config: TuneConfig, *, examples: int, retained: int) -> tuple[TunedArm, ...]:

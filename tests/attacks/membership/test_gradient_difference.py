@@ -13,10 +13,10 @@ from warp_unlearning.attacks.membership.background_fits import parts_of
 from warp_unlearning.attacks.membership.gradient_difference import Scores, gradient_difference
 from warp_unlearning.attacks.membership.gradient_rows import ComputedRows
 from warp_unlearning.attacks.membership.original_gradients import prepare_original
-from warp_unlearning.data.digits import load_digits
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.errors import InputError, WarpError, WarpWarning
-from warp_unlearning.models.reinitialise import reinitialise
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.fresh import reinitialise
+from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.stats.roc import roc
 from warp_unlearning.training.recipe import Recipe
@@ -229,7 +229,7 @@ def planted(seed: int) -> tuple[nn.Module, nn.Module, Pair, float]:
     """A network trained on digits, and the same made to misclassify 8 of them by ascent; the 8; and its accuracy on
     the test digits.
     """
-    digits = load_digits()
+    digits = load_data()
     original = SmallResNet()
     reinitialise(original, generator=Streams(seed).generator("weights"))
     recipe = Recipe(epochs=8, batch_size=64, lr=0.05)
@@ -259,7 +259,7 @@ def test_a_planted_leak_is_found() -> None:
     # Else nothing was planted, or the whole network was changed and not what it says of the forgotten.
     assert not bool((unlearned(forgotten[0]).argmax(1) == forgotten[1]).any())
     assert kept > 0.85
-    test = load_digits().test
+    test = load_data().test
     # The digits come writer by writer, so that parts in order are not of one law.
     drawn = torch.randperm(len(test), generator=Streams(20).generator("test"))
     background, calibration, others = (test.select(part) for part in drawn.split([150, 100, 147]))

@@ -14,8 +14,8 @@ from torch import nn
 from warp_unlearning.attacks.membership.background_fits import fit_backgrounds, parts_of
 from warp_unlearning.attacks.membership.gradient_difference import gradient_difference
 from warp_unlearning.attacks.membership.gradient_rows import HeldRows
-from warp_unlearning.models.mlp import MLP
-from warp_unlearning.models.reinitialise import reinitialise
+from warp_unlearning.models.fresh import reinitialise
+from warp_unlearning.models.networks import MLP
 from warp_unlearning.stats.calibration import conformal_p
 
 LEVEL = 1e-3

@@ -6,8 +6,8 @@ import torch
 
 from warp_unlearning.attacks.membership.gradient_difference import gradient_difference
 from warp_unlearning.attacks.membership.original_gradients import prepare_original
-from warp_unlearning.models.reinitialise import reinitialise
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.fresh import reinitialise
+from warp_unlearning.models.networks import SmallResNet
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -12,8 +12,7 @@ from warp_unlearning.attacks.membership.model_pair import (
     gradient_copy,
 )
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.mlp import MLP
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import MLP, SmallResNet
 
 
 def test_a_copy_is_trainable_where_asked_and_shares_nothing() -> None:

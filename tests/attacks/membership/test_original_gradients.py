@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from warp_unlearning.attacks.membership import spare_memory
 from warp_unlearning.attacks.membership.original_gradients import prepare_original
 from warp_unlearning.errors import DataError, WarpError
-from warp_unlearning.models.mlp import MLP
+from warp_unlearning.models.networks import MLP
 
 Pair = tuple[Tensor, Tensor]
 

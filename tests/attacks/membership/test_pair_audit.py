@@ -13,7 +13,6 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from warp_unlearning import ChangeOfBasis, teleport
-from warp_unlearning.attacks.membership.confidence import logit_confidence
 from warp_unlearning.attacks.membership.gradient_difference import gradient_difference
 from warp_unlearning.attacks.membership.pair_attacks import Attack, PairAttacker
 from warp_unlearning.attacks.membership.pair_audit import PairAuditor, audit_pair
@@ -23,7 +22,7 @@ from warp_unlearning.attacks.undoing import Held, difference, make_pre_step, spa
 from warp_unlearning.attacks.undoing.input_spectra import input_spectra
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.training.scoring import logits
+from warp_unlearning.training.scoring import logit_confidence, logits
 from warp_unlearning.workflows.planted_leak import (
     PlantedProblem,
     forgotten_too_well,

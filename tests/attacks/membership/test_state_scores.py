@@ -14,8 +14,8 @@ from warp_unlearning.attacks.membership.original_gradients import OriginalGradie
 from warp_unlearning.attacks.membership.state_scores import state_scores
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.models.reinitialise import reinitialise
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.fresh import reinitialise
+from warp_unlearning.models.networks import SmallResNet
 
 
 def pair(count: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from warp_unlearning.attacks.membership import update_alignment as module
 from warp_unlearning.attacks.membership.update_alignment import update_alignment
 from warp_unlearning.attacks.undoing import Held, difference, make_pre_step
-from warp_unlearning.data.digits import load_digits
+from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.models.mlp import MLP
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.models.networks import MLP, SmallResNet
 from warp_unlearning.stats.roc import roc
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.move import apply_move
@@ -144,7 +143,7 @@ def test_candidates_that_are_not_finite_are_refused() -> None:
 
 
 def test_planted_ascent_is_found_behind_a_change_of_basis() -> None:
-    data = load_digits()
+    data = load_data()
     x, y = data.train.x, data.train.y
     model = MLP(inputs=64, classes=10, hidden=(32,))
     with torch.no_grad():

@@ -17,10 +17,9 @@ from warp_unlearning.attacks.reconstruction.predicted import Predictor
 from warp_unlearning.attacks.reconstruction.problem import Problem
 from warp_unlearning.attacks.reconstruction.reading import read_targets
 from warp_unlearning.attacks.reconstruction.threat import Threat
-from warp_unlearning.data.digits import load_digits
-from warp_unlearning.data.pixels import Pixels, pixels_of
+from warp_unlearning.data.preprocess import Pixels, load_data, pixels_of
 from warp_unlearning.methods.protocol import Task
-from warp_unlearning.models.staged import StageList
+from warp_unlearning.models.generator import StageList
 from warp_unlearning.randomness import Streams
 from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
 from warp_unlearning.symmetry.move import Move, apply_move
@@ -75,12 +74,12 @@ class Kit:
     @staticmethod
     @lru_cache
     def pixels() -> Pixels:
-        return pixels_of(load_digits())
+        return pixels_of(load_data())
 
     @staticmethod
     def digits(count: int, *, first: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
         """Inputs as a model takes them, and labels."""
-        data = load_digits()
+        data = load_data()
         return data.train.x[first : first + count].to(dtype), data.train.y[first : first + count]
 
     @staticmethod

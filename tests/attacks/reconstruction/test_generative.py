@@ -18,7 +18,7 @@ from warp_unlearning.attacks.reconstruction.prior_alone import prior_alone
 from warp_unlearning.attacks.reconstruction.problem import Search
 from warp_unlearning.attacks.reconstruction.reconstruct import reconstruct
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.staged import StageList, generate
+from warp_unlearning.models.generator import StageList, generate
 
 
 def by_root(row: np.ndarray, radius: float) -> np.ndarray:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from warp_unlearning.attacks.reconstruction.image_metrics import PSNR_CAP, feature_mse, mse, psnr, ssim
-from warp_unlearning.data.pixels import Pixels
+from warp_unlearning.data.preprocess import Pixels
 from warp_unlearning.errors import InputError
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from warp_unlearning.attacks.reconstruction import image_metrics
 from warp_unlearning.attacks.reconstruction.image_scores import ImageScores, score_images
 from warp_unlearning.attacks.reconstruction.lpips import Lpips
-from warp_unlearning.data.pixels import Pixels
+from warp_unlearning.data.preprocess import Pixels
 from warp_unlearning.errors import InputError
 
 PIXELS = Pixels((1, 8, 8), (0.2,), (0.5,))

@@ -62,6 +62,7 @@ def scales_of(channels: Channels, move: Any, model: nn.Module) -> Tensor:
     return found
 
 
+@pytest.mark.filterwarnings("ignore::warp_unlearning.errors.WarpWarning")
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("spread", [0.3, 1.0])
 def test_true_factors_at_the_true_image_are_the_difference_of_a_conjugated_step(

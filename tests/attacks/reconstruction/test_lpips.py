@@ -152,7 +152,7 @@ def test_a_backbone_that_does_not_fit_is_one_clear_error(alex, tmp_path, change,
 
 
 def test_files_that_are_missing_or_of_another_network_are_refused(alex_file, tmp_path) -> None:
-    with pytest.raises(WeightsError, match="does not exist"):
+    with pytest.raises(WeightsError, match="there is no weight file"):
         load_lpips(tmp_path / "none.pt", network="alex")
     with pytest.raises(WeightsError, match="give torchvision's weights of LPIPS network 'vgg'"):
         load_lpips(alex_file, network="vgg")

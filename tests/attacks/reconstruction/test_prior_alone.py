@@ -10,7 +10,7 @@ from warp_unlearning.attacks.reconstruction.prior_alone import prior_alone
 from warp_unlearning.attacks.reconstruction.problem import Search, first_images
 from warp_unlearning.attacks.reconstruction.total_variation import total_variation
 from warp_unlearning.errors import InputError
-from warp_unlearning.models.staged import generate
+from warp_unlearning.models.generator import generate
 
 
 def test_without_a_prior_it_is_where_the_first_restart_starts(kit: Any) -> None:

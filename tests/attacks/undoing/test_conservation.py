@@ -11,8 +11,8 @@ from warp_unlearning.attacks.undoing import Held, NotApplicable, difference
 from warp_unlearning.attacks.undoing.channel_factors import rescaled
 from warp_unlearning.attacks.undoing.conservation import Conservation
 from warp_unlearning.attacks.undoing.conservation_law import ConservationLaw
-from warp_unlearning.data.digits import load_digits
-from warp_unlearning.models.small_resnet import SmallResNet
+from warp_unlearning.data.preprocess import load_data
+from warp_unlearning.models.networks import SmallResNet
 
 
 class Preactivated(nn.Module):
@@ -76,7 +76,7 @@ def test_slopes_are_those_of_autograd(kit, kind) -> None:
 
 
 def test_it_solves_for_the_factors_of_a_conjugated_step(kit) -> None:
-    data = load_digits()
+    data = load_data()
     model = SmallResNet(width=8)
     kit.settled(model, 100)
     x, y = data.train.x.double(), data.train.y

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...errors import InputError, WarpWarning
-from ...models.full_precision import full_precision
+from ...models.modes import full_precision
 from ...stats.calibration import conformal_p
 from .background_fits import ChosenFit, fit_backgrounds, parts_of
 from .gradient_rows import ComputedRows, DifferenceRows, FiniteCheck, HeldRows, Rows, held, spans

@@ -10,8 +10,8 @@ from torch import nn
 
 from ...data.examples import TensorExamples, as_examples, as_tensors
 from ...errors import DataError
-from ...models.example_checks import check_examples
-from ...models.full_precision import full_precision
+from ...models.modes import full_precision
+from ...models.own import check_examples
 from ...unlearning.checks import copies_of
 from .gradient_rows import ComputedRows, HeldRows, Rows, held, width
 from .model_pair import compared_parameters, device_of, gradient_copy

@@ -26,13 +26,12 @@ from torch import nn
 from ...data.examples import TensorExamples
 from ...errors import InputError
 from ...gradients.energy import gradient_energy
-from ...training.scoring import logits
+from ...training.scoring import logit_confidence, logits
 from ..undoing.asked import Asked
 from ..undoing.protocol import Held, NotApplicable, Undo
 from ..undoing.registry import make_pre_step
 from ..undoing.single_gradients import single_gradients
 from ..undoing.states import checked_difference
-from .confidence import logit_confidence
 from .model_pair import check_pair
 from .original_gradients import OriginalGradients, original_side
 from .state_scores import state_scores

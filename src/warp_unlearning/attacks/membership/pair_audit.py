@@ -11,8 +11,8 @@ from torch import nn
 
 from ...data.examples import Examples, TensorExamples, as_examples, as_tensors
 from ...errors import DataError, InputError
-from ...models.digest import model_digest
-from ...models.example_checks import check_examples
+from ...models.own import check_examples
+from ...models.weights import model_digest
 from ...randomness import Streams
 from ...stats.reading import MARGIN, require_margin
 from ...unlearning.checks import copies_of

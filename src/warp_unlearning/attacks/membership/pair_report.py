@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.plain import plain
+from ...data.files import to_json
 from ...stats.holm import holm
 from ...stats.independent_area import area_difference, area_p_value, independent_area
 from ...stats.influence import Influence, area_influence
@@ -95,7 +95,7 @@ class PairAudit:
         about = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
         about["strongest_strength"] = asdict(self.strongest_strength)
         rows = [{"name": row.name, **asdict(row), "rates": [r.summary() for r in row.rates]} for row in self.rows]
-        found: dict[str, Any] = plain({"schema_version": SCHEMA_VERSION, "kind": "pair", **about, "rows": rows})
+        found: dict[str, Any] = to_json({"schema_version": SCHEMA_VERSION, "kind": "pair", **about, "rows": rows})
         return found
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...models.full_precision import full_precision
+from ...models.modes import full_precision
 from ..undoing.protocol import Weights
 from ..undoing.states import undone_model
 from .gradient_difference import FittedDifference, check_fit

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...data.pixels import Pixels
+from ...data.preprocess import Pixels
 from ...errors import InputError
 from .beyond_prior import BeyondPrior, beyond_prior
 from .blind import BlindGuess

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ...models.staged import Staged, check_generator, condition_of, dtype_of, frozen_copy, generate_from
+from ...models.generator import Staged, check_generator, condition_of, dtype_of, frozen_copy, generate_from
 from .descent import Values, Variable, descend
 from .problem import Candidates, Problem, Search, smoothness
 

@@ -12,9 +12,9 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from ...data.pixels import Pixels
+from ...data.preprocess import Pixels
 from ...errors import InputError
-from ...models.full_precision import full_precision
+from ...models.modes import full_precision
 
 # Decibels of a perfect reconstruction, and of any with a smaller error than 10⁻¹⁰: a mean over images stays finite.
 PSNR_CAP = 100.0

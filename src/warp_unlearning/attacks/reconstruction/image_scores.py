@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor, nn
 
-from ...data.pixels import Pixels
+from ...data.preprocess import Pixels
 from ...errors import InputError
 from ...stats import intervals
 from ...stats.clusters import check_level

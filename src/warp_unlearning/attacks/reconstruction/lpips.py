@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError, WeightsError, nearest
-from ...models.full_precision import full_precision
+from ...models.modes import full_precision
 from ...models.weights import read_weights
 from .image_metrics import checked_images
 

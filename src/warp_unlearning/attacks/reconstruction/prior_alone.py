@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...models.staged import dtype_of, frozen_copy, generate
+from ...models.generator import dtype_of, frozen_copy, generate
 from ...randomness import Streams
 from .attacks import find_attack
 from .descent import descend

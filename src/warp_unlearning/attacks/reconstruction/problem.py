@@ -10,7 +10,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from ...data.pixels import Pixels
+from ...data.preprocess import Pixels
 from ...errors import InputError
 from ...gradients.alignment import alignment
 from ...randomness import Streams

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...data.plain import plain
+from ...data.files import to_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Reconstruction:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, without the images."""
-        found: dict[str, Any] = plain(
+        found: dict[str, Any] = to_json(
             {
                 "attack": self.attack,
                 "after": self.after,

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data.pixels import Pixels
+from ...data.preprocess import Pixels
 from ...errors import DataError, InputError
-from ...models.staged import Staged
+from ...models.generator import Staged
 from ..membership.model_pair import are_identical, check_pair
 from ..undoing.protocol import Held
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ...gradients.math_attention import math_attention
 from ...gradients.per_sample import per_sample_gradients
-from ...models.full_precision import full_precision
+from ...models.modes import full_precision
 from .protocol import NotApplicable
 
 

@@ -1,0 +1,5 @@
+"""`python -m warp_unlearning` is `warp`."""
+
+from .cli.main import main
+
+main()

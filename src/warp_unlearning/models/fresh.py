@@ -1,0 +1,131 @@
+"""Fresh random weights for any module, drawn from one generator.
+
+The draws are made on the CPU whatever device the model is on, so a seed gives the same weights everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from itertools import chain
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..errors import InputError, WarpError
+
+
+def fresh(
+    model: nn.Module, *, generator: torch.Generator, untrained: nn.Module | Callable[[], nn.Module] | None = None
+) -> nn.Module:
+    """A copy of `model` that has learned nothing: its weights are those of `untrained`, a network of the same names and
+    shapes or a function that builds one, or drawn by the `reset_parameters` of its own layers.
+
+    A function is called while torch's global generator is seeded from `generator`; other global generators are its own.
+    """
+    copy = _copy_of(model)
+    if untrained is None:
+        reinitialise(copy, generator=generator)
+        return copy
+    found = untrained if isinstance(untrained, nn.Module) else _built(untrained, generator)
+    try:
+        copy.load_state_dict(found.state_dict())
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"the untrained network is unlike the model: {reason} Build it as the model was built"
+        ) from error
+    ours = model.state_dict()
+    if all(torch.equal(tensor, ours[name]) for name, tensor in copy.state_dict().items()):
+        raise InputError("the untrained network has the weights of the model itself; give one that was not trained")
+    return copy
+
+
+def kept_buffers(model: nn.Module) -> list[str]:
+    """Buffers of numbers that `reinitialise` leaves as they are, since no `reset_parameters` sets them: they may hold
+    what the model has learned.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        blank = _copy_of(model).cpu()
+        for buffer in blank.buffers():
+            if buffer.is_floating_point():
+                buffer.fill_(torch.nan)
+        _reset(blank)
+        return [name for name, buffer in blank.named_buffers() if buffer.is_floating_point() and buffer.isnan().any()]
+
+
+def _reset(blank: nn.Module) -> None:
+    # Modules are listed parents first, so reversed every child comes before its parent.
+    for module in reversed(list(blank.modules())):
+        # nn.MultiheadAttention and nn.Transformer keep theirs private.
+        reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        if callable(reset):
+            reset()
+
+
+def reinitialise(model: nn.Module, *, generator: torch.Generator) -> None:
+    """Give every parameter and running statistic of `model` the value a newly built one could have.
+
+    Calls `reset_parameters` of every submodule that has one, children before parents, so that a model's own
+    initialisation has the last word. A parameter that nothing resets is an error, and `model` is then left
+    as it was. `requires_grad`, `training` and torch's global random state never change.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> reinitialise(layer, generator=torch.Generator().manual_seed(0))
+    """
+    with _seeded(generator), torch.no_grad():
+        blank = _copy_of(model).cpu()
+        for parameter in blank.parameters():
+            # So that one which nobody resets is found out.
+            if parameter.is_floating_point() or parameter.is_complex():
+                parameter.fill_(torch.nan)
+        _reset(blank)
+        for name, parameter in blank.named_parameters():
+            if parameter.isnan().any():
+                owner = type(blank.get_submodule(name.rpartition(".")[0])).__name__
+                raise InputError(
+                    f"nothing says how the parameter {name} of a {owner} starts; give `untrained`, or define "
+                    f"`reset_parameters` in {owner}, or in a module around it, to set it"
+                )
+        values = dict(chain(blank.named_parameters(), blank.named_buffers()))
+        for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+            tensor.copy_(values[name])
+
+
+@contextmanager
+def _seeded(generator: torch.Generator) -> Iterator[None]:
+    """Torch's global generator of the CPU starts from a draw of `generator`, and is put back at the end."""
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would also seed the accelerators, whose state is not forked here.
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _built(factory: Callable[[], nn.Module], generator: torch.Generator) -> nn.Module:
+    try:
+        with _seeded(generator):
+            found: object = factory()
+    except WarpError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InputError(f"`untrained` failed to build a network: {reason}; give one without arguments") from error
+    if not isinstance(found, nn.Module):
+        raise InputError(f"`untrained` is a {type(found).__name__}; give a network, or a function that builds one")
+    return found
+
+
+def _copy_of(model: nn.Module) -> nn.Module:
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise InputError(f"{name} has no known shape yet; run one batch through the model first")
+    try:
+        return deepcopy(model)
+    except RuntimeError as error:
+        raise InputError(
+            f"{type(model).__name__} cannot be copied: {error}; use `torch.nn.utils.parametrizations`, "
+            "or keep no tensors in it that have a gradient history"
+        ) from error
