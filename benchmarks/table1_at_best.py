@@ -58,7 +58,8 @@ class Together:
     def steps(self, job: Job, store: Store) -> Steps:
         """An update at a time."""
         work = next(work for digests, work in self.works if job.key.digest in digests)
-        return (yield from work.steps(job, store))
+        files: Mapping[str, bytes] = yield from work.steps(job, store)
+        return files
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +89,7 @@ class Visit:
 
     def run(self, jobs: Sequence[Job], plans: Sequence[CellPlan], until: float) -> None:
         """Do jobs of the search and of studies until so many seconds after the beginning."""
-        found = [(frozenset(self.search.tasks), SearchWork(self.search, self.place))]
+        found: list[tuple[frozenset[str], Any]] = [(frozenset(self.search.tasks), SearchWork(self.search, self.place))]
         for plan in plans:
             work = CellWork(plan, 0)
             object.__setattr__(work, "_place", self.place)
