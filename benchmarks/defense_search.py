@@ -4,17 +4,18 @@
 
 Every method, at its own settings, is tried with the same `--draws` random settings of the printed WARP (length of a
 step, energy, dispersion; after each epoch or once at the end), with as many of the guarded one, and with the defaults
-of both. The shadows are none that a study has. Points that studies audit are trained on, but neither forgotten nor
-measured, and the test images are not used. Everything is tried on the first forget set of the first shadow. Of each
-arm `--finalists` draws and the defaults go on to the other forget sets.
+of both, or of those of the two that `--defenses` names. The shadows are none that a study has. Points that studies
+audit are trained on, but neither forgotten nor measured, and the test images are not used. Everything is tried on the
+first forget set of the first shadow. Of each arm `--finalists` draws and the defaults go on to the other forget sets.
 
 The attacker knows which way to look: he ranks a shadow's forgotten points and points that it never saw by their
 margins (the logit of the label's confidence), turned around where the area under the curve is below one half. Chosen
 is the least area at an accuracy on points never seen of at most one point below that of the method alone.
 
 What the second round tries is decided by its jobs, from results of the first, so that both are one run. It can be
-stopped and called again. At its end DIR has all rows (`search.json`), a table (`table.md`), and the settings that were
-chosen as `warp reproduce --defense-options` takes them (`chosen.json`).
+stopped and called again. At its end DIR has all rows of the methods of which everything was tried (`search.json`), a
+table (`table.md`), and the settings that were chosen as `warp reproduce --defense-options` takes them (`chosen.json`);
+with `--minutes 0` they are made from what is in the store.
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ class Asking:
     forget_sets: int = 2
     seed: int = 0
     audited: int | None = None
+    defenses: tuple[str, ...] = SEARCHED
+    epochs: int | None = None
 
     def asked(self, settings: Mapping[str, Mapping[str, Any]] | None = None) -> Asked:
         """What is asked of `table1`, with these settings of "method + defence"."""
@@ -109,6 +112,7 @@ class Asking:
             device=self.device,
             data_path=self.data,
             seed=self.seed,
+            epochs=self.epochs,
             defense_options=settings or {},
         )
 
@@ -231,13 +235,11 @@ def plan_search(asking: Asking) -> SearchPlan:
         }
         kind = TRIAL if found.rank is None else FINAL
         cost = COSTS[found.method] * (1 if found.defense is None else 2)
-        # The longest come last, so that a run that ends early has the others.
-        order += found.method == "pgu"
         return add(kind, found, about, (trained[found.shadow], *needs), cost, order)
 
     for method in asking.methods:
         alone = [trial(Trial(method, None, -1, *unit), (), -1) for unit in ((0, 0), *other_units(plan))]
-        for defense in SEARCHED:
+        for defense in asking.defenses:
             first = [trial(t, (), -1) for t in first_round(plan, method, defense)]
             for later in second_round(plan, method, defense):
                 trial(later, () if later.rank is None else (alone[0], *first), 0)
@@ -412,14 +414,21 @@ def chosen(plan: SearchPlan, store: Store, method: str, defense: str) -> dict[st
     return min(rows, key=place)
 
 
-def results(plan: SearchPlan, store: Store, out: Path) -> None:
-    """Write all rows, a table, and what was chosen."""
+def searched(plan: SearchPlan, store: Store) -> list[str]:
+    """The methods of which everything was tried."""
+    trials = [(plan.tasks[job.key.digest], store.has(job.key)) for job in plan.jobs]
+    left = {task.method for task, there in trials if isinstance(task, Trial) and not there}
+    return [method for method in plan.asking.methods if method not in left]
+
+
+def results(plan: SearchPlan, store: Store, out: Path) -> dict[str, Any]:
+    """Write all rows, a table, and what was chosen, which is returned: settings by "method + defence"."""
     rows, best = list[dict[str, Any]](), {}
     units = [(0, 0), *other_units(plan)]
-    for method in plan.asking.methods:
+    for method in searched(plan, store):
         alone = [_about(plan, store, Trial(method, None, -1, *unit)) for unit in units]
         rows.append({"method": method, "defense": None, "settings": None, "chosen": False, "units": alone})
-        for defense in SEARCHED:
+        for defense in plan.asking.defenses:
             draw = chosen(plan, store, method, defense)["draw"]
             found = {row["draw"]: row["units"] for row in finalists(plan, store, method, defense)}
             for trial in first_round(plan, method, defense):
@@ -436,24 +445,57 @@ def results(plan: SearchPlan, store: Store, out: Path) -> None:
                 )
             best[f"{method} + {defense}"] = plan.settings(Trial(method, defense, draw, 0, 0)) or {}
     out.mkdir(parents=True, exist_ok=True)
-    (out / "search.json").write_text(json.dumps({**vars(plan.asking), "rows": rows}, indent=1, default=str) + "\n")
+    about = {**vars(plan.asking), "data": plan.study.data["name"], "rows": rows}
+    (out / "search.json").write_text(json.dumps(about, indent=1) + "\n")
     (out / "chosen.json").write_text(json.dumps(best, indent=1) + "\n")
     (out / "table.md").write_text(markdown(rows, len(units)))
+    return best
 
 
 def markdown(rows: Sequence[Mapping[str, Any]], units: int) -> str:
-    """The method alone, the defaults and what went on to all forget sets; means with intervals over those sets, which
-    are few, and share originals.
+    """What went on to all forget sets, with means and intervals over those sets, which are few and share originals;
+    then all of the first round.
     """
-    lines = ["| method | defence | settings | advantage of the attacker | accuracy on points never seen | chosen |"]
-    lines.append("|---" * 6 + "|")
+    heads = "attacker's advantage", "lower than alone by", "accuracy on points never seen", "area", "loss, forgotten"
+    lines = ["| method | defence | settings | " + " | ".join(heads) + " | taken back | chosen |"]
+    lines.append("|---" * 10 + "|")
+    alone = {row["method"]: row["units"] for row in rows if row["defense"] is None}
     for row in rows:
         if len(row["units"]) == units and not any("failed" in unit for unit in row["units"]):
-            settings = "defaults" if row["settings"] is None else json.dumps(row["settings"])
-            numbers = [str(mean([f(unit) for unit in row["units"]])) for f in (advantage, held_out)]
-            cells = [row["method"], row["defense"] or "none", settings, *numbers, "yes" if row["chosen"] else ""]
-            lines.append("| " + " | ".join(cells) + " |")
+            below = [advantage(a) - advantage(b) for a, b in zip(alone[row["method"]], row["units"], strict=True)]
+            samples = [advantage(unit) for unit in row["units"]], below, [held_out(unit) for unit in row["units"]]
+            areas = (
+                f"{min(unit['auc'] for unit in row['units']):.3f} to {max(unit['auc'] for unit in row['units']):.3f}"
+            )
+            numbers = [str(mean(sample)) for sample in samples]
+            cells = [*numbers, areas, *_teleported(row["units"]), "yes" if row["chosen"] else ""]
+            lines.append("| " + " | ".join([row["method"], row["defense"] or "none", _settings(row), *cells]) + " |")
+    lines += ["", "First forget set of the first shadow, every setting:", ""]
+    lines += ["| method | defence | settings | area | accuracy on points never seen | loss, forgotten | taken back |"]
+    lines.append("|---" * 7 + "|")
+    for row in rows:
+        unit = row["units"][0]
+        failed = [unit["failed"], ""] if "failed" in unit else [f"{unit['auc']:.3f}", f"{held_out(unit):.3f}"]
+        cells = [*failed, *_teleported([unit])]
+        lines.append("| " + " | ".join([row["method"], row["defense"] or "none", _settings(row), *cells]) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _settings(row: Mapping[str, Any]) -> str:
+    if row["settings"] is None:
+        return "defaults"
+    return ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row["settings"].items())
+
+
+def _teleported(units: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The mean loss on examples to forget before and after a teleport, and how many of how many were taken back."""
+    made = [unit["teleports"] for unit in units if unit.get("teleports", {}).get("count")]
+    pairs = [pair for each in made for pair in each["forget_loss"] if pair is not None]
+    if not pairs:
+        return ["", ""]
+    before, after = np.mean(pairs, axis=0)
+    back, count = (sum(each[name] for each in made) for name in ("taken_back", "count"))
+    return [f"{before:.3f} → {after:.3f}", f"{back} of {count}"]
 
 
 def say(event: Event) -> None:
@@ -471,26 +513,31 @@ def main() -> None:
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--methods", nargs="+", default=list(SIX))
+    parser.add_argument("--defenses", nargs="+", default=list(SEARCHED), choices=SEARCHED)
     parser.add_argument("--draws", type=int, default=12)
     parser.add_argument("--finalists", type=int, default=4)
     parser.add_argument("--shadows", type=int, default=2)
     parser.add_argument("--forget-sets", type=int, default=2)
     parser.add_argument("--audited", type=int, help="points that the study audits, for trials at a small size")
+    parser.add_argument("--epochs", type=int, help="of the originals, for trials at a small size")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--at-once", type=int)
     parser.add_argument("--minutes", type=float, help="after which no job is begun")
     options = parser.parse_args()
-    names = "size", "data", "device", "draws", "finalists", "shadows", "forget_sets", "audited"
-    asking = Asking(**{name: getattr(options, name) for name in names}, methods=tuple(options.methods))
+    names = "size", "data", "device", "draws", "finalists", "shadows", "forget_sets", "audited", "epochs"
+    asking = Asking(
+        **{name: getattr(options, name) for name in names},
+        methods=tuple(options.methods),
+        defenses=tuple(options.defenses),
+    )
     plan, store = plan_search(asking), Store(options.store)
     engine = choose_study_engine(asking.device, at_once=options.at_once, processes=options.processes).engine
     until = None if options.minutes is None else monotonic() + 60 * options.minutes
     work = SearchWork(plan, Workplace(plan.study.data, plan.study.device))
     outcome = engine.run(plan.jobs, work=work, store=store, watch=say, until=until)
     print(f"{len(plan.jobs)} jobs, left {len(outcome.left)}, failed {len(outcome.failed)}")
-    if not outcome.left and not outcome.failed:
-        results(plan, store, options.out)
-        print((options.out / "table.md").read_text())
+    results(plan, store, options.out)
+    print((options.out / "table.md").read_text())
 
 
 if __name__ == "__main__":
