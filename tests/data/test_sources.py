@@ -58,7 +58,7 @@ def test_arrays_are_kept_as_they_are_and_all_are_for_training(
     np.testing.assert_array_equal(table.y, Y)
     index = np.array([7, 8, 2, 2, 19, 0])
     np.testing.assert_array_equal(table.x[index], x[index])
-    assert table.digests().tolist() == npz(tmp_path, x=x.astype(x.dtype.newbyteorder("=")), y=Y).digests().tolist()
+    assert table.digests.tolist() == npz(tmp_path, x=x.astype(x.dtype.newbyteorder("=")), y=Y).digests.tolist()
 
 
 @pytest.mark.parametrize("load", [npz, pair])
@@ -173,7 +173,7 @@ def test_damaged_array_files_are_refused(tmp_path: Path) -> None:
     content = (tmp_path / "x.npy").read_bytes()
     for damaged in (b"", b"\x93NUMPY", content[:100], content[:-1]):
         (tmp_path / "x.npy").write_bytes(damaged)
-        with pytest.raises(DataError, match=r"x\.npy .*write it again"):
+        with pytest.raises(DataError, match=r"x\.npy is no whole \.npy"):
             load_table(None, tmp_path)
     for bad in (np.array([{}] * 20), np.array(3)):
         np.save(tmp_path / "x.npy", bad)
@@ -204,7 +204,7 @@ from warp_unlearning.data.sources import load_table
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before = peak()
 table = load_table(None, Path(sys.argv[1]))
-assert len(set(table.digests().tolist())) > 290
+assert len(set(table.digests.tolist())) > 290
 examples = table_examples(table, table.learned, Preprocess.standard(table), keep=0)
 for index in torch.split(torch.randperm(len(examples), generator=torch.Generator().manual_seed(0)), 8):
     assert examples.take(index).x.shape[1:] == (3, 577, 601)
@@ -251,7 +251,7 @@ def test_train_and_test_folders_are_kept_apart(tmp_path: Path) -> None:
     assert (table.train, table.unseen.tolist(), table.y[10], table.classes) == (10, [10], 1, ("cat", "dog"))
     assert whole(table)[10].max() == 255
     other = load_table("folder", tmp_path / "train", test=tmp_path / "test")
-    assert (other.train, other.digests().tolist()) == (10, table.digests().tolist())
+    assert (other.train, other.digests.tolist()) == (10, table.digests.tolist())
 
 
 def test_images_of_other_kinds_and_sizes_are_read_as_one(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path, content: bytes
 def test_deep_and_huge_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_classes(tmp_path)
     put(tmp_path / "cat" / "deep.png", grey(0).astype(np.uint16))
-    with pytest.raises(DataError, match=r"deep\.png has more than 8 bits"):
+    with pytest.raises(DataError, match=r"deep\.png cannot be decoded .* more than 8 bits"):
         load_table("folder", tmp_path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8)
     with pytest.raises(DataError, match=r"cannot be decoded.*bomb"):

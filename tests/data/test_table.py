@@ -79,7 +79,7 @@ def test_rows_may_be_asked_for_from_python() -> None:
         ("r.npy", np.array([1, 8]), {}, "1 of 2 are no row numbers, first 8; training rows are numbered 0 to 7"),
         ("r.npy", np.array([-1]), {}, "first -1"),
         ("r.txt", b"123456789012345678901234567890", {}, "no row numbers, first 1234567"),
-        ("r.npy", np.array([1.0]), {}, r"type float64 \(.*1.0"),
+        ("r.npy", np.array([1.0]), {}, r"shape \(1,\), type float64"),
         ("r.npy", np.zeros((2, 2), dtype=int), {}, r"shape \(2, 2\)"),
         ("r.npy", np.array([], dtype=int), {}, r"shape \(0,\)"),
         ("m.npy", np.ones(10, dtype=bool), {}, "mask has 10 values; it needs one for each of 8"),
@@ -97,8 +97,8 @@ def test_rows_may_be_asked_for_from_python() -> None:
         ("n.csv", b"", {}, "no line of headings"),
         ("n.csv", b"id\n\xff\xfe", {}, "cannot be read as text"),
         ("n.txt", b"1", {"column": "id"}, "no column"),
-        ("r.npy", b"not an array", {}, "not a whole array"),
-        ("r.xlsx", b"x", {}, "no request that can be read; give a .npy, .txt or .csv"),
+        ("r.npy", b"not an array", {}, "no whole .npy"),
+        ("r.xlsx", b"x", {}, "no request that can be read; give .* as .npy, .txt or .csv"),
     ],
 )
 def test_a_wrong_request_is_one_clear_error(
@@ -132,7 +132,7 @@ def test_copies_leave_the_sets_they_are_in_whatever_their_label() -> None:
     asked = parts.request(whole, np.array([0]))
     assert codes(asked)[:5] == [FORGET, RETAIN, FORGET, RETAIN, FORGOTTEN]
     assert codes(asked)[8:] == [FORGOTTEN, TEST]
-    assert close(np.array([0]), whole.digests()).tolist() == [0, 2, 4, 8]
+    assert close(np.array([0]), whole.digests).tolist() == [0, 2, 4, 8]
     # Where copies with one label are gone, what is left is known as the row that was asked for.
     today = table([2, 3, 1, 4, 5, 6, 7], train=6, names=None)
     assert codes(asked.align(today)) == [RETAIN, RETAIN, FORGET, VALIDATION, RETAIN, RETAIN, TEST]
@@ -235,7 +235,7 @@ def test_parts_follow_their_content_through_requests_removals_and_shuffles(data:
 
 def test_check_finds_a_kept_copy_and_a_test_row_that_is_learned_from() -> None:
     whole = table([1, 1, 2, 3], train=3, names=None)
-    digests, labels = whole.digests(), whole.y
+    digests, labels = whole.digests, whole.y
     for part in ([FORGET, RETAIN, RETAIN, TEST], [RETAIN, FORGOTTEN, RETAIN, TEST]):
         with pytest.raises(DataError, match="have copies that are kept"):
             Parts(digests, labels, np.array(part, dtype=np.uint8), 3).check()

@@ -184,9 +184,9 @@ def test_an_untrained_network_is_taken_as_it_is_in_the_type_of_the_model() -> No
         (nn.Sequential(nn.Linear(2, 2)), 'the untrained network is unlike the model: .*Missing.*"weight", "bias"'),
         (nn.Linear(3, 2), r"size mismatch for weight: .*2, 3.*2, 2.* Build it as the model was built"),
         (nn.Linear(2, 2, bias=False), 'unlike the model: .*Missing.*"bias"'),
-        (lambda: 3, "`untrained` is a int; give a network, or a function"),
-        (lambda: [].pop(), "`untrained` failed to build a network: IndexError: pop from empty list"),
-        (lambda size: nn.Linear(2, size), "`untrained` failed to build a network: TypeError"),
+        (lambda: 3, "`untrained` returned a int; make it return"),
+        (lambda: [].pop(), "`untrained` failed to build a model: IndexError: pop from empty list"),
+        (lambda size: nn.Linear(2, size), "`untrained` failed to build a model: TypeError"),
     ],
 )
 def test_an_untrained_network_of_another_kind_is_refused(untrained: object, message: str) -> None:

@@ -317,7 +317,7 @@ def test_the_classes_are_counted_and_the_model_left_as_it_was() -> None:
         (SmallResNet(classes=2), examples(), DataError, "the t set has the label 2 at row 2, but the model has 2 cl"),
         (SmallResNet(), examples(0), DataError, "the t set is empty"),
         (SmallResNet(in_channels=3), examples(), DataError, r"an example of the t set, of shape \(1, 6, 6\)"),
-        (SmallResNet(), examples(value=torch.inf), DataError, "not finite .*at row 0"),
+        (SmallResNet(), examples(value=torch.inf), DataError, "not finite at row 0"),
         (Fixed(torch.full((2, 3), torch.nan)), examples(), InputError, "output on the t set is not finite"),
         (Fixed(torch.ones(2, 3, 1)), examples(), InputError, r"output is \(2, 3, 1\); it must be a tensor of logits"),
         (Fixed(torch.ones(5, 3)), examples(), InputError, r"output is \(5, 3\); it must be a tensor of logits"),

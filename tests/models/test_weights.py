@@ -138,10 +138,10 @@ def test_a_user_gets_back_names_types_and_ending_of_what_came_in(tmp_path: Path,
     given_ = tmp_path / f"given{ending}"
     safetensors.torch.save_file(came, given_) if ending == ".safetensors" else torch.save(came, given_)
     weights = read_weights(given_)
-    assert (weights.prefix, weights.suffix) == (prefix, ending)
+    assert weights.suffix == ending
     model = nn.Linear(3, 2)
     with pytest.raises(
-        WeightsError, match=r"weight in f is bfloat16 and should be float32; .*never cast.*--dtype float32"
+        WeightsError, match=r"weight in f is bfloat16 and should be float32; ask for float32 .--dtype float32"
     ):
         load_weights(model, weights, source="f")
     load_weights(model, weights, cast=True)

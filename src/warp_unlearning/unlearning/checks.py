@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from ..data.examples import DatasetExamples, Examples, TensorExamples, as_examples, checksums, in_order
+from ..data.examples import DatasetExamples, Examples, TensorExamples, as_examples, contents, in_order
 from ..data.files import to_json
 from ..data.sampling import draw_per_class
 from ..defense.base import Defense
@@ -98,16 +98,16 @@ def _part_of(dataset: object) -> tuple[object, Sequence[int]]:
 def copies_of(known: Examples, others: Examples) -> Tensor:
     """The rows of `others` whose input is that of some row of `known`, whatever the labels, ascending.
 
-    Compared by a 64-bit checksum of the bits of the input; two different inputs agree in it by chance once in 10¹⁹
-    pairs. Examples of another kind than tensors or a data set have no checksums and no copies.
+    Compared by a 128-bit digest of the bits of the input. Examples of another kind than tensors or a data set have no
+    digests and no copies.
     """
-    sums = [
-        checksums(e.x) if isinstance(e, TensorExamples) else e.checksums if isinstance(e, DatasetExamples) else None
+    one, other = (
+        contents(e.x) if isinstance(e, TensorExamples) else e.contents if isinstance(e, DatasetExamples) else None
         for e in (known, others)
-    ]
-    if sums[0] is None or sums[1] is None:
+    )
+    if one is None or other is None:
         return torch.empty(0, dtype=torch.int64)
-    return torch.isin(sums[1].cpu(), sums[0].cpu()).nonzero().flatten()
+    return torch.from_numpy(np.flatnonzero(np.isin(other, one)))
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,8 @@ def check_model(
             )
     movable = None
     if defense is not None:
-        movable, less = _movable(network, read(rows.x[:1]).to(device_of(network)), defense)
+        first = _as_weights(_read(rows.select(torch.arange(1)), read, "known"), network)
+        movable, less = _movable(network, first.x.to(device_of(network)), defense)
         notes += less
     return Checked(
         classes=said["known"].shape[1],
@@ -238,8 +239,8 @@ def _logits(network: nn.Module, rows: TensorExamples, read: Read, what: str) -> 
     # Inputs take four times the room of bytes, so they are made batch by batch.
     for index in in_order(len(rows), BATCH):
         inputs = _as_weights(_read(rows.select(index), read, what), network).to(place)
-        check_examples(network, {what: inputs})
-        parts.append(checked_logits(network, inputs, what))
+        classes = check_examples(network, {what: inputs})
+        parts.append(checked_logits(network, inputs, what, classes=classes))
     found = torch.cat(parts)
     broken = (~found.isfinite().all(1)).nonzero()
     if len(broken):
