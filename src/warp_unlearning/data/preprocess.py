@@ -28,7 +28,6 @@ from .standard import MOMENTS
 from .table import Index, Layout, Table, chunks
 
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_ORDERS = {"nchw": (0, 1, 2, 3), "nhwc": (0, 3, 1, 2)}
 
 
 @dataclass(frozen=True)
@@ -55,15 +54,14 @@ class Preprocess:
             raise InputError(f"{given} are no normalisation; give finite numbers, scale and std above 0, a mean a std")
 
     @classmethod
-    def standard(cls, table: Table, train_rows: Index | None = None) -> Preprocess:
-        """How our own networks read a table: published moments of known data, else those of the training rows."""
+    def standard(cls, table: Table) -> Preprocess:
+        """How our own networks read a table: published moments of known data, else those of the learned rows."""
         if table.x.dtype != np.uint8:
             return cls(layout=table.layout)
         scale = 16.0 if table.name == "digits" else 255.0
         if table.name in MOMENTS:
             return cls(scale, *MOMENTS[table.name], layout=table.layout)
-        rows = table.learned if train_rows is None else train_rows
-        return cls(scale, *moments(table, rows, scale), table.layout)
+        return cls(scale, *moments(table, table.learned, scale), table.layout)
 
     def inputs(self, raw: NDArray[Any] | Tensor) -> Tensor:
         """What the model is given for raw rows, on the device they are on."""
@@ -75,7 +73,8 @@ class Preprocess:
                 kind = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
                 raise InputError(f"{self.spec} gave {kind} for {len(raw)} rows; return a tensor with one a row")
             return found.float()
-        x: Tensor = _channels_first(raw, self.layout).to(torch.float32, copy=True).div_(self.scale)
+        images = _channels_first(raw, self.layout)
+        x: Tensor = images.to(torch.float32, copy=True, memory_format=torch.contiguous_format).div_(self.scale)
         if self.mean and x.shape[1] != len(self.mean) != 1:
             raise InputError(f"there are {len(self.mean)} means for inputs of {x.shape[1]} channels; give one of each")
         behind = max(x.dim() - 2, 0)
@@ -159,10 +158,7 @@ def _channels(table: Table) -> int:
 def _channels_first(raw: Any, layout: Layout) -> Any:
     if layout == "nhw":
         return raw[:, None]
-    if layout == "nd":
-        return raw
-    order = _ORDERS[layout]
-    return raw.permute(order).contiguous() if isinstance(raw, Tensor) else np.ascontiguousarray(raw.transpose(order))
+    return raw.swapaxes(1, 3).swapaxes(2, 3) if layout == "nhwc" else raw
 
 
 def _column(values: tuple[float, ...], behind: int, like: Tensor) -> Tensor:
@@ -177,7 +173,7 @@ def _made_column(values: tuple[float, ...], behind: int, dtype: torch.dtype, dev
 
 
 @dataclass(frozen=True, eq=False)
-class TableExamples:
+class _TableExamples:
     """Rows of a table that are read and preprocessed a batch at a time, so a table may be larger than memory."""
 
     table: Table
@@ -187,13 +183,12 @@ class TableExamples:
     dtype: torch.dtype = torch.float32
 
     def take(self, index: Tensor) -> Batch:
-        """The examples at `index`. Bytes are sent to the device, not floats, and preprocessed there."""
+        # Bytes are sent to the device, not floats, and preprocessed there.
         raw = self.table.x[self.index[index.cpu().numpy()]]
         sent = torch.from_numpy(raw if raw.dtype == np.uint8 else raw.astype(np.float32)).to(self.y.device)
         return Batch(self.preprocess.inputs(sent).to(self.dtype), self.y[index.to(self.y.device)])
 
-    def to(self, device: torch.device | str) -> TableExamples:
-        """The same examples, delivered on `device`."""
+    def to(self, device: torch.device | str) -> _TableExamples:
         return replace(self, y=self.y.to(device))
 
     def __len__(self) -> int:
@@ -210,7 +205,7 @@ def table_examples(
     keep: int = 2**28,
 ) -> Examples:
     """Rows of a table as examples: tensors if the inputs take at most `keep` bytes, else read batch by batch."""
-    later = TableExamples(table, index, preprocess, torch.from_numpy(table.y[index]).to(device), dtype)
+    later = _TableExamples(table, index, preprocess, torch.from_numpy(table.y[index]).to(device), dtype)
     if len(index) == 0 or (first := later.take(torch.tensor([0])).x).nbytes * len(index) > keep:
         return later
     x = first.new_empty(len(index), *first.shape[1:])

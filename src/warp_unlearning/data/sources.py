@@ -148,7 +148,7 @@ def _own(
             both = path if len(parts) > 1 else test
             raise InputError(f"{both} has a test part of its own; leave out {test}, or give one of test rows only")
         parts += held
-    x: Rows = ImageFiles([file for part in parts for file in part.x], size) if kind in ("folder", "csv") else train.x
+    x: Rows = _ImageFiles([file for part in parts for file in part.x], size) if kind in ("folder", "csv") else train.x
     if kind in ("npz", "npy") and len(parts) > 1:
         x = _Joined(train.x, parts[1].x, path)
     y = np.concatenate([part.y for part in parts])
@@ -175,7 +175,7 @@ def _npy(path: Path, ids: str | None, _: Sequence[str] | None) -> list[_Part]:
         raise DataError(f"{path} holds inputs or labels alone; name it x.npy, with its labels beside it in y.npy")
 
     def part(end: str, ids: str | None) -> _Part:
-        arrays: dict[str, Any] = {f"x{end}": NpyRows(folder / f"x{end}.npy")}
+        arrays: dict[str, Any] = {f"x{end}": _NpyRows(folder / f"x{end}.npy")}
         arrays |= {f"{key}{end}": np.array(open_npy(folder / f"{key}{end}.npy")) for key in ("y", ids) if key}
         return _array_part(arrays, end, ids, folder)
 
@@ -232,27 +232,22 @@ class _Joined:
             kinds = [f"{tuple(part.shape[1:])} {part.dtype}" for part in (first, second)]
             raise DataError(f"{path}: train examples are {kinds[0]}, test examples {kinds[1]}; give parts alike")
         self._parts, self.dtype = (first, second), first.dtype
-        self.shape = (len(first) + len(second), *first.shape[1:])
-
-    def __len__(self) -> int:
-        return self.shape[0]
+        self.shape = (first.shape[0] + second.shape[0], *first.shape[1:])
 
     def __getitem__(self, index: Index, /) -> NDArray[Any]:
         (first, second), found = self._parts, np.empty((len(index), *self.shape[1:]), self.dtype)
-        behind = index >= len(first)
-        found[~behind], found[behind] = first[index[~behind]], second[index[behind] - len(first)]
+        count = first.shape[0]
+        behind = index >= count
+        found[~behind], found[behind] = first[index[~behind]], second[index[behind] - count]
         return found
 
 
-class NpyRows:
+class _NpyRows:
     """A .npy file whose rows are copied when they are asked for: it is mapped for that long only, so memory stays."""
 
     def __init__(self, path: Path) -> None:
         self._path, mapped = path, open_npy(path)
         self.shape, self.dtype = mapped.shape, mapped.dtype.newbyteorder("=")
-
-    def __len__(self) -> int:
-        return int(self.shape[0]) if self.shape else 0
 
     def __getitem__(self, index: Index, /) -> NDArray[Any]:
         return open_npy(self._path)[index].astype(self.dtype, copy=False)
@@ -298,7 +293,7 @@ def _csv(path: Path, ids: str | None, _: Sequence[str] | None) -> list[_Part]:
     return [_Part(files, check_labels(labels, str(path)), cells[ids or "file"])]
 
 
-class ImageFiles:
+class _ImageFiles:
     """Image files as 8-bit rows (height, width, channels), decoded when they are asked for; grey only if all are.
 
     All must be of one size, unless they are resized to `size` (height, width). Their digests are of the files' bytes.
@@ -318,9 +313,6 @@ class ImageFiles:
                 raise DataError(f"{unlike}; make them equal, or give a size to resize to (the setting data.size)")
         self.shape = (len(self._files), *(size or shapes[0]), 1 if grey else 3)
 
-    def __len__(self) -> int:
-        return len(self._files)
-
     def __getitem__(self, index: Index, /) -> NDArray[Any]:
         found = np.empty((len(index), *self.shape[1:]), np.uint8)
         for place, row in enumerate(index.tolist()):
@@ -334,7 +326,6 @@ class ImageFiles:
         return found
 
     def digests(self) -> list[str]:
-        """A digest of the bytes of each file."""
         return [content_digest(b"file", file.read_bytes()) for file in self._files]
 
 

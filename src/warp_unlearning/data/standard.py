@@ -68,7 +68,8 @@ def load_cifar10(path: Path, *, sums: Mapping[str, str] = BINARY_MD5) -> Table:
     if source.suffix == ".npz":
         read = partial(_from_npz, read_arrays(source))
     else:
-        read = partial(_from_files, _folder_files(source) if source.is_dir() else _tarball_files(source))
+        files = _tarball_files(source) if source.is_file() else {f.name: f.read_bytes for f in source.iterdir()}
+        read = partial(_from_files, files)
     batches = []
     for k, batch in enumerate(BATCHES):
         try:
@@ -92,10 +93,6 @@ def locate_cifar10(path: Path) -> Path | None:
         if any((folder / name).is_file() for name in _WANTED):
             return folder
     return next((path / name for name in _FILES if (path / name).is_file()), None)
-
-
-def _folder_files(folder: Path) -> _Files:
-    return {file.name: file.read_bytes for file in folder.iterdir() if file.name in _WANTED}
 
 
 def _tarball_files(path: Path) -> _Files:

@@ -41,7 +41,6 @@ class Rows(Protocol):
     def dtype(self) -> np.dtype[Any]: ...  # noqa: D102
     @property
     def shape(self) -> tuple[int, ...]: ...  # noqa: D102
-    def __len__(self) -> int: ...
     def __getitem__(self, index: Index, /) -> NDArray[Any]: ...
 
 
@@ -98,7 +97,7 @@ class Table:
 
 def chunks(rows: Rows, index: Index | None = None) -> Iterator[Index]:
     """`index`, or the numbers of all rows, in pieces whose inputs take 16 MiB or less."""
-    index = np.arange(len(rows)) if index is None else index
+    index = np.arange(rows.shape[0]) if index is None else index
     step = max(_CHUNK // max(rows.dtype.itemsize * int(np.prod(rows.shape[1:])), 1), 1)
     for start in range(0, len(index), step):
         yield index[start : start + step]
