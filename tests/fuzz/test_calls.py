@@ -17,7 +17,7 @@ import warp_unlearning as wu
 from warp_unlearning.cli.subject import load_run
 from warp_unlearning.data.examples import as_examples
 from warp_unlearning.data.sources import load_table
-from warp_unlearning.data.table import Parts, find, read_request
+from warp_unlearning.data.table import find, read_request
 from warp_unlearning.errors import WarpError
 from warp_unlearning.models.own import check_examples
 from warp_unlearning.models.weights import load_weights, read_weights, save_weights
@@ -43,15 +43,10 @@ load_run: path=paths model=odd data=odd kind=odd test=odd holdout=odd ids=odd cl
     preprocess=odd dtype=odd seed=odd device=odd threads=odd config=odd override=overrides nonsense=odd
 as_examples: source=examples
 read_weights: path=paths
-load_weights: weights=states model=no_networks
-load_table: kind=kinds path=paths test=paths holdout=holdouts ids=odd size=sizes classes=classes seed=seeds
-find: asked=asked table=no_tables by=odd
-read_request: path=paths column=odd
-Parts.start: table=no_tables validation=numbers
-Parts.request: table=no_tables rows=rows
-Parts.load: path=paths
-Parts.save: path=unwritable
-Parts.align: table=no_tables
+load_weights: weights=states
+load_table: path=paths test=paths
+find: asked=asked
+read_request: path=paths
 """
 
 
@@ -65,8 +60,6 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> Entries:
     (folder / "rows.csv").write_text("row\n1\n2\n")
     save_weights(folder / "a.safetensors", bad.network())
     table = load_table("npz", folder / "points.npz", ids="id")
-    parts = Parts.start(table)
-    parts.save(folder / "rows.npz")
 
     def sets(**more: Any) -> dict[str, Any]:
         return {"forget": (bad.x(8, 1), bad.y(8)), "retain": (bad.x(40, 2), bad.y(40)), **more}
@@ -91,14 +84,9 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> Entries:
         "load_table": (load_table, lambda: {"kind": "npz", "path": folder / "points.npz"}),
         "find": (find, lambda: {"asked": [1, 2], "table": table, "by": "row"}),
         "read_request": (
-            lambda path, column=None: find(read_request(path, column), table),
+            lambda path: find(read_request(path), table),
             lambda: {"path": folder / "rows.csv"},
         ),
-        "Parts.start": (Parts.start, lambda: {"table": table}),
-        "Parts.request": (parts.request, lambda: {"table": table, "rows": np.array([1])}),
-        "Parts.load": (Parts.load, lambda: {"path": folder / "rows.npz"}),
-        "Parts.save": (parts.save, lambda: {"path": folder / "rows.npz"}),
-        "Parts.align": (parts.align, lambda: {"table": table}),
     }
     found = dict(re.findall(r"^(\S+): (.*(?:\n .*)*)", PLACES, re.MULTILINE))
     pools = {

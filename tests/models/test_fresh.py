@@ -60,16 +60,6 @@ def test_the_result_depends_on_the_generator_alone_and_keeps_no_old_value(name: 
     assert not any((tensor == 12345).any() or not tensor.isfinite().all() for tensor in second.state_dict().values())
 
 
-def test_other_seeds_and_later_draws_differ() -> None:
-    layer, generator = nn.Linear(3, 2), seeded(0)
-    drawn = []
-    for stream in (seeded(1), generator, generator):
-        reinitialise(layer, generator=stream)
-        drawn.append(layer.weight.detach().clone())
-    assert not torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[1], drawn[2])
-
-
 def test_statistics_start_over_and_the_models_own_initialisation_has_the_last_word() -> None:
     model = ResNet18(width=32)
     spoil(model, 3.0)
@@ -97,6 +87,9 @@ def test_objects_flags_types_modes_and_ties_stay() -> None:
     assert model[0].fc.bias.requires_grad
     assert (model.training, model[0].bn1.training) == (False, True)
     assert {p.dtype for p in model.parameters()} == {torch.float64}
+
+
+MODEL = nn.Linear(2, 2)
 
 
 class Scale(nn.Module):
@@ -137,9 +130,6 @@ def test_a_parameter_that_nothing_resets_is_refused(model: nn.Module, message: s
     with pytest.raises(InputError, match=message):
         reinitialise(model, generator=seeded())
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_a_parent_may_reset_what_its_children_hold() -> None:
     owner = Owner()
     reinitialise(owner, generator=seeded())
     assert torch.equal(owner.scales[0], torch.ones(2))
@@ -184,20 +174,15 @@ def test_an_untrained_network_is_taken_as_it_is_in_the_type_of_the_model() -> No
         (nn.Sequential(nn.Linear(2, 2)), 'the untrained network is unlike the model: .*Missing.*"weight", "bias"'),
         (nn.Linear(3, 2), r"size mismatch for weight: .*2, 3.*2, 2.* Build it as the model was built"),
         (nn.Linear(2, 2, bias=False), 'unlike the model: .*Missing.*"bias"'),
-        (lambda: 3, "`untrained` is a int; give a network, or a function"),
-        (lambda: [].pop(), "`untrained` failed to build a network: IndexError: pop from empty list"),
-        (lambda size: nn.Linear(2, size), "`untrained` failed to build a network: TypeError"),
+        (MODEL, "has the weights of the model itself"),
+        (lambda: 3, "`untrained` returned a int; make it return"),
+        (lambda: [].pop(), "`untrained` failed to build a model: IndexError: pop from empty list"),
+        (lambda size: nn.Linear(2, size), "`untrained` failed to build a model: TypeError"),
     ],
 )
 def test_an_untrained_network_of_another_kind_is_refused(untrained: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        fresh(nn.Linear(2, 2), generator=seeded(), untrained=untrained)  # type: ignore[arg-type]
-
-
-def test_the_model_itself_is_not_untrained() -> None:
-    model = nn.Linear(2, 2)
-    with pytest.raises(InputError, match="has the weights of the model itself"):
-        fresh(model, generator=seeded(), untrained=lambda: model)
+        fresh(MODEL, generator=seeded(), untrained=untrained)  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu

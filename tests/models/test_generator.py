@@ -84,6 +84,11 @@ def test_images_are_the_composed_stages_from_any_of_them_on() -> None:
     latents, labels = torch.tensor([1.0, -1.0])[:, None, None, None], torch.tensor([0, 2])
     by_hand = [(0.01 * z + c) * 0.1 + c for z, c in ((1.0, 0.2), (-1.0, 0.4))]
     assert generate(ByClass(), latents, labels).flatten().tolist() == pytest.approx(by_hand)
+    before = torch.random.get_rng_state()
+    check_generator(generator, shape=SHAPE)
+    check_generator(ByClass(), shape=(1, 1, 1))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert isinstance(generator, Staged)
 
 
 def test_labels_and_conditions_that_are_missing() -> None:
@@ -93,14 +98,6 @@ def test_labels_and_conditions_that_are_missing() -> None:
         generate(StageList(plain().stages, (4,), SHAPE, 2), torch.zeros(1, 4), torch.zeros(1).long())  # type: ignore[arg-type]
     with pytest.raises(InputError, match="built without classes"):
         ConvGenerator(shape=(1, 8, 8)).condition(torch.zeros(1, 128), torch.zeros(1).long())
-
-
-def test_a_generator_that_fits_passes_and_the_global_state_is_left() -> None:
-    generator, before = plain(), torch.random.get_rng_state()
-    check_generator(generator, shape=SHAPE)
-    check_generator(ByClass(), shape=(1, 1, 1))
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert isinstance(generator, Staged)
 
 
 @pytest.mark.parametrize(

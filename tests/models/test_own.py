@@ -70,13 +70,10 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_function_or_class_builds_with_its_options(file: Path) -> None:
+def test_a_function_or_class_builds_and_files_of_one_name_stay_apart(tmp_path: Path, file: Path) -> None:
     assert load_builder(f"{file}:build")(size=5).in_features == 5
     assert type(load_builder(f"{file}:Net")(2, 4)).__name__ == "Net"
     assert load_function(f"{file}:listed", what="preprocessing")() == [1]
-
-
-def test_files_of_one_name_in_two_folders_stay_apart(tmp_path: Path) -> None:
     for size in (1, 2):
         (tmp_path / str(size)).mkdir()
         text = f"from torch import nn\ndef build():\n    return nn.Linear({size}, 1)\n"
@@ -157,14 +154,9 @@ def test_a_file_is_trusted_as_it_was_when_it_was_named(
     file.unlink()
     with pytest.raises(InputError, match=r"own\.py cannot be read: No such file"):
         is_trusted(spec)
-
-
-def test_without_a_state_folder_the_list_lies_at_home(
-    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
-    trust(f"{file}:build")
+    trust(f"{copy}:build")
     assert (tmp_path / ".local" / "state" / "warp" / "trusted").is_file()
 
 
@@ -228,12 +220,9 @@ def test_a_wrapped_model_has_the_names_modes_and_tensors_of_its_own() -> None:
     assert {p.dtype for p in inner.parameters()} == {torch.float64}
     with pytest.raises(AttributeError, match="absent"):
         model.absent
-
-
-def test_hooks_of_the_model_itself_still_run() -> None:
-    inner = Answering().eval()
+    x = images(3).double()
     inner.register_forward_pre_hook(lambda _, args: (2 * args[0],))
-    assert torch.equal(Logits(inner)(images(3)), inner(images(3))["logits"])
+    assert torch.equal(Logits(inner.eval())(x), inner(x)["logits"])
 
 
 def test_a_wrapped_model_is_moved_and_unlearns_like_one_that_gives_logits() -> None:
@@ -303,23 +292,14 @@ class Fixed(nn.Linear):
         return self.output
 
 
-def test_the_classes_are_counted_and_the_model_left_as_it_was() -> None:
-    model = SmallResNet(width=2, classes=5)
-    before = model_digest(model)
-    assert check_examples(model, {"forget": examples(), "test": examples(1)}) == 5
-    assert model.training
-    assert model_digest(model) == before
-
-
 @pytest.mark.parametrize(
     ("model", "found", "error", "message"),
     [
         (SmallResNet(classes=2), examples(), DataError, "the t set has the label 2 at row 2, but the model has 2 cl"),
         (SmallResNet(), examples(0), DataError, "the t set is empty"),
         (SmallResNet(in_channels=3), examples(), DataError, r"an example of the t set, of shape \(1, 6, 6\)"),
-        (SmallResNet(), examples(value=torch.inf), DataError, "not finite .*at row 0"),
+        (SmallResNet(), examples(value=torch.inf), DataError, "not finite at row 0"),
         (Fixed(torch.full((2, 3), torch.nan)), examples(), InputError, "output on the t set is not finite"),
-        (Fixed(torch.ones(2, 3, 1)), examples(), InputError, r"output is \(2, 3, 1\); it must be a tensor of logits"),
         (Fixed(torch.ones(5, 3)), examples(), InputError, r"output is \(5, 3\); it must be a tensor of logits"),
         (Fixed({"logits": torch.ones(2, 3)}), examples(), InputError, r"output is dict; .*wrap the model: .*Logits"),
     ],
@@ -329,3 +309,7 @@ def test_examples_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         check_examples(model, {"t": found})
+    good = SmallResNet(width=2, classes=5)
+    before = model_digest(good)
+    assert check_examples(good, {"forget": examples(), "test": examples(1)}) == 5
+    assert (good.training, model_digest(good)) == (True, before)

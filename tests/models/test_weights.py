@@ -138,10 +138,10 @@ def test_a_user_gets_back_names_types_and_ending_of_what_came_in(tmp_path: Path,
     given_ = tmp_path / f"given{ending}"
     safetensors.torch.save_file(came, given_) if ending == ".safetensors" else torch.save(came, given_)
     weights = read_weights(given_)
-    assert (weights.prefix, weights.suffix) == (prefix, ending)
+    assert weights.suffix == ending
     model = nn.Linear(3, 2)
     with pytest.raises(
-        WeightsError, match=r"weight in f is bfloat16 and should be float32; .*never cast.*--dtype float32"
+        WeightsError, match=r"weight in f is bfloat16 and should be float32; ask for float32 .--dtype float32"
     ):
         load_weights(model, weights, source="f")
     load_weights(model, weights, cast=True)
@@ -161,12 +161,6 @@ def test_a_user_gets_back_names_types_and_ending_of_what_came_in(tmp_path: Path,
         save_as_given(tmp_path / "new.safetensors", nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)), weights)
 
 
-def test_a_model_whose_names_start_with_module_keeps_them() -> None:
-    source, model = (nn.ModuleDict({"module": nn.Linear(2, 2)}) for _ in range(2))
-    load_weights(model, source.state_dict())
-    assert model_digest(model) == model_digest(source)
-
-
 def test_a_mismatch_names_keys_shapes_and_the_nearest_and_changes_nothing() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
     before = model_digest(model)
@@ -179,6 +173,9 @@ def test_a_mismatch_names_keys_shapes_and_the_nearest_and_changes_nothing() -> N
         "1.weigth may be 1.weight. Build the model with the options it was trained with"
     )
     assert model_digest(model) == before
+    source, named = (nn.ModuleDict({"module": nn.Linear(2, 2)}) for _ in range(2))
+    load_weights(named, source.state_dict())
+    assert model_digest(named) == model_digest(source)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.uint8])
@@ -328,13 +325,10 @@ def test_headers_of_another_form_are_refused(
         read_weights(path)
 
 
-def test_the_digest_is_the_sha256_of_sorted_entries() -> None:
+def test_the_digest_is_the_sha256_of_names_types_shapes_and_bits_in_sorted_order() -> None:
     state = {"b": torch.tensor([1, 2], dtype=torch.int16), "a": torch.tensor(1.5)}
     stream = b"('a', 'torch.float32', ())\n\x00\x00\xc0\x3f('b', 'torch.int16', (2,))\n\x01\x00\x02\x00"
     assert model_digest(state) == sha256(stream).hexdigest()
-
-
-def test_name_type_shape_and_every_bit_count_and_order_and_layout_do_not() -> None:
     x = torch.arange(24.0).reshape(1, 2, 3, 4)
     states = [{"w": x}, {"v": x}, {"w": x, "v": x}, {"w": x.reshape(4, 6)}, {"w": x.int()}, {"w": -x}, {"w": x[:0]}]
     assert len({model_digest(state) for state in states}) == len(states)

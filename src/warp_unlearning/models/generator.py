@@ -23,22 +23,19 @@ from torch.nn import functional as F
 
 from ..data.preprocess import image_digests
 from ..data.table import Index
-from ..errors import InputError, WeightsError
+from ..errors import InputError, WeightsError, reason
 from .networks import require_positive
 from .own import load_function
 from .weights import load_weights, read_weights, save_weights
 
 PRIOR = "prior.safetensors"
-"""The name of a prior in a run directory."""
-_DIGITS = 16
-"""Characters of the digest of one image."""
+_DIGITS = 16  # Characters of the digest of one image.
 
 
 @runtime_checkable
 class Staged(Protocol):
-    """A generator of images in stages, of which there is at least one: the shape of one latent, of one image (channels,
-    height, width), and the number of labels; where that is not None it also has `condition(latents, labels)`, of shape
-    (n, ...).
+    """A generator of images in one or more stages: the shape of one latent, of one image (channels, height, width), and
+    the number of labels; where that is not None it also has `condition(latents, labels)`, of shape (n, ...).
     """
 
     @property
@@ -53,7 +50,7 @@ class Staged(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class StageList:
-    """Modules of anybody's as a generator without labels.
+    """Any modules as a generator without labels.
 
     >>> pixels = nn.Sequential(nn.Linear(2, 4), nn.Sigmoid(), nn.Unflatten(1, (1, 2, 2)))
     >>> mine = StageList([nn.Linear(3, 2), pixels], latent=(3,), image_shape=(1, 2, 2))
@@ -71,10 +68,8 @@ def condition_of(generator: Staged, latents: Tensor, labels: Tensor | None) -> T
     """The second argument of every stage, or None for a generator without labels, which ignores those given."""
     if generator.classes is None:
         return None
-    about, condition = (
-        f"{type(generator).__name__} has {generator.classes} classes",
-        getattr(generator, "condition", None),
-    )
+    condition = getattr(generator, "condition", None)
+    about = f"{type(generator).__name__} has {generator.classes} classes"
     if condition is None:
         raise InputError(f"{about} and no method condition(latents, labels); define it, or set classes to None")
     if labels is None:
@@ -114,28 +109,22 @@ def check_generator(generator: Staged, *, shape: tuple[int, ...], device: torch.
     if not generator.stages:
         raise InputError("the generator has no stages; give at least one that maps latents to images")
     if tuple(generator.image_shape) != tuple(shape):
-        raise InputError(
-            f"the generator draws images {_text(generator.image_shape)} and those looked for are {_text(shape)}; train "
-            "one on such images with `warp train-prior`, or have its last stage resize them"
-        )
+        drawn = f"the generator draws images {_text(generator.image_shape)} and those looked for are {_text(shape)}"
+        raise InputError(f"{drawn}; train one on such images with `warp train-prior`, or resize in its last stage")
     latents = torch.randn(2, *generator.latent, generator=torch.Generator().manual_seed(0))
     labels = None if generator.classes is None else torch.arange(2, device=device) % generator.classes
     try:
         images = generate(generator, latents.to(device, dtype_of(generator)), labels)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise InputError(
-            f"the generator cannot take latents {_text(generator.latent)} on {device}: "
-            f"{str(error).partition(chr(10))[0]}; its stages must fit its latent and each other, and be on that device"
-        ) from error
+        failed = f"cannot take latents {_text(generator.latent)} on {device}: {reason(error)}"
+        raise InputError(f"the generator {failed}; its stages must fit each other and be on that device") from error
     if tuple(images.shape) != (2, *shape):
         raise InputError(f"two images of {_text(shape)} came out as {tuple(images.shape)}; mend the last stage")
     low, high = float(images.min()), float(images.max())
     # Rounding may carry a value a little beyond; NaN is in no range.
     if not (low >= -1e-4 and high <= 1 + 1e-4):
-        raise InputError(
-            f"the generator draws values from {low:.3g} to {high:.3g} and images lie in [0, 1]; end its last stage "
-            "with a sigmoid, or load other weights"
-        )
+        drawn = f"the generator draws values from {low:.3g} to {high:.3g} and images lie in [0, 1]"
+        raise InputError(f"{drawn}; end its last stage with a sigmoid, or load other weights")
 
 
 def _text(shape: Sequence[int]) -> str:
@@ -143,61 +132,48 @@ def _text(shape: Sequence[int]) -> str:
 
 
 def _plan(height: int, width: int, channels: int) -> list[tuple[int, tuple[int, int]]]:
-    """Channels, height and width from the smallest resolution to the whole image: each size is half of the next, none
-    is below 4; `channels` at the end, and at most 4 times as many before.
-    """
+    # Channels, height and width from the smallest resolution to the whole image: each size is half of the next, none is
+    # below 4; `channels` at the end, and at most 4 times as many before.
     sizes = [(height, width)]
     while all(size % 2 == 0 and size >= 8 for size in sizes[0]):
         sizes.insert(0, (sizes[0][0] // 2, sizes[0][1] // 2))
     return [(channels * min(4, 2 ** (len(sizes) - 1 - i)), size) for i, size in enumerate(sizes)]
 
 
-class _Block(nn.Module):
-    """Two normalised 3x3 convolutions beside a shortcut. Norms are by groups: no image of a batch sees another."""
-
-    def __init__(self, channels_in: int, channels_out: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = _group_norm(channels_in), _group_norm(channels_out)
-        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, padding=1)
-        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1)
-        self.shortcut = nn.Conv2d(channels_in, channels_out, 1) if channels_in != channels_out else nn.Identity()
-
-
 def _group_norm(channels: int) -> nn.GroupNorm:
+    # By groups, so that no image of a batch sees another.
     return nn.GroupNorm(gcd(8, channels), channels)
 
 
 def _modulated(x: Tensor, modulation: nn.Module | None, condition: Tensor | None) -> Tensor:
-    """X scaled by 1 + a and shifted by b, both linear in the condition (n, conditions)."""
+    # x · (1 + a) + b, with a and b linear in the condition (n, conditions).
     if modulation is None:
         return x
     scale, shift = modulation(condition)[:, :, None, None].chunk(2, dim=1)
     return cast(Tensor, x * (1 + scale) + shift)
 
 
-class _UpBlock(_Block):
-    """shortcut(x) + conv(silu(norm(conv(silu(norm(x)))))), x first doubled in height and width if `up`; with
-    `conditions` the second norm is modulated.
+class _Block(nn.Module):
+    """shortcut(x) + conv(silu(norm(conv(silu(norm(x)))))) with 3x3 convolutions, the second norm modulated where there
+    are `conditions`; x is first doubled in height and width if `up`, the sum halved by averages of four if `down`.
     """
 
-    def __init__(self, channels_in: int, channels_out: int, *, up: bool, conditions: int | None) -> None:
-        super().__init__(channels_in, channels_out)
-        self.up = up
-        self.modulation = nn.Linear(conditions, 2 * channels_out) if conditions else None
+    def __init__(
+        self, before: int, after: int, *, up: bool = False, down: bool = False, conditions: int | None = None
+    ) -> None:
+        super().__init__()
+        self.up, self.down = up, down
+        self.norm1, self.norm2 = _group_norm(before), _group_norm(after)
+        self.conv1, self.conv2 = nn.Conv2d(before, after, 3, padding=1), nn.Conv2d(after, after, 3, padding=1)
+        self.shortcut = nn.Conv2d(before, after, 1) if before != after else nn.Identity()
+        self.modulation = nn.Linear(conditions, 2 * after) if conditions else None
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
         if self.up:
             x = F.interpolate(x, scale_factor=2.0, mode="nearest")
         inner = _modulated(self.norm2(self.conv1(F.silu(self.norm1(x)))), self.modulation, condition)
-        return cast(Tensor, self.shortcut(x) + self.conv2(F.silu(inner)))
-
-
-class _DownBlock(_Block):
-    """shortcut(x) + conv(silu(norm(conv(silu(norm(x)))))), then halved in height and width by averages of four."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = self.conv2(F.silu(self.norm2(self.conv1(F.silu(self.norm1(x))))))
-        return F.avg_pool2d(cast(Tensor, self.shortcut(x) + inner), 2)
+        found = self.shortcut(x) + self.conv2(F.silu(inner))
+        return F.avg_pool2d(found, 2) if self.down else cast(Tensor, found)
 
 
 class _FirstStage(nn.Module):
@@ -207,7 +183,7 @@ class _FirstStage(nn.Module):
         super().__init__()
         self.shape = (channels, *size)
         self.linear = nn.Linear(latent, channels * size[0] * size[1])
-        self.block = _UpBlock(channels, channels, up=False, conditions=conditions)
+        self.block = _Block(channels, channels, conditions=conditions)
 
     def forward(self, latents: Tensor, condition: Tensor | None = None) -> Tensor:
         return cast(Tensor, self.block(self.linear(latents).unflatten(1, self.shape), condition))
@@ -229,9 +205,8 @@ class _LastStage(nn.Module):
 class ConvGenerator(nn.Module):
     """Images of `shape` (channels, height, width) from latents of `latent` numbers, in stages.
 
-    Stage 0 gives features of the smallest resolution (4x4 where the size allows), each next stage doubles it, with
-    `width` channels at the end and up to 4 times as many before, and the last makes the image. With `classes` every
-    stage also sees a learned embedding of the label.
+    Stage 0 gives features of the smallest resolution, each next stage doubles it, with `width` channels at the end and
+    up to 4 times as many before, and the last makes the image. With `classes` each also sees an embedding of the label.
     """
 
     def __init__(
@@ -242,13 +217,12 @@ class ConvGenerator(nn.Module):
             raise InputError(f"images have shape {tuple(shape)}; give (channels, height, width)")
         named = dict(zip(("channels", "height", "width of the image"), shape, strict=True))
         require_positive({**named, "latent": latent, "width": width, "classes": 1 if classes is None else classes})
-        self.latent, self.image_shape, self.classes = (latent,), (shape[0], shape[1], shape[2]), classes
-        self.width = width
+        self.latent, self.image_shape, self.classes, self.width = (latent,), shape, classes, width
         conditions = None if classes is None else latent
         self.embedding = None if classes is None else nn.Embedding(classes, latent)
         plan = _plan(shape[1], shape[2], width)
         first = _FirstStage(latent, *plan[0], conditions=conditions)
-        blocks = [_UpBlock(a, b, up=True, conditions=conditions) for (a, _), (b, _) in pairwise(plan)]
+        blocks = [_Block(a, b, up=True, conditions=conditions) for (a, _), (b, _) in pairwise(plan)]
         self.blocks = nn.ModuleList([first, *blocks, _LastStage(width, shape[0], conditions=conditions)])
 
     @property
@@ -280,7 +254,7 @@ class ConvEncoder(nn.Module):
         plan = _plan(shape[1], shape[2], width)[::-1]
         last, (high, wide) = plan[-1]
         self.first = nn.Conv2d(shape[0], width, 3, padding=1)
-        self.blocks = nn.Sequential(*(_DownBlock(a, b) for (a, _), (b, _) in pairwise(plan)))
+        self.blocks = nn.Sequential(*(_Block(a, b, down=True) for (a, _), (b, _) in pairwise(plan)))
         self.norm = _group_norm(last)
         self.last = nn.Linear(last * high * wide, 2 * latent)
 
@@ -303,10 +277,8 @@ def load_prior(path: Path) -> tuple[nn.Module, dict[str, object] | None]:
     if ".py:" in str(path):
         found = load_function(str(path), what="generator")()
         if not isinstance(found, nn.Module) or not isinstance(found, Staged):
-            raise InputError(
-                f"{path} returned a {type(found).__name__}; make it return an nn.Module with latent, image_shape, "
-                "classes and stages"
-            )
+            way = "make it return an nn.Module with latent, image_shape, classes and stages"
+            raise InputError(f"{path} returned a {type(found).__name__}; {way}")
         return found.eval().requires_grad_(False), None
     path = path / PRIOR if path.is_dir() else path
     weights = read_weights(path)
@@ -320,7 +292,7 @@ def load_prior(path: Path) -> tuple[nn.Module, dict[str, object] | None]:
 
 
 def seen_header(images: Tensor, *, data: str, data_digest: str) -> dict[str, object]:
-    """What a header says of the images (n, c, h, w) in [0, 1] that a prior learned from: a digest of each."""
+    """The header of a prior that learned from these images (n, c, h, w) in [0, 1]: a digest of each."""
     return {"data": data, "data_digest": data_digest, "digests": "".join(image_digests(images))}
 
 

@@ -1,5 +1,5 @@
-"""A user's own code and networks: functions out of a file that she named, the files she trusts, models whose outputs
-are objects, and checks that something is a network that can take examples.
+"""A user's own code and networks: functions of a file, the files she trusts, models whose outputs are objects, and
+checks of a network and its examples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..data.examples import Examples, TensorExamples
+from ..data.examples import Examples, TensorExamples, check_finite
 from ..data.files import write_atomically
 from ..errors import DataError, InputError, WarpError, nearest, reason
 from .modes import norm_mode
@@ -43,8 +43,8 @@ def load_function(spec: str, *, what: str = "function") -> Callable[..., Any]:
 
 
 def load_builder(spec: str, *, untrained: bool = False) -> Callable[..., nn.Module]:
-    """What builds the network of `spec` when called: FILE.py:NAME, or hf:FOLDER for a Hugging Face image classifier on
-    disk, with its weights or `untrained`. The network is checked, and wrapped in `Logits` if it is known to need it.
+    """The builder of the network of `spec`: FILE.py:NAME, or hf:FOLDER for a Hugging Face image classifier on disk,
+    trained or `untrained`. The network is checked, and wrapped in `Logits` if it is known to need it.
     """
     if spec.startswith(HUGGING_FACE):
         builder: Callable[..., object] = partial(_hugging_face, spec, untrained)
@@ -53,17 +53,22 @@ def load_builder(spec: str, *, untrained: bool = False) -> Callable[..., nn.Modu
 
     @wraps(builder)
     def build(*args: object, **options: object) -> nn.Module:
-        try:
-            model = builder(*args, **options)
-        except WarpError:
-            raise
-        except Exception as error:
-            raise InputError(f"{spec} failed to build a model: {_line(error)}; mend it or its options") from error
-        if not isinstance(model, nn.Module):
-            raise InputError(f"{spec} returned a {type(model).__name__}; make it return an nn.Module")
-        return as_network(model, what=f"what {spec} returned")
+        return as_network(built(spec, builder, *args, **options), what=f"what {spec} returned")
 
     return build
+
+
+def built(what: str, builder: Callable[..., object], *args: object, **options: object) -> nn.Module:
+    """The network that the user's `builder` returns."""
+    try:
+        model = builder(*args, **options)
+    except WarpError:
+        raise
+    except Exception as error:
+        raise InputError(f"{what} failed to build a model: {reason(error)}; mend it or its options") from error
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{what} returned a {type(model).__name__}; make it return an nn.Module")
+    return model
 
 
 def _hugging_face(spec: str, untrained: bool) -> nn.Module:
@@ -98,12 +103,8 @@ def _import(file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise InputError(f"{file} cannot be imported: {_line(error)}; make it run under Python first") from error
+        raise InputError(f"{file} cannot be imported: {reason(error)}; make it run under Python first") from error
     return module
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
 def _file_of(spec: str) -> Path:
@@ -149,8 +150,7 @@ def _trusted() -> tuple[Path, list[str]]:
 class Logits(nn.Module):
     """A model whose outputs are objects or mappings with `logits`, as one whose outputs are the logits.
 
-    It holds the model's own tables of modules, parameters and buffers, so that every name is the model's: those of its
-    state dict, of its layers and of its parameters.
+    It shares the model's tables of modules, parameters and buffers, so that every name is the model's.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -202,10 +202,11 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def check_network(model: object, *, what: str = "the model") -> None:
     """Refuse what is no plain module, and parameters that hold no real numbers."""
+    kind = type(model).__name__
     if not isinstance(model, nn.Module):
-        raise InputError(f"{what} is a {type(model).__name__}; give an nn.Module")
+        raise InputError(f"{what} is a {kind}; give an nn.Module")
     if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
-        raise InputError(f"{what} is a compiled {type(model).__name__}; give the module that it was made from")
+        raise InputError(f"{what} is a compiled {kind}; give the module that it was made from")
     parameters = dict(model.named_parameters())
     for name, tensor in (*parameters.items(), *model.named_buffers()):
         if is_lazy(tensor):
@@ -219,33 +220,25 @@ def check_network(model: object, *, what: str = "the model") -> None:
         if tensor.is_quantized or not tensor.is_floating_point():
             raise InputError(f"{name} of {what} is {str(tensor.dtype)[6:]}; give a network of floating-point weights")
     if not parameters:
-        raise InputError(f"{what} is a {type(model).__name__} with no parameters; there is nothing in it to change")
+        raise InputError(f"{what} is a {kind} with no parameters; there is nothing in it to change")
 
 
 def failed(error: Exception, doing: str) -> InputError:
     """What to raise where the user's network failed while `doing`; of memory that is full, with the way out."""
-    full = isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
-    if full:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error):
         return InputError(f"memory is full: the model was {doing}; lower the batch size (batch_size of the method)")
     return InputError(f"the model failed while {doing} ({reason(error)}); mend its code")
 
 
 def check_examples(model: nn.Module, sets: Mapping[str, Examples]) -> int:
-    """The number of classes of the model, if every set is non-empty, finite, of one shape, and labelled within the
-    classes.
-    """
+    """The number of classes of the model, if every set has examples, finite and labelled within the classes."""
     classes = 0
     seen: set[tuple[object, ...]] = set()
     for what, examples in sets.items():
         if len(examples) == 0:
             raise DataError(f"the {what} set is empty; give at least one example")
-        for at, part in enumerate(torch.split(examples.x, 4096) if isinstance(examples, TensorExamples) else ()):
-            finite = part.flatten(1).isfinite().all(1)
-            if not bool(finite.all()):
-                row = at * 4096 + int((~finite).nonzero()[0])
-                raise DataError(
-                    f"the {what} set has a value that is not finite (NaN or infinite) at row {row}; remove or repair it"
-                )
+        if isinstance(examples, TensorExamples):
+            check_finite(examples.x, what)
         x = examples.take(torch.arange(min(2, len(examples)))).x
         # A model that takes one example takes every other of that shape and type.
         if (x.shape[1:], x.dtype) not in seen:
@@ -254,10 +247,8 @@ def check_examples(model: nn.Module, sets: Mapping[str, Examples]) -> int:
         outside = (examples.y < 0) | (examples.y >= classes)
         if bool(outside.any()):
             row = int(outside.nonzero()[0])
-            raise DataError(
-                f"the {what} set has the label {int(examples.y[row])} at row {row}, but the model has {classes} "
-                f"classes (0 to {classes - 1}); remove the row or use a model with that class"
-            )
+            label = f"the label {int(examples.y[row])} at row {row}, but the model has {classes} classes, from 0"
+            raise DataError(f"the {what} set has {label}; remove the row or use a model with that class")
     return classes
 
 
@@ -267,10 +258,8 @@ def _output(model: nn.Module, x: Tensor, what: str) -> Any:
         with norm_mode(model, "eval"):
             return model(x)
     except Exception as error:
-        raise DataError(
-            f"the model cannot take an example of the {what} set, of shape {tuple(x.shape[1:])} and type {x.dtype}: "
-            f"{reason(error)}"
-        ) from error
+        kind = f"of shape {tuple(x.shape[1:])} and type {x.dtype}"
+        raise DataError(f"the model cannot take an example of the {what} set, {kind}: {reason(error)}") from error
 
 
 def _logits_of(output: Any) -> Any:

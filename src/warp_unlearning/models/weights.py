@@ -1,6 +1,4 @@
-"""Weights in files: written whole or not at all, read without running code that a file may hold, and never cast
-without being told to.
-"""
+"""Weights in files: written whole or not at all, read without running code of the file, never cast unasked."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from pickle import UnpicklingError
-from types import MappingProxyType
 
 import safetensors.torch
 import torch
@@ -28,23 +25,16 @@ _SCHEMA_VERSION = 1
 _PICKLED = (".pt", ".pth", ".bin")
 _NESTED = ("state_dict", "model_state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.")
-_NOTHING: Mapping[str, object] = MappingProxyType({})
+Model = nn.Module | Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A state dict on the CPU under the names and in the types of its file, what its header says, and the ending of the
-    file.
-    """
+    """A state dict on the CPU under the names and in the types of its file, the file's header and its ending."""
 
     state: dict[str, Tensor]
     header: dict[str, object]
     suffix: str = ".safetensors"
-
-    @property
-    def prefix(self) -> str:
-        """What `DataParallel` ("module.") and `torch.compile` ("_orig_mod.") have put before every name."""
-        return _prefix(self.state)
 
 
 def read_weights(path: Path) -> Weights:
@@ -68,33 +58,23 @@ def load_weights(
     """Put `weights` in `model`, which must have the same names, shapes and types; else leave `model` as it is. With
     `cast`, floating-point weights take the model's type.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"the model is a {type(model).__name__}; give an nn.Module")
-    if isinstance(weights, nn.Module):
-        raise WeightsError(f"{source} is a {type(weights).__name__}; give its state_dict()")
     state = _plain(weights.state if isinstance(weights, Weights) else weights, source=source)
     expected, prefix = _plain(model), _prefix(state)
     if prefix and not state.keys() & expected.keys():
         state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     if faults := _faults(expected, state):
-        raise WeightsError(
-            f"{source} does not fit the model {type(model).__name__}: {faults}. "
-            "Build the model with the options it was trained with"
-        )
+        way = "Build the model with the options it was trained with"
+        raise WeightsError(f"{source} does not fit the model {type(model).__name__}: {faults}. {way}")
     for name, tensor in expected.items():
         have, want = state[name].dtype, tensor.dtype
         if have != want and not (have.is_floating_point and want.is_floating_point and cast):
             way = "ask for float32 (--dtype float32)" if have.is_floating_point else "give them before quantisation"
-            raise WeightsError(
-                f"{name} in {source} is {str(have)[6:]} and should be {str(want)[6:]}; weights are never cast unasked: "
-                f"{way}, or build the model in their type"
-            )
+            kinds = f"is {str(have)[6:]} and should be {str(want)[6:]}"
+            raise WeightsError(f"{name} in {source} {kinds}; {way}, or build the model in the type of the weights")
     model.load_state_dict(state)
 
 
-def save_weights(
-    path: Path, model: nn.Module | Mapping[str, Tensor], *, header: Mapping[str, object] = _NOTHING
-) -> None:
+def save_weights(path: Path, model: Model, *, header: Mapping[str, object] | None = None) -> None:
     """Write the state dict and `header` to `path` (.safetensors), readable by its owner alone.
 
     An older file at `path` stays whole until the new one is. Tied tensors are each written.
@@ -103,7 +83,7 @@ def save_weights(
     if path.suffix != ".safetensors":
         raise InputError(f"weights are saved as .safetensors and the path is {path}; change its ending")
     try:
-        text = json.dumps({**header, "schema_version": _SCHEMA_VERSION}, allow_nan=False)
+        text = json.dumps({**(header or {}), "schema_version": _SCHEMA_VERSION}, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"the header of a weight file must be JSON: {error}; use text, numbers and lists") from error
     # Always a copy: safetensors refuses tensors that share memory or are not contiguous.
@@ -113,14 +93,14 @@ def save_weights(
 
 
 def save_as_given(
-    path: Path, model: nn.Module | Mapping[str, Tensor], given: Weights, *, header: Mapping[str, object] = _NOTHING
+    path: Path, model: Model, given: Weights, *, header: Mapping[str, object] | None = None
 ) -> list[Path]:
     """Write the weights of `model` to `path` (.safetensors) under the names, in the order and in the types of the file
-    they once came from, and beside it as .pt, .pth or .bin where that file was one. Returns the files written.
+    they came from, and beside it as .pt, .pth or .bin where that file was one. Returns the files written.
     """
     found = _plain(model)
     if found.keys() != given.state.keys():
-        found = {f"{given.prefix}{name}": tensor for name, tensor in found.items()}
+        found = {f"{_prefix(given.state)}{name}": tensor for name, tensor in found.items()}
     if faults := _faults(given.state, found):
         raise WeightsError(f"the weights to save are not those that were given: {faults}")
     state = {name: _host_copy(found[name].to(tensor.dtype)) for name, tensor in given.state.items()}
@@ -134,7 +114,7 @@ def save_as_given(
     return [path, beside]
 
 
-def model_digest(model_or_state: nn.Module | Mapping[str, Tensor]) -> str:
+def model_digest(model: Model) -> str:
     """The SHA-256 of the state dict, in hexadecimal: equal exactly when every name, type, shape and bit is.
 
     It does not depend on the order of the entries, their memory layout or their device.
@@ -143,31 +123,25 @@ def model_digest(model_or_state: nn.Module | Mapping[str, Tensor]) -> str:
     False
     """
     total = sha256()
-    for name, tensor in sorted(_plain(model_or_state).items()):
+    for name, tensor in sorted(_plain(model).items()):
         # Type and shape fix the number of bytes that follow, so no two states feed the same stream.
         total.update(f"{(name, str(tensor.dtype), tuple(tensor.shape))!r}\n".encode())
         total.update(_host_copy(tensor).reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
-def _plain(model_or_state: nn.Module | Mapping[str, object], *, source: str = "the state dict") -> dict[str, Tensor]:
+def _plain(model: nn.Module | Mapping[str, object], *, source: str = "the state dict") -> dict[str, Tensor]:
     """The state dict of a model, or the one given, detached; every entry must be a dense tensor with data."""
-    state = model_or_state.state_dict() if isinstance(model_or_state, nn.Module) else model_or_state
+    state = model.state_dict() if isinstance(model, nn.Module) else model
     plain: dict[str, Tensor] = {}
     if not isinstance(state, Mapping):
         raise WeightsError(f"{source} is a {type(state).__name__}; give the state dict of a model")
     for name, tensor in state.items():
         if not (isinstance(name, str) and isinstance(tensor, Tensor)):
-            raise WeightsError(
-                f"{name!r} in {source} is a {type(tensor).__name__}, no named tensor; keep the weights only"
-            )
-        if (
-            is_lazy(tensor)
-            or tensor.layout != torch.strided
-            or tensor.is_quantized
-            or tensor.is_meta
-            or tensor.is_complex()
-        ):
+            kind = type(tensor).__name__
+            raise WeightsError(f"{name!r} in {source} is a {kind}, no named tensor; keep the weights only")
+        empty = is_lazy(tensor) or tensor.is_meta
+        if empty or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex():
             raise WeightsError(f"{name!r} in {source} is no dense tensor of real numbers; densify or load it first")
         plain[name] = tensor.detach()
     if not plain:
@@ -189,6 +163,7 @@ def _check_finite(state: Mapping[str, Tensor], *, source: str) -> None:
 
 
 def _prefix(names: Iterable[str]) -> str:
+    # Put before every name by `DataParallel` ("module.") and `torch.compile` ("_orig_mod.").
     rest, found = list(names), ""
     while prefix := next((p for p in _PREFIXES if rest and all(name.startswith(p) for name in rest)), ""):
         rest, found = [name.removeprefix(prefix) for name in rest], found + prefix
@@ -196,7 +171,6 @@ def _prefix(names: Iterable[str]) -> str:
 
 
 def _faults(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
-    """What of `state` is not as expected, with examples; empty where all is."""
     missing = [name for name in expected if name not in state]
     unexpected = [name for name in state if name not in expected]
     shapes = [
@@ -204,12 +178,10 @@ def _faults(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
         for name, tensor in expected.items()
         if name in state and state[name].shape != tensor.shape
     ]
-    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
-    faults = [
-        f"{len(names)} {kind}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
-        for kind, names in kinds.items()
-        if names
-    ]
+    faults = []
+    for kind, names in {"missing": missing, "unexpected": unexpected, "of another shape": shapes}.items():
+        if names:
+            faults.append(f"{len(names)} {kind}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}")
     close = get_close_matches(missing[0], unexpected, n=1) if missing else []
     return "; ".join([*faults, *(f"{name} may be {missing[0]}" for name in close)])
 
@@ -224,15 +196,12 @@ def _write(path: Path, data: bytes) -> None:
 def _read_pickled(path: Path) -> tuple[Mapping[str, object], dict[str, object]]:
     try:
         with warnings.catch_warnings():
-            # Torch's advice is for its own callers; what is wrong with the file is said below.
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore")  # Torch's advice is for its own callers.
             found = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
-        raise WeightsError(
-            f"{path} is damaged or holds Python objects, which are never loaded; save `model.state_dict()` instead"
-        ) from error
-    # Damaged bytes make the reader raise nearly anything.
-    except Exception as error:
+        why = "is damaged or holds Python objects, which are never loaded"
+        raise WeightsError(f"{path} {why}; save `model.state_dict()` instead") from error
+    except Exception as error:  # Damaged bytes make the reader raise nearly anything.
         raise WeightsError(f"{path} is no whole file of torch.save ({type(error).__name__}); save it again") from error
     if not isinstance(found, Mapping):
         raise WeightsError(f"{path} holds a {type(found).__name__}, no state dict; save `model.state_dict()` instead")
@@ -244,9 +213,9 @@ def _read_safetensors(path: Path) -> tuple[Mapping[str, object], dict[str, objec
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             text = (file.metadata() or {}).get("warp")
-            # A clone, so that the weights do not hang on the mapped file.
+            # Clones, since the file is mapped.
             state = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:
         raise WeightsError(f"{path} is no whole safetensors file: {error}; copy or save it again") from error
     if text is None:
         return state, {}
@@ -256,8 +225,6 @@ def _read_safetensors(path: Path) -> tuple[Mapping[str, object], dict[str, objec
         raise WeightsError(f"the header of {path} is damaged: {error}; save it again") from error
     version = header.pop("schema_version", None) if isinstance(header, dict) else None
     if version != _SCHEMA_VERSION:
-        raise WeightsError(
-            f"the header of {path} has schema version {version!r} and {_SCHEMA_VERSION} is read here; "
-            "use the version of this package that wrote it"
-        )
+        why = f"has schema version {version!r} and {_SCHEMA_VERSION} is read here"
+        raise WeightsError(f"the header of {path} {why}; use the version of this package that wrote it")
     return state, header

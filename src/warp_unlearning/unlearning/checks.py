@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from ..data.examples import DatasetExamples, Examples, TensorExamples, as_examples, checksums, in_order
+from ..data.examples import DatasetExamples, Examples, TensorExamples, as_examples, contents, in_order
 from ..data.files import to_json
 from ..data.sampling import draw_per_class
 from ..defense.base import Defense
@@ -113,15 +113,16 @@ def _part_of(dataset: object) -> tuple[object, Sequence[int]]:
 def copies_of(known: Examples, others: Examples) -> Tensor:
     """The rows of `others` whose input is that of some row of `known`, whatever the labels, ascending.
 
-    Compared by a 64-bit checksum of the bits of the input; two different inputs agree in it by chance once in 10¹⁹
-    pairs. Examples of another kind than tensors or a data set have no checksums and no copies.
+    Compared by a 128-bit digest of the bits of the input. Examples of another kind than tensors or a data set have no
+    digests and no copies.
     """
     one, other = (
-        checksums(e.x) if isinstance(e, TensorExamples) else getattr(e, "checksums", None) for e in (known, others)
+        contents(e.x) if isinstance(e, TensorExamples) else e.contents if isinstance(e, DatasetExamples) else None
+        for e in (known, others)
     )
     if one is None or other is None:
         return torch.empty(0, dtype=torch.int64)
-    return torch.isin(other.cpu(), one.cpu()).nonzero().flatten()
+    return torch.from_numpy(np.flatnonzero(np.isin(other, one)))
 
 
 @dataclass(frozen=True)
