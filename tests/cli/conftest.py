@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +26,25 @@ class Answer:
     code: int
     out: str
     err: str
+
+    def ok(self) -> Answer:
+        assert self.code == 0, self.err
+        return self
+
+    def judged(self) -> Answer:
+        """A judgement, whatever it says."""
+        assert self.code in (0, 1, 3), self.err
+        return self
+
+    def refused(self, *parts: str) -> None:
+        """One line that holds these parts, and nothing done."""
+        assert self.code == 2, self.out
+        (line,) = self.err.splitlines()
+        assert line.startswith("error: ")
+        assert all(part in line for part in parts), line
+
+    def json(self) -> Any:
+        return json.loads(self.out)
 
 
 Warp = Callable[..., Answer]
@@ -77,7 +98,7 @@ def small() -> tuple[str, ...]:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, small: tuple[str, ...]) -> Path:
     out = tmp_path_factory.mktemp("digits") / "trained"
-    assert run("train", "--out", out, *small).code == 0
+    run("train", "--out", out, *small).ok()
     return out
 
 
@@ -92,15 +113,14 @@ def forget_file(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path
 @pytest.fixture(scope="session")
 def unlearned(tmp_path_factory: pytest.TempPathFactory, trained: Path, forget_file: Path) -> Path:
     out = tmp_path_factory.mktemp("digits") / "unlearned"
-    answer = run("unlearn", trained, "--out", out, "--forget", forget_file, "--method", "ngp", *QUICK)
-    assert answer.code in (0, 1, 3)
+    run("unlearn", trained, "--out", out, "--forget", forget_file, "--method", "ngp", *QUICK).judged()
     return out
 
 
 @pytest.fixture(scope="session")
 def retrained(tmp_path_factory: pytest.TempPathFactory, trained: Path, forget_file: Path) -> Path:
     out = tmp_path_factory.mktemp("digits") / "retrained"
-    assert run("unlearn", trained, "--out", out, "--forget", forget_file, "--method", "retrain").code in (0, 1, 3)
+    run("unlearn", trained, "--out", out, "--forget", forget_file, "--method", "retrain").judged()
     return out
 
 
@@ -113,21 +133,4 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = np.array([f"p{i:02d}" for i in range(60)])
     x = x.astype(np.float32)
     np.savez(path, x=x[:60], y=y[:60], x_test=x[60:], y_test=y[60:], name=names)
-    return path
-
-
-@pytest.fixture(scope="session")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python file with networks of a user's own, and with functions that are none."""
-    path = tmp_path_factory.mktemp("network") / "network.py"
-    path.write_text(
-        "from torch import nn\n"
-        "def build(hidden=6):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))\n"
-        "def nothing():\n"
-        "    return None\n"
-        "def broken():\n"
-        "    raise ValueError('no such thing')\n"
-        "constant = 3\n"
-    )
     return path
