@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
 
 from warp_unlearning.cli.main import main
 from warp_unlearning.cli.subject import load_run
@@ -133,4 +136,31 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = np.array([f"p{i:02d}" for i in range(60)])
     x = x.astype(np.float32)
     np.savez(path, x=x[:60], y=y[:60], x_test=x[60:], y_test=y[60:], name=names)
+    return path
+
+
+@pytest.fixture(scope="session")
+def fit() -> Callable[..., None]:
+    """Trains a network on an .npz as a user would elsewhere: on inputs over `scale`, by Adam on all rows at once."""
+
+    def train(model: nn.Module, data: Path, *, scale: float = 1, steps: int = 60, lr: float = 0.01) -> None:
+        arrays = np.load(data)
+        x, y = torch.tensor(arrays["x"]).float() / scale, torch.tensor(arrays["y"]).long()
+        optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            found = model(x[:, None] if x.dim() == 3 else x)
+            F.cross_entropy(getattr(found, "logits", found), y).backward()
+            optimizer.step()
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits as 8-bit images from 0 to 255, 1,300 known and 497 unseen."""
+    x, y = load_digits(return_X_y=True)
+    images = (x.reshape(-1, 8, 8) * 15.9).astype(np.uint8)
+    path = tmp_path_factory.mktemp("bytes") / "digits.npz"
+    np.savez(path, x=images[:1300], y=y[:1300], x_test=images[1300:], y_test=y[1300:])
     return path

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from warp_unlearning.models.networks import build_model
 
@@ -19,34 +17,18 @@ WRONG = ("--scale", "1", "--mean", "127.5", "--std", "10")
 
 
 @pytest.fixture(scope="module")
-def bytes_npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Digits as 8-bit images from 0 to 255, 1,300 known and 497 unseen."""
-    x, y = load_digits(return_X_y=True)
-    images = (x.reshape(-1, 8, 8) * 15.9).astype(np.uint8)
-    path = tmp_path_factory.mktemp("bytes") / "digits.npz"
-    np.savez(path, x=images[:1300], y=y[:1300], x_test=images[1300:], y_test=y[1300:])
-    return path
-
-
-@pytest.fixture(scope="module")
-def foreign(bytes_npz: Path) -> Path:
+def foreign(tmp_path_factory: pytest.TempPathFactory, digits: Path, fit: Callable[..., None]) -> Path:
     """Weights of a network that was trained elsewhere on x/255."""
-    data = np.load(bytes_npz)
-    x, y = torch.tensor(data["x"][:, None] / 255.0).float(), torch.tensor(data["y"]).long()
     model = build_model("mlp", generator=torch.Generator().manual_seed(3), inputs=64, classes=10, hidden=[32])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(60):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    path = bytes_npz.parent / "model.pt"
+    fit(model, digits, scale=255)
+    path = tmp_path_factory.mktemp("foreign") / "model.pt"
     torch.save(model.state_dict(), path)
     return path
 
 
 @pytest.fixture
-def given(bytes_npz: Path) -> tuple[object, ...]:
-    return ("--model", "mlp", "-o", "model.options.hidden=[32]", "--data", bytes_npz)
+def given(digits: Path) -> tuple[object, ...]:
+    return ("--model", "mlp", "-o", "model.options.hidden=[32]", "--data", digits)
 
 
 def test_an_honest_model_holds(warp: Warp, foreign: Path, given: tuple[object, ...], tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from transformers import ViTConfig, ViTForImageClassification
 
 from warp_unlearning.cli.subject import load_run
 from warp_unlearning.data.table import FORGET, RETAIN, TEST
 from warp_unlearning.errors import DataError, WarpError
+from warp_unlearning.models.own import load_function
 from warp_unlearning.models.weights import model_digest
 
 Warp = Callable[..., Any]
@@ -41,19 +41,11 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def weights(own: Path, points: Path) -> Path:
+def weights(own: Path, points: Path, fit: Callable[..., None]) -> Path:
     """A checkpoint of a user's own network, trained on the points elsewhere."""
-    namespace: dict[str, Any] = {}
-    exec(own.read_text(), namespace)
     torch.manual_seed(1)
-    model = namespace["build"]()
-    data = np.load(points)
-    x, y = torch.tensor(data["x"]).float(), torch.tensor(data["y"])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    for _ in range(60):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
+    model = load_function(f"{own}:build")()
+    fit(model, points, lr=0.05)
     path = own.parent / "model.pt"
     torch.save({"model_state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, path)
     return path
@@ -274,39 +266,25 @@ def test_a_weight_file_takes_what_the_run_beside_it_remembers(
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Digits as bytes: 1,300 known, 497 unseen."""
-    x, y = load_digits(return_X_y=True)
-    x = (x.reshape(-1, 8, 8) * 15.9).astype(np.uint8)
-    path = tmp_path_factory.mktemp("digits") / "d.npz"
-    np.savez(path, x=x[:1300], y=y[:1300], x_test=x[1300:], y_test=y[1300:])
-    return path
-
-
-def hugging_face(folder: Path, digits: Path, *, steps: int) -> Path:
+def vit(tmp_path_factory: pytest.TempPathFactory, digits: Path, fit: Callable[..., None]) -> Path:
     """A small ViT in a folder of Hugging Face, trained elsewhere on x/255."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     model = ViTForImageClassification(ViTConfig(**sizes, image_size=8, patch_size=4, num_channels=1, num_labels=10))
-    data = np.load(digits)
-    x, y = torch.tensor(data["x"][:, None] / 255.0).float(), torch.tensor(data["y"]).long()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(pixel_values=x, labels=y).loss.backward()
-        optimizer.step()
+    fit(model, digits, scale=255, steps=100)
+    folder = tmp_path_factory.mktemp("vit")
     model.save_pretrained(folder)
     return folder
 
 
-def test_a_hugging_face_model_is_checked_and_forgets(warp: Warp, digits: Path, tmp_path: Path) -> None:
-    folder, checked = hugging_face(tmp_path / "vit", digits, steps=100), tmp_path / "checked"
-    found = warp("check", folder, "--data", digits, "--out", checked, "--json").ok().json()
+def test_a_hugging_face_model_is_checked_and_forgets(warp: Warp, vit: Path, digits: Path, tmp_path: Path) -> None:
+    checked = tmp_path / "checked"
+    found = warp("check", vit, "--data", digits, "--out", checked, "--json").ok().json()
     assert (found["reading"], found["known"]["value"] > 0.9) == ("x/255", True)
     # As a folder, as weights beside --model hf:FOLDER, and as the run that remembers it.
-    torch.save(ViTForImageClassification.from_pretrained(folder).state_dict(), tmp_path / "w.pt")
-    named = ("--model", f"hf:{folder}", "--data", digits)
-    sources = {"folder": (folder, *named[2:]), "file": (tmp_path / "w.pt", *named), "run": (checked,)}
+    torch.save(ViTForImageClassification.from_pretrained(vit).state_dict(), tmp_path / "w.pt")
+    named = ("--model", f"hf:{vit}", "--data", digits)
+    sources = {"folder": (vit, *named[2:]), "file": (tmp_path / "w.pt", *named), "run": (checked,)}
     digests = set()
     for name, source in sources.items():
         ask = ("--forget-class", 3, "--method", "ngp", "-o", "method.options.epochs=1", "--defense", "warp")
@@ -320,14 +298,15 @@ def test_a_hugging_face_model_is_checked_and_forgets(warp: Warp, digits: Path, t
     assert digests != {results["original"]}
 
 
-def test_a_hugging_face_model_is_retrained_from_fresh_weights(warp: Warp, digits: Path, tmp_path: Path) -> None:
-    folder = hugging_face(tmp_path / "vit", digits, steps=60)
+def test_a_hugging_face_model_is_retrained_from_fresh_weights(
+    warp: Warp, vit: Path, digits: Path, tmp_path: Path
+) -> None:
     ask = ("--forget-class", 1, "--method", "retrain", "--our-recipe", "-o", "training.epochs=1", "--device", "cpu")
-    answer = warp("unlearn", folder, "--data", digits, *ask, "--out", tmp_path / "out").judged()
+    answer = warp("unlearn", vit, "--data", digits, *ask, "--out", tmp_path / "out").judged()
     assert "forgotten by construction" in answer.out
     x, y = np.random.default_rng(0).integers(0, 256, (90, 8, 8)).astype(np.uint8), np.arange(90) % 10
     np.savez(tmp_path / "noise.npz", x=x, y=y)
-    noise = warp("unlearn", folder, "--data", tmp_path / "noise.npz", *ask, "--out", tmp_path / "no")
+    noise = warp("unlearn", vit, "--data", tmp_path / "noise.npz", *ask, "--out", tmp_path / "no")
     assert "this is not a model of these data" in noise.err
     assert noise.code == 2
 
