@@ -71,25 +71,20 @@ def test_the_original_comes_back_untouched(name: str) -> None:
         assert torch.equal(result.model[1].bias, model[1].bias)
 
 
+def loader(*pair: Tensor) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*pair), batch_size=4)
+
+
 def test_tensors_datasets_and_loaders_give_the_same_result() -> None:
     method = NegGradPlus(epochs=2, batch_size=8, saturate=True)
-    forms: dict[str, Any] = {
-        "tensors": lambda pair: pair,
-        "tensor dataset": lambda pair: TensorDataset(*pair),
-        "dataset": lambda pair: Subset(TensorDataset(*pair), range(len(pair[1]))),
-        "loader": lambda pair: DataLoader(TensorDataset(*pair), batch_size=4),
-    }
-    results = {
-        form: unlearn(build(), method=method, **{k: wrap(v) for k, v in sets().items()}) for form, wrap in forms.items()
-    }
-    first = results["tensors"]
-    for form, result in results.items():
-        assert same(state_of(result.model), state_of(first.model)), form
+    first = unlearn(build(), method=method, **sets())
+    for form in (TensorDataset, lambda *pair: Subset(TensorDataset(*pair), range(len(pair[1]))), loader):
+        result = unlearn(build(), method=method, **{what: form(*pair) for what, pair in sets().items()})
+        assert same(state_of(result.model), state_of(first.model))
         assert result.history == first.history
-        (deletion,) = result.record.deletions
-        assert (deletion.requested, deletion.retained) == (11, 27)
-        if form != "dataset":
-            assert deletion.forget_digest == first.record.deletions[0].forget_digest
+        done, expected = result.record.deletions[0], first.record.deletions[0]
+        assert (done.requested, done.retained) == (11, 27)
+        assert done.forget_digest == expected.forget_digest or done.forget_digest.startswith("labels:")
 
 
 @pytest.mark.parametrize(
@@ -101,10 +96,7 @@ def test_tensors_datasets_and_loaders_give_the_same_result() -> None:
         ({"retain": points(11, 1)}, "11 examples of the retain set are also in the forget set"),
         ({"test": points(9, 1)[:1]}, "the test set is a tuple"),
         ({"model": build().requires_grad_(False)}, "no trainable parameter"),
-        (
-            {"model": build().bfloat16()},
-            r"0.weight is bfloat16, .* give model\.float\(\) \(on the .* --dtype float32\)",
-        ),
+        ({"model": build().bfloat16()}, r"0.weight is bfloat16, .* give model\.float\(\) .* --dtype float32"),
         ({"seed": 1.5}, "seed is 1.5; give a whole number"),
         ({"defense_seed": True, "defense": "cob"}, "defense_seed is True; give a whole number"),
         ({"options": {"alfa": 1.0}}, "ngp has no option 'alfa'; did you mean 'alpha'"),
@@ -153,17 +145,6 @@ def test_the_result_shows_itself_and_is_saved_whole(tmp_path: Path, capsys: pyte
     assert [f.name for f in tmp_path.iterdir()] == ["new.safetensors"]
 
 
-def test_the_verdict_needs_test_rows() -> None:
-    options = {"epochs": 2, "lr": 0.1}
-    without, given = (
-        unlearn(build(), method="ngp", options=options, test=test, **sets()) for test in (None, points(90, 5))
-    )
-    assert same(state_of(without.model), state_of(given.model))
-    assert (without.verdict.exit, without.verdict.reasons) == (3, ("no test rows", "no unseen rows"))
-    assert given.verdict.unseen == 90
-    assert json.loads(json.dumps(given.verdict.as_json())) == given.record.deletions[0].verdict
-
-
 def test_accuracies_and_verdict_are_those_of_the_weights_as_they_are_stored() -> None:
     x, y = points(90, 5)
     y[y == 2] = 1
@@ -173,7 +154,11 @@ def test_accuracies_and_verdict_are_those_of_the_weights_as_they_are_stored() ->
     result = unlearn(build(), method="ngp", options={"epochs": 2, "lr": 0.1}, stored=torch.bfloat16, **data)
     for tensor in result.model.state_dict().values():
         assert not tensor.is_floating_point() or torch.equal(tensor, tensor.bfloat16().float())
-    assert result.record.deletions[0].unlearned == model_digest(result.model)
+    done = result.record.deletions[0]
+    assert (done.unlearned, done.verdict) == (
+        model_digest(result.model),
+        json.loads(json.dumps(result.verdict.as_json())),
+    )
     for model, shares in ((build(), result.before), (result.model, result.after)):
         with torch.no_grad():
             right = model.eval()(x).argmax(1) == y
@@ -182,8 +167,11 @@ def test_accuracies_and_verdict_are_those_of_the_weights_as_they_are_stored() ->
         assert shares["kept"] == pytest.approx(float(right[:80][y[:80] == 0].double().mean()))
         unseen = sum(float(right[:80][y[:80] == c].double().mean()) * int((y[80:] == c).sum()) for c in (0, 1))
         assert shares["unseen"] == pytest.approx(unseen / 10)
-    without = unlearn(build(), method="ngp", **sets()).after
-    assert (without["unseen"], without["test"], without["kept"]) == (None, None, None)
+    without, seen = (unlearn(build(), method="ngp", **sets(), test=test) for test in (None, points(90, 5)))
+    assert same(state_of(without.model), state_of(seen.model))
+    assert (without.verdict.exit, without.verdict.reasons) == (3, ("no test rows", "no unseen rows"))
+    assert [without.after[part] for part in ("unseen", "test", "kept")] == [None, None, None]
+    assert seen.verdict.unseen == 90
     with pytest.raises(InputError, match="stored is 'bf16'; give a floating-point type"):
         unlearn(build(), method="ngp", stored="bf16", **sets())  # type: ignore[arg-type]
 

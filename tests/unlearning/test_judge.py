@@ -280,17 +280,6 @@ def test_rows_drawn_at_random_that_are_still_known_are_recognised(digits: Pair) 
     assert "no reference" in fake.reasons
 
 
-def test_twenty_rows_are_too_few_and_the_number_that_would_do_is_named(original: nn.Module, digits: Pair) -> None:
-    x, y = digits
-    retrained = learned(x[20:700], y[20:700], seed=1)
-    verdict = compare(original, retrained, **parts(digits, rows=20), drawn=True).verdict
-    (claim,) = (c for c in verdict.claims if c.name == "forgotten")
-    assert (verdict.exit, claim.reason) == (3, "too few rows")
-    assert claim.rows_needed is not None
-    assert 200 < claim.rows_needed < 2000
-    assert f"about {claim.rows_needed:,} would decide" in verdict.sentence
-
-
 def test_test_rows_that_were_seen_do_not_count(original: nn.Module, digits: Pair) -> None:
     data = parts(digits)
     retrained = learned(*data["retain"], seed=1)
