@@ -1,7 +1,4 @@
-"""What a configuration may hold, and one from defaults, a YAML file and overrides, in that order.
-
-Unknown keys and values of the wrong kind are errors that name the nearest key.
-"""
+"""Every key of the configurations, and how defaults, a YAML file and overrides become one, in that order."""
 
 from __future__ import annotations
 
@@ -25,9 +22,8 @@ Schema = TypeVar("Schema", bound=BaseModel)
 Options = dict[str, Any]
 RecipeName = Literal["auto", "published", "small"]
 SIX = ["ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on"]
+# The section of a run's config.yaml that says what the run found when it started. It sets nothing.
 RESOLVED = "resolved"
-"""The section of a run's config.yaml that says what the run found when it started. It sets nothing."""
-
 _RECIPE = "settings of methods to start from: auto is small below 5,000 training examples, else published"
 _PRECISION = "of the forward and backward passes: auto is bf16 on a GPU, else float32"
 _SECRET = "fixes the defences' draws for experiments that others are to repeat; else they are secret"
@@ -37,18 +33,14 @@ def _key(description: str, default: Any = None, **limits: Any) -> Any:
     return Field(default=default, description=description, **limits)
 
 
-class Section(BaseModel):
-    """A section that knows its keys and does not change."""
-
+class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class DataConfig(Section):
-    """Which examples, and how their inputs are read."""
+class DataConfig(_Section):
+    """Examples, and how their inputs are read."""
 
-    name: str | None = _key(
-        "digits, cifar10, fashion_mnist, npz, npy, folder or csv; if null what lies at `path`, or digits"
-    )
+    name: str | None = _key("digits, cifar10, fashion_mnist, npz, npy, folder, csv; null: what `path` holds, or digits")
     path: Path | None = _key("where the data are; digits need none")
     fetch: bool = _key("bring CIFAR-10 to `path` if it is not there", False)
     size: tuple[int, int] | None = _key("height and width to which image files are resized")
@@ -62,22 +54,22 @@ class DataConfig(Section):
     preprocess: str | None = _key("FILE.py:NAME, raw rows to inputs, in place of the three")
 
     def load_options(self) -> dict[str, Any]:
-        """What `load_data` takes: for studies and attacks, which read the standard data sets as they are."""
-        known = ("name", "path", "fetch", "size")
+        """The options of `load_data`, for studies, which read the standard data sets as they are."""
+        known = {"name", "path", "fetch", "size"}
         for key, value in self:
             if key not in known and value is not None:
                 raise InputError(f"data.{key} is {value!r} and cannot be used here; leave it out")
-        return {**self.model_dump(include=set(known)), "name": self.name or recognise(self.path)}
+        return {**self.model_dump(include=known), "name": self.name or recognise(self.path)}
 
 
-class ModelConfig(Section):
+class ModelConfig(_Section):
     """Which network; one of your own is given by --model."""
 
     name: str = _key("small_resnet, resnet18, mlp, or custom with --model FILE.py:build", "small_resnet")
     options: Options = _key("its options; shapes are taken from the data", {})
 
 
-class TrainingConfig(Section):
+class TrainingConfig(_Section):
     """How a network is trained: SGD with momentum under a cosine schedule."""
 
     recipe: Literal["small", "paper"] = _key("settings to start from", "small")
@@ -91,8 +83,8 @@ class TrainingConfig(Section):
     precision: Precision = _key(_PRECISION, "auto")
 
 
-class ForgetConfig(Section):
-    """What is to be forgotten: `rows`, `label` or `fraction`."""
+class ForgetConfig(_Section):
+    """The rows to forget: `rows`, `label` or `fraction`."""
 
     rows: Path | None = _key("a .npy, .txt or .csv file of row numbers, a mask, or names")
     column: str | None = _key("the column of `rows` that counts; a csv of one needs none")
@@ -103,30 +95,28 @@ class ForgetConfig(Section):
     again: bool = _key("forget what earlier requests asked for once more, too", False)
 
 
-class MethodConfig(Section):
-    """How it is forgotten."""
+class MethodConfig(_Section):
+    """The unlearning method."""
 
     name: str | None = _key("a method of `warp methods`, or FILE.py:Class")
     recipe: RecipeName = _key(_RECIPE, "auto")
     options: Options = _key("settings of the method, over the recipe's", {})
 
 
-class DefenseConfig(Section):
-    """What hides the trace, and where its randomness comes from."""
+class DefenseConfig(_Section):
+    """The defence that hides the trace, and the source of its randomness."""
 
     name: str | None = _key("warp, fastwarp, cob or conjugate; none without it")
     options: Options = _key("settings of the defence and of its symmetry", {})
     seed: int | None = _key(_SECRET, ge=0, lt=2**63)
 
 
-class Seeded(Section):
-    """What every configuration of its own has."""
-
-    seed: int = _key("what every draw comes from that need not stay secret", 0)
+class _Seeded(_Section):
+    seed: int = _key("of every draw that need not stay secret", 0)
     device: str = _key("auto, cpu, cuda, cuda:1, ...", "auto")
 
 
-class _Networks(Seeded):
+class _Networks(_Seeded):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
@@ -163,7 +153,7 @@ class ShadowConfig(_Arms):
     defense_seed: int | None = _key(_SECRET, ge=0, lt=2**63)
 
 
-class RangeConfig(Section):
+class RangeConfig(_Section):
     """The values that a search may give to one setting: `choices`, or numbers from `low` to `high`."""
 
     low: int | float | None = _key("least number")
@@ -194,14 +184,12 @@ class TuneConfig(_Arms):
     audited: Path | None = _key("an .npy file of training rows that a study audits: neither forgotten nor measured")
 
 
-class ReproduceConfig(Seeded):
+class ReproduceConfig(_Seeded):
     """Everything that decides the results of a study of the paper, and `shadows`, which may grow."""
 
     study: str = _key("which of its studies", "table1")
     size: Literal["auto", "small", "small-images", "paper"] = _key(
-        "digits in minutes, 5,000 images of Fashion-MNIST in hours, or CIFAR-10 with ResNet-18; auto is paper on a "
-        "GPU, else small",
-        "auto",
+        "digits (minutes), 5,000 images of Fashion-MNIST (hours), CIFAR-10 with ResNet-18; auto: paper on a GPU", "auto"
     )
     data_path: Path | None = _key("folder of the images, for all sizes but small")
     methods: list[str] = _key("methods to study", SIX, min_length=1)
@@ -213,14 +201,12 @@ class ReproduceConfig(Seeded):
     epochs: int | None = _key("epochs of the originals; of the size if null", ge=1)
     recipes: Path | None = _key("the recipes.yaml of a `warp tune`")
     method_options: dict[str, Options] = _key('settings by method, or by "method + defence"', {})
-    defense_options: dict[str, Options] = _key(
-        'settings by defence ("kick" is the control), or by "method + defence"', {}
-    )
+    defense_options: dict[str, Options] = _key('settings by defence ("kick": the control) or "method + defence"', {})
     made_with: Literal["0.1"] | None = _key("the version whose stored results are read, with its names of defences")
     defense_seed: int = _key("what defences draw from: a study is repeatable", 0, ge=0, lt=2**63)
 
 
-class GeneratorConfig(Section):
+class GeneratorConfig(_Section):
     """How large the generator of a prior is."""
 
     latent: int | None = _key("numbers in a latent; 32 up to 16x16, else 128, if null", ge=1)
@@ -228,7 +214,7 @@ class GeneratorConfig(Section):
     conditional: bool = _key("whether it takes labels", False)
 
 
-class PriorTrainingConfig(Section):
+class PriorTrainingConfig(_Section):
     """How a prior is trained: Adam under a cosine schedule."""
 
     epochs: int = _key("passes through the images", 60, ge=1)
@@ -240,7 +226,7 @@ class PriorTrainingConfig(Section):
     precision: Precision = _key(_PRECISION, "auto")
 
 
-class PriorConfig(Seeded):
+class PriorConfig(_Seeded):
     """Everything that decides a prior."""
 
     data: DataConfig = DataConfig()
@@ -251,7 +237,7 @@ class PriorConfig(Seeded):
     training: PriorTrainingConfig = PriorTrainingConfig()
 
 
-class TunedArm(Section):
+class TunedArm(_Section):
     """The settings of one arm, in the form in which a shadow audit takes them."""
 
     method: str
@@ -264,7 +250,7 @@ class TunedArm(Section):
     objectives: dict[str, float]
 
 
-class TunedRecipes(Section):
+class TunedRecipes(_Section):
     """Recipes by arm, and where they come from."""
 
     schema_version: Literal[1]
@@ -272,28 +258,17 @@ class TunedRecipes(Section):
     provenance: dict[str, Any]
     arms: list[TunedArm]
 
-    def arm(self, method: str, defense: str | None) -> TunedArm:
-        """The settings for a method, alone or with a defence."""
-        for arm in self.arms:
-            if (arm.method, arm.defense) == (method, defense):
-                return arm
-        known = ", ".join(a.method if a.defense is None else f"{a.method} + {a.defense}" for a in self.arms)
-        wanted = method if defense is None else f"{method} + {defense}"
-        raise InputError(f"there is no recipe for {wanted}; the file has {known or 'none'}: tune it, or leave it out")
-
 
 def read_recipes(file: Path) -> TunedRecipes:
     """The recipes in `file`, which a tuning wrote."""
     try:
         return TunedRecipes.model_validate(_read(file))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DataError(
-            f"{file} holds no recipes of ours: {where}: {first['msg']}; give the recipes.yaml of a `warp tune`"
-        ) from error
+        problem = _first_problem(error, TunedRecipes)
+        raise DataError(f"{file} holds no recipes of a `warp tune`: {problem}; give its recipes.yaml") from error
 
 
+# By the command that takes them.
 SCHEMAS: Mapping[str, type[BaseModel]] = {
     "unlearn": Config,
     "shadow": ShadowConfig,
@@ -301,13 +276,12 @@ SCHEMAS: Mapping[str, type[BaseModel]] = {
     "reproduce": ReproduceConfig,
     "prior": PriorConfig,
 }
-"""The configurations of commands, by the command that takes them."""
 
 
 def resolve(
     *, base: Mapping[str, Any] | None = None, file: Path | None = None, overrides: Sequence[str] = ()
 ) -> Config:
-    """The configuration of `file` over `base`, then each override "key.sub=value" (the value as YAML) over that."""
+    """The `Config` that `resolve_as` makes."""
     return resolve_as(Config, base=base, file=file, overrides=overrides)
 
 
@@ -318,7 +292,7 @@ def resolve_as(
     file: Path | None = None,
     overrides: Sequence[str] = (),
 ) -> Schema:
-    """The same for another schema."""
+    """The configuration of `file` over `base`, then each override "key.sub=value" (the value as YAML) over that."""
     data = dict(base or {})
     for layer in ({} if file is None else _read(file), *map(parse_override, overrides)):
         data = _merged(data, layer)
@@ -332,7 +306,7 @@ def resolve_as(
 
 
 def as_plain(config: BaseModel) -> dict[str, Any]:
-    """The configuration as plain data, to be written beside results."""
+    """The configuration as plain data."""
     return config.model_dump(mode="json")
 
 
@@ -345,15 +319,15 @@ def parse_override(override: str) -> dict[str, Any]:
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
         raise InputError(f"the override {override!r} is not of the form key.sub=value, such as training.lr=0.1")
-    value = _parsed(text, f"the override {override!r}", "put the value in quotes")
-    for part in reversed(key.strip().split(".")):
-        value = {part: value}
-    nested: dict[str, Any] = value
+    last, *above = reversed(key.strip().split("."))
+    nested = {last: _parsed(text, f"the override {override!r}", "put the value in quotes")}
+    for part in above:
+        nested = {part: nested}
     return nested
 
 
 class Key(NamedTuple):
-    """A key of a configuration: "training.lr", what it may be, its default as plain data, and a sentence."""
+    """A key such as "training.lr", its type in words, its default as plain data, and a sentence."""
 
     key: str
     type: str
@@ -372,8 +346,7 @@ def describe_keys(schema: type[BaseModel], prefix: str = "") -> list[Key]:
         if section := _section(field.annotation):
             keys += describe_keys(section, f"{prefix}{name}.")
         else:
-            default = field.get_default(call_default_factory=True, validated_data={})
-            keys.append(Key(f"{prefix}{name}", _in_words(field.annotation), default, field.description or ""))
+            keys.append(Key(prefix + name, _in_words(field.annotation), field.get_default(), field.description or ""))
     return keys
 
 
@@ -404,24 +377,20 @@ def _section(kind: Any) -> type[BaseModel] | None:
 def _parsed(text: str, what: str, way: str) -> Any:
     try:
         return load_yaml(text)
+    except RepeatedKey as error:
+        raise InputError(f"{what} has {error}") from error
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"{what} has {reason}" if isinstance(error, RepeatedKey) else f"{what} is not YAML ({reason}); {way}"
-        ) from error
+        raise InputError(f"{what} is not YAML ({error}); {way}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The sections in a file, without what a run has found."""
-    way = "give a YAML file of sections of key: value"
+    what, way = f"the configuration {path}", "give a YAML file of sections of key: value"
     try:
-        text = read_text(path)
+        data = _parsed(read_text(path), what, way)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"the configuration {path} cannot be read: {reason}; {way}") from error
-    data = _parsed(text, f"the configuration {path}", way)
+        raise InputError(f"{what} cannot be read: {getattr(error, 'strerror', error)}; {way}") from error
     if not isinstance(data, dict | None):
-        raise InputError(f"the configuration {path} holds a {type(data).__name__}; {way}")
+        raise InputError(f"{what} holds a {type(data).__name__}; {way}")
     return {key: value for key, value in (data or {}).items() if key != RESOLVED}
 
 
