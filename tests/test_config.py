@@ -9,25 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from warp_unlearning.config import (
-    RESOLVED,
-    Config,
-    DataConfig,
-    PriorConfig,
-    RangeConfig,
-    ReproduceConfig,
-    ShadowConfig,
-    TuneConfig,
-    as_plain,
-    describe_keys,
-    resolve,
-    resolve_as,
-)
+from warp_unlearning import config as settings
+from warp_unlearning.config import SCHEMAS, Config, DataConfig, RangeConfig, TuneConfig, as_plain, resolve, resolve_as
 from warp_unlearning.errors import InputError
 from warp_unlearning.runs.yaml_text import dump_yaml
 from warp_unlearning.training.training import Recipe
 
-SCHEMAS: list[type[BaseModel]] = [Config, ShadowConfig, TuneConfig, RangeConfig, ReproduceConfig, PriorConfig]
 LEAVES = st.one_of(st.integers(), st.booleans(), st.floats(allow_nan=False, allow_infinity=False), st.text("xyz: #"))
 # Keys of leaves and of sections differ, so that layers never disagree on which is which.
 TREES = st.dictionaries(st.sampled_from("abc"), LEAVES | st.nothing(), max_size=3) | st.fixed_dictionaries(
@@ -43,7 +30,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_a_file_goes_over_the_base_and_overrides_over_the_file(tmp_path: Path) -> None:
     base = {"training": {"epochs": 4, "batch_size": 8}, "validation": 0.3}
-    file = written(tmp_path, f"training: {{epochs: 5, lr: 0.2}}\nseed: 3\n{RESOLVED}: {{data: abc}}\n")
+    file = written(tmp_path, f"training: {{epochs: 5, lr: 0.2}}\nseed: 3\n{settings.RESOLVED}: {{data: abc}}\n")
     config = resolve(base=base, file=file, overrides=["training.epochs=6", "training.epochs=7"])
     assert (config.training.epochs, config.training.lr, config.training.batch_size) == (7, 0.2, 8)
     assert (config.seed, config.validation, config.training.momentum) == (3, 0.3, 0.9)
@@ -62,17 +49,13 @@ def test_nested_settings_merge_leaf_by_leaf(
     assert found == {**base, **file, **({"s": section} if "s" in {**base, **file} or override else {})}
 
 
-@pytest.mark.parametrize("text", ["1e-3", "1E-3", "0.001", "1.0e-3", ".1e-2", "1.e-3"])
-def test_a_power_of_ten_is_a_number_in_overrides_and_files(tmp_path: Path, text: str) -> None:
-    assert resolve(overrides=[f"training.lr={text}"]).training.lr == 0.001
-    assert resolve(overrides=[f"method.options.lr={text}"]).method.options == {"lr": 0.001}
-    assert resolve(file=written(tmp_path, f"method: {{options: {{lr: {text}}}}}\n")).method.options == {"lr": 0.001}
-
-
-@pytest.mark.parametrize("name", ["2024", "1e5", "null", "yes", "a: b", "#1", "x=y", "ä 'b' \"c\""])
-def test_a_quoted_value_stays_text(name: str) -> None:
-    text = '"' + name.replace('"', '\\"') + '"'
-    assert resolve(overrides=[f"data.path={text}"]).data.path == Path(name)
+def test_a_power_of_ten_is_a_number_and_a_quoted_value_text(tmp_path: Path) -> None:
+    for text in ("1e-3", "1E-3", "0.001", ".1e-2", "1.e-3"):
+        assert resolve(overrides=[f"method.options.lr={text}"]).method.options == {"lr": 0.001}
+        file = written(tmp_path, f"method: {{options: {{lr: {text}}}}}\n")
+        assert resolve(file=file).method.options == {"lr": 0.001}
+    for name in ("2024", "1e5", "null", "yes", "a: b", "#1", "x=y", "ä 'b'"):
+        assert resolve(overrides=[f'data.path="{name}"']).data.path == Path(name)
 
 
 @given(
@@ -105,22 +88,17 @@ def test_plain_data_resolve_back_to_the_same_configuration_also_through_yaml(
         ("forget.indices=3", ["forget has no key 'indices'", "Known: again, by, column, drawn, fraction, label, rows"]),
         ("forget.by=name", ["forget.by is 'name'", "'row' or 'id'"]),
         ("training.epochs=many", ["training.epochs is 'many'", "valid integer"]),
-        ("training.epochs=0", ["training.epochs is 0", "greater than or equal to 1"]),
         ("training.lr=.inf", ["training.lr is inf", "finite"]),
         ("training.momentum=1", ["training.momentum is 1", "less than 1"]),
         ("training=fast", ["training is 'fast'", "valid dictionary"]),
         ("seed.x=1", ["seed is {'x': 1}", "valid integer"]),
         ("training.precision=half", ["training.precision is 'half'", "'auto', 'float32' or 'bf16'"]),
-        ("dtype=bf16", ["dtype is 'bf16'", "'float32' or 'float64'"]),
-        ("accuracy=89", ["accuracy is 89", "less than or equal to 1"]),
         ("data.holdout=0", ["data.holdout is 0", "greater than 0"]),
         ("data.size=[1]", ["data.size", "required"]),
-        ("data.path=[a]", ["data.path is ['a']", "path"]),
         ("training.lr", ["the override 'training.lr' is not of the form key.sub=value", "training.lr=0.1"]),
         ("=3", ["the override '=3' is not of the form"]),
         ("seed=[1", ["the override 'seed=[1' is not YAML", "quotes"]),
         ("data={name: digits, name: npz}", ["the override 'data={", "has the key 'name' twice"]),
-        ("seed=2024-13-45", ["the override 'seed=2024-13-45' is not YAML"]),
         ("seed=!!python/object:os.system x", ["is not YAML"]),
     ],
 )
@@ -136,7 +114,6 @@ def test_a_bad_override_is_named_with_its_value_and_the_way_out(override: str, p
     [
         (b"training: [1, 2", ["is not YAML", "line 1", "sections of key: value"]),
         (b"\xff\xfe\x00", ["cannot be read", "give a YAML file"]),
-        (b"seed: !!python/object/apply:os.getcwd []", ["is not YAML"]),
         (b"seed: 1\ndevice: cpu\nseed: 2\n", ["c.yaml has the key 'seed' twice, on lines 1 and 3; keep one of them"]),
         (b"- a\n- b\n", ["holds a list", "sections of key: value"]),
         (b"trainin: {epochs: 3}", ["no key 'trainin'", "did you mean 'training'?"]),
@@ -163,18 +140,15 @@ def test_the_kind_of_data_comes_from_the_path_unless_it_is_named(tmp_path: Path)
         assert DataConfig(path=tmp_path / path).load_options()["name"] == kind
     assert DataConfig().load_options()["name"] == "digits"
     assert DataConfig(path=Path("x.npz"), name="folder").load_options()["name"] == "folder"
-
-
-def test_studies_refuse_what_only_commands_on_a_users_data_read() -> None:
     config = resolve(overrides=["data.path=x.npz"]).data
     assert config.load_options() == {"name": "npz", "path": Path("x.npz"), "fetch": False, "size": None}
     with pytest.raises(InputError, match=r"data\.scale is 255\.0 and cannot be used here; leave it out"):
         resolve(overrides=["data.scale=255"]).data.load_options()
 
 
-@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
+@pytest.mark.parametrize("schema", [*SCHEMAS.values(), RangeConfig], ids=lambda schema: schema.__name__)
 def test_every_key_of_every_section_is_described_and_can_be_set_to_its_default(schema: type[BaseModel]) -> None:
-    keys = describe_keys(schema)
+    keys = settings.describe_keys(schema)
     assert len({key.key for key in keys}) == len(keys) >= 4
     for key in keys:
         assert key.help
@@ -186,7 +160,7 @@ def test_every_key_of_every_section_is_described_and_can_be_set_to_its_default(s
 
 
 def test_types_and_defaults_read_as_a_user_writes_them() -> None:
-    found = {key.key: key for key in describe_keys(TuneConfig)}
+    found = {key.key: key for key in settings.describe_keys(TuneConfig)}
     assert found["data.size"].type == "[whole number, whole number] or null"
     assert found["sampler"][1:3] == ("nsga3, tpe", "nsga3")
     assert found["ranges"].type == "{name: {name: {low, high, log, choices}}}"

@@ -1,3 +1,5 @@
+"""The command line as a whole: help, exit codes, errors of one line, and what is printed."""
+
 from __future__ import annotations
 
 import os
@@ -12,6 +14,7 @@ import pytest
 
 import warp_unlearning.cli.train as train_module
 from warp_unlearning.cli.main import MEMORY_IS_FULL
+from warp_unlearning.cli.show import print_table
 from warp_unlearning.data.table import Parts
 from warp_unlearning.errors import ConformanceError, DataError, DivergedError, InputError, WeightsError
 from warp_unlearning.version import __version__
@@ -55,10 +58,9 @@ def test_help_needs_nothing_heavy(command: tuple[str, ...]) -> None:
 def test_every_option_of_every_command_is_explained(warp: Warp) -> None:
     """By three words at least, beside the option or, where that is long, below it."""
     for command in COMMANDS:
-        answer = warp(command, "--help")
-        assert (answer.code, answer.err) == (0, "")
-        assert f"warp {command}" in answer.out.splitlines()[0]
+        answer = warp(command, "--help").ok()
         lines = answer.out.splitlines()
+        assert f"warp {command}" in lines[0]
         places = [place for place, line in enumerate(lines) if line.startswith("  -")]
         assert any("--" in lines[place] for place in places)
         for place in places:
@@ -69,31 +71,10 @@ def test_every_option_of_every_command_is_explained(warp: Warp) -> None:
     assert warp("train", "-h").out == warp("train", "--help").out
 
 
-def test_boxes_are_for_a_terminal() -> None:
-    ours, theirs = os.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
-    with subprocess.Popen([SCRIPT, "--help"], stdout=theirs, env=environment):
-        os.close(theirs)
-        shown = b""
-        while chunk := _read(ours):
-            shown += chunk
-    os.close(ours)
-    assert "╭─".encode() in shown
-    assert all(command.encode() in shown for command in COMMANDS)
-    answer = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=True)
-    assert "╭" not in answer.stdout
-
-
-def _read(terminal: int) -> bytes:
-    """What is there to read; nothing once the other side has closed it, which Linux tells by an error."""
-    try:
-        return os.read(terminal, 4096)
-    except OSError:
-        return b""
-
-
-def test_the_version(warp: Warp) -> None:
-    assert warp("--version").out == f"warp-unlearning {__version__}\n"
+def test_the_version_and_the_module_as_a_command(warp: Warp) -> None:
+    code = [sys.executable, "-m", "warp_unlearning", "--version"]
+    found = subprocess.run(code, capture_output=True, text=True, check=True).stdout
+    assert found == warp("--version").out == f"warp-unlearning {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +84,7 @@ def test_the_version(warp: Warp) -> None:
         (["train"], "Missing option '--out'"),
         (["unlearn"], "Missing argument"),
         (["compare", "x"], "Missing argument"),
+        (["evaluate", "a", "b"], "error: `warp evaluate` is called `warp compare` now; see `warp compare --help`\n"),
         (["train", "--out", "x", "--epochs", "many"], "Invalid value for '--epochs'"),
         (["train", "--out", "x", "--threads", "0"], "Invalid value for '--threads'"),
         (["train", "--out", "x", "--nonsense"], "No such option: --nonsense"),
@@ -112,10 +94,13 @@ def test_the_version(warp: Warp) -> None:
 )
 def test_bad_usage_is_code_two_with_what_was_wrong(warp: Warp, args: list[str], part: str) -> None:
     answer = warp(*args)
-    assert answer.code == 2
+    assert (answer.code, answer.out) == (2, "")
     assert part in answer.err
     assert "Traceback" not in answer.err
     assert not Path("x").exists()
+
+
+DEFECT = "(WARP_DEBUG=1 shows where; please report it)\n"
 
 
 @pytest.mark.parametrize(
@@ -128,14 +113,15 @@ def test_bad_usage_is_code_two_with_what_was_wrong(warp: Warp, args: list[str], 
         (ConformanceError("a rule"), 1, "error: a rule\n"),
         (OSError(28, "No space left on device", "/x/y"), 2, "error: No space left on device: /x/y\n"),
         (OSError("the disk is gone"), 2, "error: the disk is gone\n"),
-        (RuntimeError("boom"), 70, "defect: RuntimeError: boom (WARP_DEBUG=1 shows where; please report it)\n"),
-        (KeyError("k"), 70, "defect: KeyError: 'k' (WARP_DEBUG=1 shows where; please report it)\n"),
+        (RuntimeError("boom"), 70, f"defect: RuntimeError: boom {DEFECT}"),
+        (KeyError("k"), 70, f"defect: KeyError: 'k' {DEFECT}"),
         (MemoryError(), 2, f"error: {MEMORY_IS_FULL}\n"),
+        (KeyboardInterrupt(), 130, "stopped; the same command goes on from what has been kept\n"),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
 def test_each_error_has_its_code_and_one_line(
-    warp: Warp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, code: int, message: str
+    warp: Warp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException, code: int, message: str
 ) -> None:
     def fail(*args: object, **options: object) -> None:
         raise error
@@ -144,71 +130,58 @@ def test_each_error_has_its_code_and_one_line(
     answer = warp("train", "--out", tmp_path / "run")
     assert (answer.code, answer.out, answer.err) == (code, "", message)
     assert not (tmp_path / "run").exists()
+    if code == 70:
+        monkeypatch.setenv("WARP_DEBUG", "1")
+        with pytest.raises(type(error)):
+            warp("train", "--out", tmp_path / "run")
 
 
-def test_an_interrupt_is_no_result_and_a_developer_can_see_where_a_defect_is(
-    warp: Warp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    found: list[BaseException] = [KeyboardInterrupt(), RuntimeError("boom")]
-
-    def fail(*args: object, **options: object) -> None:
-        raise found.pop(0)
-
-    monkeypatch.setattr(train_module, "train_run", fail)
-    answer = warp("train", "--out", tmp_path / "run")
-    assert (answer.code, answer.err) == (130, "stopped; the same command goes on from what has been kept\n")
-    monkeypatch.setenv("WARP_DEBUG", "1")
-    with pytest.raises(RuntimeError, match="boom"):
-        warp("train", "--out", tmp_path / "run")
-
-
-def test_a_defect_while_a_result_is_written_leaves_no_half_of_it(
+def test_a_failure_while_a_result_is_written_leaves_no_half_of_it(
     warp: Warp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small: tuple[str, ...]
 ) -> None:
     def fail(*args: object, **options: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(Parts, "save", fail)
-    answer = warp("train", "--out", tmp_path / "run", *small)
-    assert answer.code == 70
-    assert "Traceback" not in answer.err
-    assert {p.name for p in (tmp_path / "run").iterdir()} == {"config.yaml", "model.safetensors"}
-
-
-def test_a_full_disk_is_an_error_of_one_line(
-    warp: Warp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small: tuple[str, ...]
-) -> None:
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "save", fail)
+        assert warp("train", "--out", tmp_path / "run", *small).code == 70
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {"config.yaml", "model.safetensors"}
     monkeypatch.setattr(os, "fsync", full)
-    answer = warp("train", "--out", tmp_path / "run", *small)
-    assert (answer.code, answer.err) == (2, "error: No space left on device\n")
-    assert list((tmp_path / "run").iterdir()) == []
+    warp("train", "--out", tmp_path / "full", *small).refused("No space left on device")
+    assert list((tmp_path / "full").iterdir()) == []
 
 
-def test_idle_threads_are_told_to_sleep_before_torch_is_there() -> None:
+def test_idle_threads_sleep_from_before_torch_is_there() -> None:
     code = (
         "import os, sys; sys.argv = ['warp', 'methods', 'ngp']\n"
         "os.environ.pop('OMP_WAIT_POLICY', None)\n"
-        "from warp_unlearning.cli import main as module\n"
-        "import warp_unlearning.runs.cores as cores\n"
-        "original = cores.be_patient\n"
-        "cores.be_patient = lambda: (print('LOADED', 'torch' in sys.modules), original())\n"
-        "try:\n    module.main()\n"
-        "finally:\n    print('POLICY', os.environ['OMP_WAIT_POLICY'])\n"
+        "class Found:\n"
+        "    def find_spec(self, name, *more):\n"
+        "        if name == 'torch':\n            print('POLICY', os.environ.get('OMP_WAIT_POLICY'))\n"
+        "sys.meta_path.insert(0, Found())\n"
+        "from warp_unlearning.cli.main import main\n"
+        "main()\n"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.startswith("LOADED False\n")
-    assert answer.stdout.endswith("POLICY PASSIVE\n")
+    assert answer.stdout.startswith("POLICY PASSIVE\n")
 
 
-def test_a_command_of_version_0_1_is_answered_with_the_new_one(warp: Warp) -> None:
-    answer = warp("evaluate", "a", "b")
-    assert (answer.code, answer.out) == (2, "")
-    assert answer.err == "error: `warp evaluate` is called `warp compare` now; see `warp compare --help`\n"
-
-
-def test_the_module_is_the_command() -> None:
-    code = [sys.executable, "-m", "warp_unlearning", "--version"]
-    assert subprocess.run(code, capture_output=True, text=True, check=True).stdout == f"warp-unlearning {__version__}\n"
+def test_tables_are_printed_whole_in_order_and_uncut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    wide = [f"{k}.000 [0.000, 1.000]" for k in range(6)]
+    print_table("Title", ["model", "a", "b"], [["one", "0.5 [0.4, 0.6]", "1"], ["two", "[red]x[/red]", "22"]])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert (lines[0], lines[1].split()) == ("Title", ["model", "a", "b"])
+    assert lines[3].split() == ["one", "0.5", "[0.4,", "0.6]", "1"]
+    # The first column is text, the others are numbers.
+    assert lines[4].split() == ["two", "[red]x[/red]", "22"]
+    assert len(lines[3]) == len(lines[4])
+    print_table("t", ["model", *"abcdef"], [["x", *wide]])
+    out = capsys.readouterr().out
+    assert all(cell in out for cell in wide)
+    assert "…" not in out

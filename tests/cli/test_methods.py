@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,37 +18,25 @@ Warp = Callable[..., Any]
 
 
 def test_every_method_and_option_is_listed(warp: Warp) -> None:
-    answer = warp("methods")
-    assert (answer.code, answer.err) == (0, "")
-    lines = answer.out.splitlines()
+    lines = warp("methods").ok().out.splitlines()
     for name, cls in method_classes().items():
         start = lines.index(name)
         for offset, option in enumerate(options(cls), start + 2):
             assert lines[offset].startswith(f"    {option.name} = {option.default!r}")
             assert lines[offset].endswith(option.help)
             assert option.help
-    assert json.loads(warp("methods", "--json").out).keys() == method_classes().keys()
-
-
-def test_one_method_as_text_and_json(warp: Warp) -> None:
+    assert warp("methods", "--json").json().keys() == method_classes().keys()
     text = warp("methods", "ngp").out
     assert text.startswith("ngp\n  Minimises")
     assert "salun" not in text
-    found = {o["name"]: o for o in json.loads(warp("methods", "ngp", "--json").out)["ngp"]["options"]}
+    found = {o["name"]: o for o in warp("methods", "ngp", "--json").json()["ngp"]["options"]}
     assert found["lr"] == {"name": "lr", "type": "float", "default": 0.01, "help": "learning rate at the start"}
 
 
 @pytest.mark.parametrize("more", [(), ("--check",), ("--json",)])
 def test_an_unknown_method_is_answered_with_the_nearest(warp: Warp, more: tuple[str, ...]) -> None:
-    answer = warp("methods", "salum", *more)
-    assert (answer.code, answer.out) == (2, "")
-    assert answer.err.startswith("error: unknown method 'salum'; did you mean 'salun'?")
-
-
-def test_a_check_needs_a_method(warp: Warp) -> None:
-    answer = warp("methods", "--check")
-    assert (answer.code, answer.out) == (2, "")
-    assert "--check needs a method, as in `warp methods ngp --check`" in answer.err
+    warp("methods", "salum", *more).refused("unknown method 'salum'; did you mean 'salun'?")
+    warp("methods", "--check").refused("--check needs a method, as in `warp methods ngp --check`")
 
 
 BROKEN = """
@@ -75,7 +62,7 @@ def test_a_method_of_ones_own_is_checked(warp: Warp, tmp_path: Path) -> None:
     assert answer.code == 1
     assert "broken  " in answer.out
     assert "kept    " in answer.out
-    found = json.loads(warp("methods", f"{tmp_path / 'own.py'}:Broken", "--check", "--json").out)
+    found = warp("methods", f"{tmp_path / 'own.py'}:Broken", "--check", "--json").json()
     assert any(finding["broken"] for finding in found["findings"])
 
 
@@ -108,6 +95,6 @@ def test_a_section_or_a_key_of_the_configuration(warp: Warp) -> None:
     assert all(line.startswith("training.") for line in lines)
     (line,) = warp("config", "training.lr").out.splitlines()
     assert line.startswith("training.lr = 0.05")
-    assert json.loads(warp("config", "seed", "--json").out)["seed"]["default"] == 0
+    assert warp("config", "seed", "--json").json()["seed"]["default"] == 0
     assert "did you mean 'training.lr'" in warp("config", "training.lrr").err
     assert "did you mean 'shadow'" in warp("config", "--for", "shadows").err

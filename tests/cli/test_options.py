@@ -27,19 +27,11 @@ def test_flags_come_behind_overrides_and_only_if_given() -> None:
     assert assign(None, seed=0) == ["seed=0"]
 
 
-@given(NAMES)
-def test_any_path_arrives_as_it_was_given(name: str) -> None:
-    assert resolve(overrides=assign(None, data__path=Path(name))).data.path == Path(name)
-
-
-@given(st.lists(NAMES))
-def test_lists_of_names_arrive_as_they_were_given(names: list[str]) -> None:
+@given(NAMES, st.lists(NAMES), st.floats(1e-30, 0.999))
+def test_paths_names_and_numbers_arrive_as_they_were_given(name: str, names: list[str], number: float) -> None:
+    config = resolve(overrides=assign(None, data__path=Path(name), forget__fraction=number))
+    assert (config.data.path, config.forget.fraction) == (Path(name), number)
     assert resolve_as(ShadowConfig, overrides=assign(None, defenses=names)).defenses == names
-
-
-@given(st.floats(1e-30, 0.999))
-def test_numbers_arrive_as_they_were_given(number: float) -> None:
-    assert resolve(overrides=assign(None, forget__fraction=number)).forget.fraction == number
 
 
 def test_all_options_become_settings() -> None:

@@ -44,8 +44,6 @@ def network(seed: int = 0) -> nn.Sequential:
 
 
 class Own(Dataset):  # type: ignore[type-arg]
-    """A data set of what a function gives."""
-
     def __init__(self, item: Callable[[int], Any], count: Any = ROWS) -> None:
         self.item, self.count = item, count
 
@@ -65,8 +63,6 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
 
 
 class Net(nn.Module):
-    """A network whose output is what a function makes of the right one."""
-
     def __init__(self, change: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
         self.inner, self.change = network(), change

@@ -33,10 +33,8 @@ VALUES, TEXTS = GIVEN["values"], [*GIVEN["texts"], "\udcff", "é" * 3000, "x" * 
 
 
 class Code:
-    """Unpickled, it would leave a marker."""
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("touch ../outside/marker",)
+        return os.system, ("touch ../outside/marker",)  # when it is unpickled
 
 
 @pytest.fixture(scope="module")

@@ -23,55 +23,53 @@ Pair = tuple[Tensor, Tensor]
 @dataclass(frozen=True)
 class Scaled:
     scale: float
-    mean: float = 0.0
-    std: float = 1.0
 
     def __call__(self, x: Tensor) -> Tensor:
-        return (x.float() / self.scale - self.mean) / self.std
+        return x.float() / self.scale
 
     def __str__(self) -> str:
-        return f"x/{self.scale:g}" if self.mean == 0 else f"(x/{self.scale:g} - {self.mean:g})/{self.std:g}"
-
-
-def transposed(x: Tensor) -> Tensor:
-    return x.float().transpose(-1, -2) / 255
+        return f"x/{self.scale:g}"
 
 
 READINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "x": lambda x: x.float(),
     "x/255": Scaled(255.0),
     "x/127.5 - 1": lambda x: x.float() / 127.5 - 1,
-    "moments": Scaled(255.0, 0.3, 0.35),
-    "transposed": transposed,
+    "moments": lambda x: (x.float() / 255 - 0.3) / 0.35,
+    "transposed": lambda x: x.float().transpose(-1, -2) / 255,
     "wide": lambda x: x.float().repeat(1, 1, 1, 2),
 }
 
 
 @pytest.fixture(scope="module")
-def known() -> Pair:
-    return digits(slice(0, 1000))
-
-
-@pytest.fixture(scope="module")
-def test() -> Pair:
-    return digits(slice(1000, 1797))
-
-
-def digits(part: slice) -> Pair:
+def digits() -> Pair:
     x, y = load_digits(return_X_y=True)
-    return torch.from_numpy((x * 15.9375).astype(np.uint8)).reshape(-1, 1, 8, 8)[part], torch.from_numpy(y).long()[part]
+    return torch.from_numpy((x * 15.9375).astype(np.uint8)).reshape(-1, 1, 8, 8), torch.from_numpy(y).long()
 
 
 @pytest.fixture(scope="module")
-def model(known: Pair) -> nn.Module:
-    """Trained on bytes as x/255."""
-    network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+def known(digits: Pair) -> Pair:
+    return digits[0][:1000], digits[1][:1000]
+
+
+@pytest.fixture(scope="module")
+def test(digits: Pair) -> Pair:
+    return digits[0][1000:], digits[1][1000:]
+
+
+def trained(network: nn.Module, known: Pair) -> nn.Module:
+    """On bytes as x/255."""
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     for _ in range(60):
         optimizer.zero_grad()
         nn.functional.cross_entropy(network(known[0].float() / 255), known[1]).backward()
         optimizer.step()
     return network
+
+
+@pytest.fixture(scope="module")
+def model(known: Pair) -> nn.Module:
+    return trained(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)), known)
 
 
 class Fewer(nn.Sequential):
@@ -148,12 +146,7 @@ def test_what_a_defence_can_move(model: nn.Module, known: Pair, defense: Any, sh
 
 
 def test_a_defence_that_can_move_little_is_noted(known: Pair) -> None:
-    bare = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    optimizer = torch.optim.Adam(bare.parameters(), lr=0.05)
-    for _ in range(40):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(bare(known[0].float() / 255), known[1]).backward()
-        optimizer.step()
+    bare = trained(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), known)
     none = check_model(bare, known=known, preprocess=Scaled(255.0), defense="cob")
     assert none.movable == 0
     assert none.notes[-1] == "the defence leaves 100% of the parameters where they are"

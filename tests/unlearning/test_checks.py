@@ -1,4 +1,4 @@
-"""What is both to be forgotten and kept, found by content and by index; examples that a model cannot take."""
+"""What is both to be forgotten and kept, found by content and by index."""
 
 from __future__ import annotations
 
@@ -21,17 +21,12 @@ def points(count: int, *, seed: int = 0) -> TensorExamples:
     return TensorExamples(torch.randn(count, 4, generator=generator), torch.arange(count) % 3)
 
 
-@pytest.mark.parametrize("row", [0, 4096, 5000])
-def test_rows_that_no_model_can_take_are_named(row: int) -> None:
-    model, broken, labelled = nn.Linear(4, 3), points(5001), points(5001)
-    broken.x[row, 2] = float("nan") if row else float("-inf")
+@pytest.mark.parametrize("row", [4096, 5000])
+def test_a_row_that_no_model_can_take_is_named(row: int) -> None:
+    broken = points(5001)
+    broken.x[row, 2] = torch.nan
     with pytest.raises(DataError, match=rf"the retain set has a value that is not finite.* at row {row};"):
-        check_examples(model, {"forget": points(3), "retain": broken})
-    labelled.y[row] = -1 if row else 3
-    with pytest.raises(DataError, match=rf"the retain set has the label (-1|3) at row {row}, but the model has 3 clas"):
-        check_examples(model, {"forget": points(3), "retain": labelled})
-    with pytest.raises(DataError, match=r"type torch\.float64"):
-        check_examples(model, {"forget": TensorExamples(points(3).x.double(), points(3).y)})
+        check_examples(nn.Linear(4, 3), {"forget": points(3), "retain": broken})
 
 
 few = st.lists(st.tuples(st.sampled_from([0.0, 1.0, -1.0]), st.sampled_from([0.0, 2.0]), st.integers(0, 1)), min_size=1)
@@ -59,12 +54,8 @@ def test_copies_among_many_rows_whatever_their_label() -> None:
     assert copies_of(forget, retain).tolist() == list(planted)
     with pytest.raises(DataError, match=r"4 examples of the retain set .* \(first: retain row 9, label 1\)"):
         check_disjoint(forget, retain)
-
-
-def test_inputs_of_other_shapes_or_types_cannot_be_copies() -> None:
-    one = points(3)
-    for x in (one.x.double(), one.x.reshape(3, 2, 2)):
-        assert len(copies_of(one, TensorExamples(x, one.y))) == 0
+    for x in (forget.x.double(), forget.x.reshape(50, 2, 2)):  # inputs of another type or shape
+        assert len(copies_of(forget, TensorExamples(x, forget.y))) == 0
 
 
 class Numbers(Dataset[tuple[Tensor, int]]):

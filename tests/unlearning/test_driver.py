@@ -50,57 +50,41 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("name", ["ngp", "scrub", "retrain"])
 def test_the_original_comes_back_untouched(name: str) -> None:
-    """Weights, statistics, modes, which weights are trained, and gradients, all as given; the result differs."""
-    model = build()
-    model.train()
+    model, data = build().train(), sets()
     model[1].eval()
     model[1].bias.requires_grad_(False)
     for i, p in enumerate(model.parameters()):
         p.grad = torch.full_like(p, float(i))
-    before, gradients = state_of(model), [p.grad for p in model.parameters()]
-    data = sets()
-    given = {k: (x.clone(), y.clone()) for k, (x, y) in data.items()}
+    before, given = state_of(model), {k: (x.clone(), y.clone()) for k, (x, y) in data.items()}
     result = unlearn(model, method=name, options={"epochs": 2}, **data)
-
     assert same(state_of(model), before)
-    assert [m.training for m in (model, *model)] == [True, True, False, True, True]
-    assert [p.requires_grad for p in model.parameters()] == [True, True, False, True, True]
-    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
-    assert all(bool((g == i).all()) for i, g in enumerate(gradients))
+    assert all(bool((p.grad == i).all()) for i, p in enumerate(model.parameters()))
     assert all(torch.equal(a, b) for k in data for a, b in zip(data[k], given[k], strict=True))
-
-    assert result.model is not model
     assert not same(state_of(result.model), before)
-    shared = {p.data_ptr() for p in model.state_dict().values()} & {
-        p.data_ptr() for p in result.model.state_dict().values()
-    }
-    assert not shared
-    assert [m.training for m in (result.model, *result.model)] == [True, True, False, True, True]
-    assert [p.requires_grad for p in result.model.parameters()] == [True, True, False, True, True]
+    kept, new = ({p.data_ptr() for p in m.state_dict().values()} for m in (model, result.model))
+    assert not kept & new
+    for either in (model, result.model):
+        assert [m.training for m in (either, *either)] == [True, True, False, True, True]
+        assert [p.requires_grad for p in either.parameters()] == [True, True, False, True, True]
     assert all(p.grad is None for p in result.model.parameters())
     if name != "retrain":
         assert torch.equal(result.model[1].bias, model[1].bias)
 
 
+def loader(*pair: Tensor) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*pair), batch_size=4)
+
+
 def test_tensors_datasets_and_loaders_give_the_same_result() -> None:
     method = NegGradPlus(epochs=2, batch_size=8, saturate=True)
-    forms: dict[str, Any] = {
-        "tensors": lambda pair: pair,
-        "tensor dataset": lambda pair: TensorDataset(*pair),
-        "dataset": lambda pair: Subset(TensorDataset(*pair), range(len(pair[1]))),
-        "loader": lambda pair: DataLoader(TensorDataset(*pair), batch_size=4),
-    }
-    results = {
-        form: unlearn(build(), method=method, **{k: wrap(v) for k, v in sets().items()}) for form, wrap in forms.items()
-    }
-    first = results["tensors"]
-    for form, result in results.items():
-        assert same(state_of(result.model), state_of(first.model)), form
+    first = unlearn(build(), method=method, **sets())
+    for form in (TensorDataset, lambda *pair: Subset(TensorDataset(*pair), range(len(pair[1]))), loader):
+        result = unlearn(build(), method=method, **{what: form(*pair) for what, pair in sets().items()})
+        assert same(state_of(result.model), state_of(first.model))
         assert result.history == first.history
-        (deletion,) = result.record.deletions
-        assert (deletion.requested, deletion.retained) == (11, 27)
-        if form != "dataset":
-            assert deletion.forget_digest == first.record.deletions[0].forget_digest
+        done, expected = result.record.deletions[0], first.record.deletions[0]
+        assert (done.requested, done.retained) == (11, 27)
+        assert done.forget_digest == expected.forget_digest or done.forget_digest.startswith("labels:")
 
 
 @pytest.mark.parametrize(
@@ -108,22 +92,12 @@ def test_tensors_datasets_and_loaders_give_the_same_result() -> None:
     [
         ({"method": "scrubb"}, r"unknown method 'scrubb'; did you mean 'scrub'\?"),
         ({"defense": "wrap"}, r"unknown defence 'wrap'; did you mean 'warp'\?"),
-        ({"forget": "data"}, "the forget set is a str"),
         ({"retain": None}, "the retain set is a NoneType"),
-        ({"retain": DataLoader(TensorDataset(*points(27, 2)), batch_size=4, drop_last=True)}, "has drop_last=True"),
         ({"retain": points(11, 1)}, "11 examples of the retain set are also in the forget set"),
         ({"test": points(9, 1)[:1]}, "the test set is a tuple"),
-        ({"forget": (torch.empty(3, 5, device="meta"), torch.zeros(3, dtype=torch.int64))}, "forget set is on the dev"),
-        ({"model": nn.Linear(5, 3, device="meta")}, "weight of the model is on the device meta"),
-        ({"model": nn.ReLU()}, "no parameters"),
         ({"model": build().requires_grad_(False)}, "no trainable parameter"),
-        (
-            {"model": build().bfloat16()},
-            r"0.weight is bfloat16, .* give model\.float\(\) \(on the .* --dtype float32\)",
-        ),
+        ({"model": build().bfloat16()}, r"0.weight is bfloat16, .* give model\.float\(\) .* --dtype float32"),
         ({"seed": 1.5}, "seed is 1.5; give a whole number"),
-        ({"seed": None}, "seed is None; give a whole number"),
-        ({"seed": False}, "seed is False; give a whole number"),
         ({"defense_seed": True, "defense": "cob"}, "defense_seed is True; give a whole number"),
         ({"options": {"alfa": 1.0}}, "ngp has no option 'alfa'; did you mean 'alpha'"),
         ({"options": {"alpha": 0.5}, "method": NegGradPlus()}, "options are given beside a NegGradPlus object"),
@@ -139,19 +113,13 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) 
 
 def test_a_method_may_be_a_class_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
-    file.write_text(
-        "from warp_unlearning.methods import NegGradPlus\n"
-        "class Own(NegGradPlus):\n    pass\n"
-        "def other():\n    return 3\n"
-    )
+    own = "class Own(NegGradPlus):\n    pass\ndef other():\n    return 3\n"
+    file.write_text(f"from warp_unlearning.methods import NegGradPlus\n{own}")
     options = {"epochs": 2, "alpha": 0.7}
     found = unlearn(build(), method=f"{file}:Own", options=options, **sets())
-    named, made = (
-        unlearn(build(), method="ngp", options=options, **sets()),
-        unlearn(build(), method=NegGradPlus(epochs=2, alpha=0.7), device="cpu", seed=np.int64(0), **sets()),
-    )
-    assert same(state_of(found.model), state_of(named.model))
-    assert same(state_of(found.model), state_of(made.model))
+    named = unlearn(build(), method="ngp", options=options, **sets())
+    made = unlearn(build(), method=NegGradPlus(epochs=2, alpha=0.7), device="cpu", seed=np.int64(0), **sets())
+    assert all(same(state_of(found.model), state_of(other.model)) for other in (named, made))
     assert found.record.deletions[0].method["options"]["alpha"] == 0.7
     for spec, message in ((f"{file}:Nobody", "has no method 'Nobody'"), (f"{file}:other", "gives a int without")):
         with pytest.raises(InputError, match=message):
@@ -168,24 +136,13 @@ def test_the_result_shows_itself_and_is_saved_whole(tmp_path: Path, capsys: pyte
     assert repr(result).startswith("Unlearned(ngp + cob: 11 rows forgotten, 27 kept, 2 updates, ")
     assert result.verdict.sentence in repr(result)
     assert "\n" not in repr(result)
-    assert "<td>cob</td>" in result._repr_html_()
+    assert "Unlearned(ngp + cob" in result._repr_html_()
     assert result.rows() == result.history
     result.save(tmp_path / "new.safetensors")
     weights = read_weights(tmp_path / "new.safetensors")
     assert same(weights.state, state_of(result.model))
     assert DeletionRecord.from_json(weights.header["record"]) == result.record
     assert [f.name for f in tmp_path.iterdir()] == ["new.safetensors"]
-
-
-def test_the_verdict_needs_test_rows() -> None:
-    options = {"epochs": 2, "lr": 0.1}
-    without, given = (
-        unlearn(build(), method="ngp", options=options, test=test, **sets()) for test in (None, points(90, 5))
-    )
-    assert same(state_of(without.model), state_of(given.model))
-    assert (without.verdict.exit, without.verdict.reasons) == (3, ("no test rows", "no unseen rows"))
-    assert given.verdict.unseen == 90
-    assert json.loads(json.dumps(given.verdict.as_json())) == given.record.deletions[0].verdict
 
 
 def test_accuracies_and_verdict_are_those_of_the_weights_as_they_are_stored() -> None:
@@ -197,7 +154,11 @@ def test_accuracies_and_verdict_are_those_of_the_weights_as_they_are_stored() ->
     result = unlearn(build(), method="ngp", options={"epochs": 2, "lr": 0.1}, stored=torch.bfloat16, **data)
     for tensor in result.model.state_dict().values():
         assert not tensor.is_floating_point() or torch.equal(tensor, tensor.bfloat16().float())
-    assert result.record.deletions[0].unlearned == model_digest(result.model)
+    done = result.record.deletions[0]
+    assert (done.unlearned, done.verdict) == (
+        model_digest(result.model),
+        json.loads(json.dumps(result.verdict.as_json())),
+    )
     for model, shares in ((build(), result.before), (result.model, result.after)):
         with torch.no_grad():
             right = model.eval()(x).argmax(1) == y
@@ -206,8 +167,11 @@ def test_accuracies_and_verdict_are_those_of_the_weights_as_they_are_stored() ->
         assert shares["kept"] == pytest.approx(float(right[:80][y[:80] == 0].double().mean()))
         unseen = sum(float(right[:80][y[:80] == c].double().mean()) * int((y[80:] == c).sum()) for c in (0, 1))
         assert shares["unseen"] == pytest.approx(unseen / 10)
-    without = unlearn(build(), method="ngp", **sets()).after
-    assert (without["unseen"], without["test"], without["kept"]) == (None, None, None)
+    without, seen = (unlearn(build(), method="ngp", **sets(), test=test) for test in (None, points(90, 5)))
+    assert same(state_of(without.model), state_of(seen.model))
+    assert (without.verdict.exit, without.verdict.reasons) == (3, ("no test rows", "no unseen rows"))
+    assert [without.after[part] for part in ("unseen", "test", "kept")] == [None, None, None]
+    assert seen.verdict.unseen == 90
     with pytest.raises(InputError, match="stored is 'bf16'; give a floating-point type"):
         unlearn(build(), method="ngp", stored="bf16", **sets())  # type: ignore[arg-type]
 
@@ -230,90 +194,89 @@ def test_history_and_record_tell_what_was_done() -> None:
     assert (deletion.device, deletion.threads, deletion.recipe) == ("cpu", torch.get_num_threads(), None)
     again = unlearn(result.model, method=method, **sets())
     assert len(result.record.then(again.record.deletions[0]).deletions) == 2
+    terms = unlearn(model, method=Scripted(steps=3), **sets()).history
+    assert [{k: v for k, v in row.items() if k != "epoch"} for row in terms] == [
+        {"update": 1, "forget": 0.5},
+        {"update": 2, "retain": 1.0, "anchor": -1.0},
+        {"update": 3, "forget": 1.5},
+    ]
 
 
 @dataclass(frozen=True)
 class Scripted:
-    """Adds 1 to every weight a step; from `bad` on the loss is NaN."""
+    """Adds 1 to every weight a step; the loss of step `bad` is `value`."""
 
     name: ClassVar[str] = "scripted"
     norm_mode: ClassVar[str] = "eval"
     steps: int = 25
     bad: int = 1000
+    value: float = torch.nan
 
     def updates(self, model: nn.Module, task: Any) -> Iterator[Update]:
         for step in range(1, self.steps + 1):
             with torch.no_grad():
                 for p in model.parameters():
                     p.add_(1.0)
-            yield Update(step, self.steps, 0, False, {"loss": torch.tensor(torch.nan if step >= self.bad else 1.0)})
+            loss = torch.tensor(self.value if step == self.bad else 0.5 * step)
+            # Terms may differ from one update to the next.
+            losses = {"forget": loss} if step % 2 else {"retain": loss, "anchor": -loss}
+            yield Update(step, self.steps, 0, False, losses)
 
 
 @pytest.mark.parametrize(("bad", "checked"), [(3, 0), (10, 0), (11, 10), (25, 20)])
-def test_a_diverging_method_is_stopped_and_the_last_finite_weights_kept(bad: int, checked: int) -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_diverging_method_is_stopped_and_the_last_finite_weights_kept(bad: int, checked: int, value: float) -> None:
     model = build(torch.float64)
-    with pytest.raises(DivergedError) as caught:
-        unlearn(model, method=Scripted(bad=bad), **sets(torch.float64))
-    for name, value in model.named_parameters():
-        torch.testing.assert_close(caught.value.state[name], value.detach() + checked)
-
-
-def test_a_real_method_that_diverges_is_stopped() -> None:
+    with pytest.raises(DivergedError, match=f"a loss became .* after update {checked} ") as caught:
+        unlearn(model, method=Scripted(bad=bad, value=value), **sets(torch.float64))
+    for name, tensor in model.named_parameters():
+        torch.testing.assert_close(caught.value.state[name], tensor.detach() + checked)
     with pytest.raises(DivergedError) as caught:
         unlearn(build(), method=NegGradPlus(lr=1e30, alpha=0.1, epochs=20, momentum=0.0), **sets())
     assert all(bool(t.isfinite().all()) for t in caught.value.state.values())
 
 
-class Shuffling:
-    """A session that reorders the hidden units after every update, and rescales them after batch norm."""
+class Shuffle:
+    """A defence and its session, which reorders the hidden units after every update and at both ends."""
 
-    def __init__(self, model: nn.Module, generator: torch.Generator, log: list[str]) -> None:
-        self.model, self.generator, self.log = model, generator, log
-        self.certificates: list[SimpleNamespace] = []
-        self.orders: list[list[int]] = []
-        self.modes: list[bool] = []
+    name: ClassVar[str] = "shuffle"
+
+    def __init__(self) -> None:
+        self.log, self.certificates = list[str](), list[SimpleNamespace]()
+        self.orders, self.modes = list[list[int]](), list[bool]()
+
+    def start(self, model: nn.Module, task: Any, *, streams: Streams) -> Shuffle:
+        self.log.append("start")
+        self.model, self.generator = model, streams.generator("order")
+        self._move()
+        return self
 
     def between(self, update: Update) -> ChannelMove | None:
         self.log.append(f"between {update.step}")
         self.modes.append(self.model.training)
         if update.step % 3 == 0:
             return None
-        move = self._draw()
         # A defence may leave the model in a mode of its own.
         self.model.eval()
-        apply_move(self.model, move)
         self.certificates.append(SimpleNamespace(step=update.step, notes=("shuffled",)))
-        return move
+        return self._move()
 
     def finish(self) -> None:
         self.log.append("finish")
-        apply_move(self.model, self._draw())
+        self._move()
 
-    def _draw(self) -> ChannelMove:
+    def _move(self) -> ChannelMove:
         order = torch.randperm(6, generator=self.generator)
         self.orders.append(order.tolist())
         rows, columns = (AxisMap(0, order),), (AxisMap(1, order),)
         names = ("0.weight", "1.weight", "1.bias", "1.running_mean", "1.running_var")
-        return ChannelMove(dict.fromkeys(names, rows) | {"3.weight": columns})
+        move = ChannelMove(dict.fromkeys(names, rows) | {"3.weight": columns})
+        apply_move(self.model, move)
+        return move
 
 
-class ShuffleDefense:
-    name: ClassVar[str] = "shuffle"
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.session: Shuffling | None = None
-
-    def start(self, model: nn.Module, task: Any, *, streams: Streams) -> Shuffling:
-        self.log.append("start")
-        self.session = Shuffling(model, streams.generator("order"), self.log)
-        # The first move comes before the first update; the original that the method may ask stays as it was.
-        apply_move(model, self.session._draw())
-        return self.session
-
-
-def defended(defense_seed: int | None = 1) -> tuple[Unlearned, ShuffleDefense]:
-    defense, data = ShuffleDefense(), sets(torch.float64)
+def defended(defense_seed: int | None = 1) -> tuple[Unlearned, Shuffle]:
+    defense, data = Shuffle(), sets(torch.float64)
     method = NegGradPlus(epochs=1, batch_size=8)
     return unlearn(build(torch.float64), method=method, defense=defense, defense_seed=defense_seed, **data), defense
 
@@ -321,9 +284,8 @@ def defended(defense_seed: int | None = 1) -> tuple[Unlearned, ShuffleDefense]:
 def test_the_defence_is_called_between_updates_and_at_the_end() -> None:
     result, defense = defended()
     assert defense.log == ["start", "between 1", "between 2", "between 3", "between 4", "finish"]
-    assert defense.session is not None
     # The method's mode is put back after every move, whatever the defence left.
-    assert defense.session.modes == [True, True, True, True]
+    assert defense.modes == [True, True, True, True]
     assert [certificate.step for certificate in result.teleports] == [1, 2, 4]
     (deletion,) = result.record.deletions
     assert deletion.defense == {"name": "shuffle", "options": {}}
@@ -341,8 +303,7 @@ def test_a_defence_draws_from_entropy_unless_told_otherwise() -> None:
     def orders(seed: int | None) -> list[list[int]]:
         result, defense = defended(seed)
         assert result.record.deletions[0].experiment_only == (seed is not None)
-        assert defense.session is not None
-        return defense.session.orders
+        return defense.orders
 
     assert orders(1) == orders(1)
     assert orders(1) != orders(2)

@@ -12,14 +12,7 @@ from torch.utils.data import Subset, TensorDataset
 from warp_unlearning.data.examples import TensorExamples, as_examples
 from warp_unlearning.errors import DataError
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
-from warp_unlearning.unlearning.record import (
-    Deletion,
-    DeletionRecord,
-    describe,
-    examples_digest,
-    now,
-    versions,
-)
+from warp_unlearning.unlearning.record import Deletion, DeletionRecord, describe, examples_digest, now, versions
 
 
 def deletion(**changes: Any) -> Deletion:

@@ -88,7 +88,6 @@ def compare(
 
 
 def _show(found: ModelComparison) -> None:
-    """One table of accuracies, and how far each model is from the first retrained one."""
     columns = ["model", *(f"{what} ({count:,})" for what, count in found.counts.items()), "loss"]
     rows = []
     for name, scores in found.models.items():

@@ -15,24 +15,28 @@ import typer
 from ..errors import InputError
 from .run_progress import Style
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="A YAML file of settings.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--override", "-o", metavar="KEY=VALUE", help="One setting over the file's, as in training.lr=0.1."),
-]
+
+def _shared(text: str, *names: str, metavar: str | None = None, least: int | None = None) -> Any:
+    return typer.Option(*names, help=text, metavar=metavar, min=least, rich_help_panel=_SUBJECT)
+
+
+_SUBJECT = "The model and its data"
+_SETTING = "One setting over the file's, as in training.lr=0.1."
+Overrides = Annotated[list[str] | None, _shared(_SETTING, "--override", "-o", metavar="KEY=VALUE")]
+ConfigFile = Annotated[Path | None, _shared("A YAML file; `warp config` lists all settings.", "--config", "-c")]
+Device = Annotated[str | None, _shared("auto, cpu, cuda, cuda:1, ...")]
+Threads = Annotated[int | None, _shared("CPU threads; all available cores by default.", "--threads", least=1)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 _BUILD = "A network of your own: a function that returns it."
 UserModel = Annotated[str | None, typer.Option("--model", metavar="FILE.py:build", help=_BUILD)]
 SettingsFile = Annotated[Path | None, typer.Argument(help="A YAML file of settings; all have defaults.")]
 RunFolder = Annotated[Path, typer.Option("--out", help="Folder for the run; a stopped run there is taken up again.")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")]
 Processes = Annotated[
     int | None,
     typer.Option(min=1, help="Processes that share the GPU, each with lanes of its own; good where MPS runs."),
 ]
 Plan = Annotated[bool, typer.Option("--plan", help="Only say what would be done.")]
 ProgressStyle = Annotated[Style, typer.Option(help="auto, bars, lines, json (one object a line) or none.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; all available cores by default.")]
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A run of check, train or unlearn, or a weight file.")]
 _REQUEST = "Rows to forget: .csv, .txt or .npy of row numbers, ids, names or a mask."
@@ -43,20 +47,15 @@ By = Annotated[str | None, typer.Option(metavar="row|id", help="Whether numbers 
 Drawn = Annotated[bool, typer.Option("--drawn", help="Rows drawn at random within classes: your word, and recorded.")]
 AsGiven = Annotated[bool, typer.Option("--as-given", help="Read rows as said, also where another reading fits better.")]
 Stated = Annotated[float | None, typer.Option(help="The test accuracy that the model is known to have.")]
-DefenseSeed = Annotated[
-    int | None, typer.Option(min=0, help="For experiments only: whoever knows it can undo the defence.")
-]
+_SEED = "For experiments only: whoever knows it can undo the defence."
+DefenseSeed = Annotated[int | None, typer.Option(min=0, help=_SEED)]
 
-_SUBJECT = "The model and its data"
 _NETWORK = "The network: ours by name, or your own."
+_READ = "Your own function from raw rows to inputs."
 _DATA = "An .npz, a .npy pair, a .csv or a folder of images."
 # Options that bear the name of a key of `data`, or of a key of its own, and set it as it is given.
 _OF_DATA = ("test", "holdout", "ids", "scale")
 _OF_ALL = ("dtype", "seed", "device", "threads")
-
-
-def _shared(text: str, *names: str, metavar: str | None = None, least: int | None = None) -> Any:
-    return typer.Option(*names, help=text, metavar=metavar, min=least, rich_help_panel=_SUBJECT, show_default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,17 +72,13 @@ class Options:
     scale: Annotated[float | None, _shared("What raw values are divided by, such as 255.")] = None
     mean: Annotated[str | None, _shared("Subtracted from scaled values: one number, or one a channel.")] = None
     std: Annotated[str | None, _shared("What the rest is divided by: one number, or one a channel.")] = None
-    preprocess: Annotated[str | None, _shared("Your own function from raw rows to inputs.", metavar="FILE.py:fn")] = (
-        None
-    )
+    preprocess: Annotated[str | None, _shared(_READ, metavar="FILE.py:fn")] = None
     dtype: Annotated[str | None, _shared("float32 or float64 to compute in; half precision needs it.")] = None
     seed: Annotated[int | None, _shared("Decides every random draw but the defence's.")] = None
-    device: Annotated[str | None, _shared("auto, cpu, cuda, cuda:1, ...")] = None
-    threads: Annotated[int | None, _shared("CPU threads; all available cores by default.", least=1)] = None
-    config: Annotated[Path | None, _shared("A YAML file; `warp config` lists all settings.", "--config", "-c")] = None
-    override: Annotated[
-        list[str] | None, _shared("One setting, as in training.lr=0.1.", "--override", "-o", metavar="KEY=VALUE")
-    ] = None
+    device: Device = None
+    threads: Threads = None
+    config: ConfigFile = None
+    override: Overrides = None
 
     @property
     def own_network(self) -> bool:

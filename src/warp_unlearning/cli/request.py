@@ -164,7 +164,6 @@ def _request(asked: Asked, parts: Parts) -> Request:
 
 
 def _row_line(subject: Subject, parts: Parts, asked: Asked, request: Request) -> str:
-    """How many rows, by what, the first of them read back, and their copies."""
 
     def first_five(rows: Index) -> str:
         return ", ".join(map(subject.table.describe, rows[:5].tolist())) + " ..." * (len(rows) > 5)
@@ -179,11 +178,6 @@ def _row_line(subject: Subject, parts: Parts, asked: Asked, request: Request) ->
 
 
 def _choose_method(subject: Subject, *, train: str | None, our_recipe: bool) -> tuple[Method, str, str]:
-    """The method of the configuration, whose settings it starts from, and all its settings as text.
-
-    Retraining one of our networks takes the settings of its training; a foreign network is retrained by the user's own
-    function, or by our recipe where the user says so.
-    """
     about, ours = subject.config.method, subject.network is None
     if about.name is None:
         raise InputError(f"nothing says how to forget; give --method, one of {', '.join(method_classes())}")
@@ -197,10 +191,7 @@ def _choose_method(subject: Subject, *, train: str | None, our_recipe: bool) -> 
     recipe, settings = "published", dict[str, Any]()
     if about.name == "retrain":
         if not (ours or our_recipe):
-            raise InputError(
-                "nothing says how your network is trained; give --train FILE.py:train, a function train(model, rows) "
-                "that returns the trained model, or --our-recipe to train it as our own networks are"
-            )
+            raise InputError("nothing says how your network is trained; give --train FILE.py:train, or --our-recipe")
         recipe = "as trained" if ours else "our recipe"
         settings = subject.config.training.model_dump(exclude={"recipe"}) | {"fill": subject.fill}
     elif about.recipe == "small" or (about.recipe == "auto" and ours and subject.table.train < SMALL):
@@ -220,14 +211,12 @@ def _choose_defense(subject: Subject) -> Defense | None:
 
 
 def _sets(subject: Subject, parts: Parts) -> dict[str, Any]:
-    """The examples of each part that has some."""
     rows = {"forget": parts.rows(FORGET), "retain": parts.rows(RETAIN), "validation": parts.rows(VALIDATION)}
     rows["test"] = parts.unseen
     return {what: subject.examples(index) for what, index in rows.items() if len(index)}
 
 
 def _plan_lines(subject: Subject, parts: Parts, method: Method, *, drawn: bool) -> list[str]:
-    """What would be done, how long it may take, and what could be judged afterwards."""
     forget, retain, test, y = parts.rows(FORGET), parts.rows(RETAIN), parts.unseen, subject.table.y
     unseen, takes = int(np.isin(y[test], y[forget]).sum()), "as long as your training function"
     if not isinstance(method, RetrainBy):
@@ -259,7 +248,6 @@ def _carry_out(
     defense: Defense | None,
     watch: Callable[[Update], None],
 ) -> dict[str, Any]:
-    """Unlearn, judge and write everything but the results and the manifest; returns what the results say of it."""
     sets, forget = _sets(subject, parts), parts.rows(FORGET)
     original, config = subject.model.to(subject.device), subject.config
     began = process_time()

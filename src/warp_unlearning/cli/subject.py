@@ -153,7 +153,7 @@ def open_subject(path: Path, options: Options, *, beside: Subject | None = None,
         weights = read_weights(path)
     base = {} if beside is None else _carried(as_plain(beside.config))
     config = resolve(base=base, file=options.config, overrides=options.settings(**flags))
-    network = _named(options)
+    network = _named_network(options)
     if network is None and beside is not None and config.model.name == "custom":
         network = beside.network
     if network is None and "model" not in config.model_fields_set:
@@ -214,7 +214,7 @@ def check_reference(retrained: Subject, forget: Index, path: Path) -> None:
 
 def new_subject(config: Config, options: Options) -> Subject:
     """An untrained network with its data: what `warp train` starts from."""
-    network, table, record = _named(options), open_table(config), DeletionRecord()
+    network, table, record = _named_network(options), open_table(config), DeletionRecord()
     preprocess, parts = _preprocess(config, table), _start_parts(config, table)
     model, untrained = _network(config, table, preprocess, own=network, weights=None, source=Path())
     return Subject(None, "new", model, None, table, preprocess, parts, config, record, network, untrained)
@@ -289,7 +289,6 @@ def open_table(config: Config | PriorConfig, *, classes: list[str] | None = None
 
 
 def _start_parts(config: Config, table: Table) -> Parts:
-    """Every row known, but unseen ones and those that the configuration sets aside, drawn per class from the seed."""
     rows = table.learned
     count, generator = round(config.validation * len(rows)), Streams(config.seed).generator("validation")
     return Parts.start(table, validation=rows[draw_per_class(table.y[rows], count=count, generator=generator)])
@@ -305,7 +304,7 @@ def _from_run(path: Path, options: Options, overrides: list[str]) -> Subject:
             data[key] = os.path.normpath(path / relative)
     config = resolve(base=base, file=options.config, overrides=overrides)
     _check_fixed(config, resolve(base=base), path)
-    network, spec = _named(options) or about["network"].get("file"), config.data.preprocess
+    network, spec = _named_network(options) or about["network"].get("file"), config.data.preprocess
     if spec is not None and options.preprocess is not None:
         trust(spec)
     # A folder of Hugging Face holds no code; a preprocessing is a file whatever it is called.
@@ -346,7 +345,6 @@ def _about(run: RunDirectory) -> dict[str, Any]:
 def _network(
     config: Config, table: Table, preprocess: Preprocess, *, own: str | None, weights: Weights | None, source: Path
 ) -> tuple[nn.Module, Builder | None]:
-    """The network with the weights, or with those drawn from the seed, and what builds it where it is the user's."""
     # Threads that a file of settings or a run asks for; those of the command line are set already.
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -379,54 +377,43 @@ def _network(
 
 
 def _carried(base: Mapping[str, Any]) -> dict[str, Any]:
-    """What a configuration that goes on from another takes from it."""
+    # A next command has a request, a method and a defence of its own.
     return {k: v for k, v in base.items() if k not in ("method", "forget", "defense", "accuracy")}
 
 
 def _check_fixed(config: Config, started: Config, path: Path) -> None:
-    """Refuse other settings than those that the run's model was made with; places may change."""
     places = {"data": {"name", "path", "test", "fetch", "ids"}}
     fixed = {"data", "model", "training", "validation"}
     now, before = (c.model_dump(include=fixed, exclude=places) for c in (config, started))
     if changed := [section for section in now if now[section] != before[section]]:
-        raise InputError(
-            f"{changed[0]} differs from that of the run {path}; it is fixed once a model is checked or trained: leave "
-            "it out, or start again from the weight file"
-        )
+        raise InputError(f"{changed[0]} differs from that of the run {path}, and is fixed; leave it out")
 
 
-def _named(options: Options) -> str | None:
-    """The user's own network where the command line names one, which makes its file a trusted one; absolute."""
+def _named_network(options: Options) -> str | None:
     if not options.own_network or options.model is None:
         return None
     if ":" not in options.model:
         raise InputError(f"{options.model} names no function; write --model {options.model}:build, with its name")
-    trust(options.model)
+    trust(options.model)  # the user has just named it
     return absolute(options.model)
 
 
 def _model_of(weights: Weights) -> ModelConfig:
-    """The network of ours that a weight file of ours names."""
     name, options = weights.header.get("model"), weights.header.get("options")
     if not isinstance(name, str) or name not in MODELS or not isinstance(options, Mapping):
-        raise InputError(
-            "nothing says which network the weights are of; give --model FILE.py:build, --model hf:FOLDER, or one "
-            f"of ours: --model {'|'.join(MODELS)}"
-        )
+        ways = "|".join(("FILE.py:build", "hf:FOLDER", *MODELS))
+        raise InputError(f"nothing says which network the weights are of; give --model {ways}")
     return ModelConfig(name=name, options=dict(options))
 
 
 def _preprocess(config: Config, table: Table, header: Mapping[str, Any] | None = None) -> Preprocess:
-    """As the configuration says; else for a network that is not trained yet our standard, and for one that is what the
-    `header` of its weight file says, or bytes over 255 and floating-point numbers as they are.
-    """
     about = config.data
     if about.preprocess is not None:
         trust(about.preprocess)
         function = load_function(about.preprocess, what="preprocessing")
         return Preprocess(layout=table.layout, function=function, spec=about.preprocess)
     if about.scale is about.mean is about.std is None:
-        if header is None:
+        if header is None:  # not trained yet
             return Preprocess.standard(table)
         if isinstance(header.get("preprocess"), Mapping):
             return Preprocess.from_plain(header["preprocess"])

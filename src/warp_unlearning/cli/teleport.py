@@ -126,10 +126,6 @@ def teleport(
 
 
 def _choose_symmetry(names: Sequence[str], overrides: Sequence[str]) -> tuple[Symmetry, list[str]]:
-    """The named symmetries, one after another, with their options among `overrides`; and the settings among these.
-
-    An option goes to each symmetry that has it; {symmetry: {option: value}} to that one.
-    """
     from ..config import Config, parse_override
     from ..errors import InputError, nearest
     from ..symmetry.compose import Compose
@@ -163,9 +159,6 @@ def _parts(symmetry: Symmetry) -> Sequence[Symmetry]:
 def _measured(
     certificate: Certificate, symmetry: Symmetry, model: nn.Module, tolerance: float
 ) -> tuple[str, float, float]:
-    """What says whether the function was kept, its value and its bound: exact symmetries by logits, up to rounding;
-    others by the retain loss.
-    """
     from ..symmetry.null_space import NullSpace
 
     drifts = [drift for drift in (certificate.retain, certificate.held_out) if drift is not None]
@@ -177,7 +170,6 @@ def _measured(
 
 
 def _lines(results: Results, name: str) -> list[str]:
-    """What was moved, what that changed, what could not move, and the verdict."""
     found = results.certificate
     moved = sum(bool(layer["moved"] or layer["moved_unreached"]) for layer in found["layers"])
     share, seconds = found["relative_move"], found["seconds"]

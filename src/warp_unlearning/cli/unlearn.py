@@ -86,7 +86,6 @@ def unlearn(
 
 
 def _lines(results: Unlearning) -> list[str]:
-    """What changed, and the verdict."""
     before, after, teleports = results.before, results.after, results.teleports
     lines = [
         f"done      {_count(results.updates, 'update')} in {results.seconds:.1f} s; {results.retained:,} rows kept",

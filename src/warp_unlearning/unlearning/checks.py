@@ -33,6 +33,7 @@ from ..symmetry.compose import Compose
 from ..symmetry.null_space import NullSpace, movable_weights
 from ..symmetry.symmetry import Probe, Symmetry
 from ..training.scoring import checked_logits
+from .guard import generators_kept
 
 Read = Callable[[Tensor], Tensor]
 Right = NDArray[np.bool_]
@@ -75,8 +76,12 @@ def device_of(model: nn.Module) -> torch.device:
 def finite_logits(
     model: nn.Module, examples: Examples, what: str, *, whose: str = "model", classes: int | None = None
 ) -> Tensor:
-    """Logits (n, classes) in float64 on the CPU; raises where one is not finite."""
-    found = checked_logits(model, examples, what, classes=classes)
+    """Logits (n, classes) in float64 on the CPU; raises where one is not finite. The global generators start from a
+    seed and are restored, so that a data set that augments gives every model the same inputs.
+    """
+    part = examples.to(device_of(model))
+    with generators_kept(part.y.device, start=0):
+        found = checked_logits(model, part, what, classes=classes)
     broken = (~found.isfinite().all(1)).nonzero()
     if len(broken):
         raise InputError(
@@ -255,12 +260,12 @@ def _right(logits: Tensor, rows: TensorExamples) -> Right:
 
 
 def _check_chance(right: int, y: Tensor) -> list[str]:
-    """Refuse what is no better than always the commonest class; note what so few rows leave open."""
+    """Refuse a model no better than always the commonest class; note where the rows cannot show it."""
     from scipy.stats import binom
 
     n, counts = len(y), torch.bincount(y)
     if int((counts > 0).sum()) < 2:
-        return ["the known rows are of one class, so nothing tells whether the model fits them"]
+        return ["the known rows are of one class, which cannot show whether the model fits them"]
     if n < FEW:
         return [f"{n} rows cannot tell whether this is their model; give at least {FEW}"]
     if binom.sf(right - 1, n, float(counts.max()) / n) > CHANCE:
@@ -306,16 +311,15 @@ def _setting(read: Read, name: str) -> str:
 
 
 def _other_order(logits: Tensor, y: Tensor) -> list[tuple[float, str]]:
-    """The same of a better order of the classes, matched on one half of the rows and tested on the other."""
+    """Likewise for another order of the classes, matched on even rows and tested on odd ones."""
     from scipy.optimize import linear_sum_assignment
 
-    truth, said, classes = y.cpu().numpy(), logits.argmax(1).numpy(), logits.shape[1]
-    half = np.arange(len(truth)) % 2 == 0
+    truth, answers, classes = y.cpu().numpy(), logits.argmax(1).numpy(), logits.shape[1]
     table = np.zeros((classes, classes))
-    np.add.at(table, (said[half], truth[half]), 1)
+    np.add.at(table, (answers[::2], truth[::2]), 1)
     # Between two matches as good as each other the order as given counts.
     meant = linear_sum_assignment(table + 0.5 / len(truth) * np.eye(classes), maximize=True)[1]
-    before, now = said[~half] == truth[~half], meant[said[~half]] == truth[~half]
+    before, now = answers[1::2] == truth[1::2], meant[answers[1::2]] == truth[1::2]
     # A model of other data has outputs that go with some labels too, but not with most.
     if _mcnemar(now, before) >= CHANCE or now.mean() < max(0.5, before.mean() + BETTER_ORDER):
         return []
@@ -331,7 +335,7 @@ def _other_order(logits: Tensor, y: Tensor) -> list[tuple[float, str]]:
 def _movable(network: nn.Module, x: Tensor, defense: str | Defense) -> tuple[float, list[str]]:
     symmetry = getattr(as_defense(defense), "symmetry", None)
     if symmetry is None:
-        raise InputError(f"the defence is a {type(defense).__name__} without a symmetry; nothing tells what it moves")
+        raise InputError(f"the defence is a {type(defense).__name__} without a symmetry; what it moves is not known")
     try:
         with norm_mode(network, "eval"):
             moved = _moved(symmetry, network, x)

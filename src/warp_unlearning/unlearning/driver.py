@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Generator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from html import escape
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -35,7 +36,7 @@ from ..stats.verdict import Verdict
 from ..training.update import Update
 from .checks import as_sets, check_disjoint, check_examples, check_precision, device_of, network_for
 from .guard import Collapse, Guard, generators_kept, rows_to_watch
-from .judge import check_drawn, html_table, judge_models
+from .judge import judge_models, word_of
 from .record import Deletion, DeletionRecord, describe, describe_defense, examples_digest, now, versions
 
 Untrained = nn.Module | Callable[[], nn.Module] | None
@@ -74,11 +75,7 @@ class Unlearned:
         return f"Unlearned({how}: {rows}, {len(self.history)} updates, {self.seconds:.1f} s; {self.verdict.sentence})"
 
     def _repr_html_(self) -> str:
-        done = self.record.deletions[-1]
-        head = ["method", "defence", "forgotten", "kept", "updates", "seconds"]
-        defense = done.defense["name"] if done.defense else "none"
-        counts = [f"{n:,}" for n in (done.requested, done.retained, len(self.history))]
-        return html_table(head, [[done.method["name"], defense, *counts, f"{self.seconds:.1f}"]], self.verdict)
+        return f"<pre>{escape(chr(10).join((repr(self), *self.verdict.lines)))}</pre>"
 
 
 def unlearn(
@@ -120,9 +117,8 @@ def unlearn(
     5
     """
     check_precision(model)
-    chosen, guarding, seed = as_method(method, options), as_defense(defense), whole(seed)
+    chosen, guarding, seed, word = as_method(method, options), as_defense(defense), whole(seed), word_of(drawn)
     defense_seed = None if defense_seed is None else whole(defense_seed, "defense_seed")
-    check_drawn(drawn)
     if on_update is not None and not callable(on_update):
         raise InputError(f"on_update is a {type(on_update).__name__}; give a function that takes an update")
     if stored is not None and not (isinstance(stored, torch.dtype) and stored.is_floating_point):
@@ -152,7 +148,6 @@ def unlearn(
         for tensor in (t for t in state.values() if t.is_floating_point()):
             tensor.copy_(tensor.to(stored))
     by = chosen.spec if isinstance(chosen, RetrainBy) else None
-    word: str | None = drawn if isinstance(drawn, str) else None
     if ours:
         word = "the untrained network that was given" if by is None and untrained is not None else by
     try:

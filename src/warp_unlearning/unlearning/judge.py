@@ -1,9 +1,9 @@
-"""What a model forgot and what it kept, beside its original and retrained ones, and whether that holds.
+"""`compare()` and the judge: what a model forgot and kept, beside its original and retrained models.
 
 A retrained model never saw the forget set, so it is what unlearning aims at. The gap to it is measured on the forget
 set as the mean total variation distance between the two models' predicted distributions, ½ Σ_c |p_c − q_c|, in [0, 1],
-and as the Kolmogorov-Smirnov distance between the distributions of their losses. The verdict compares the forgotten
-rows with unseen rows of their classes, or with what retrained models say of them (`stats.verdict`).
+and as the Kolmogorov-Smirnov distance between the distributions of their losses. The verdict (`stats.verdict`) compares
+the forgotten rows with unseen rows of their classes, or with the same rows under retrained models.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from ..stats.intervals import Estimate, mean, proportion
 from ..stats.verdict import Verdict
 from ..training.scoring import logit_confidence
 from .checks import as_sets, check_examples, copies_of, device_of, finite_logits, network_for
-from .guard import generators_kept
 
 SCHEMA_VERSION = 2
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -77,8 +76,8 @@ class ModelComparison:
     def as_json(self) -> dict[str, Any]:
         """Plain data, with the version of its form; a bound that is infinite is None, as JSON has no infinity."""
         reference = "retrained model" if len(self.models) > 2 else "none: no retrained model was given"
-        said = {"verdict": self.verdict.as_json()}
-        return {"schema_version": SCHEMA_VERSION, "reference": reference, **to_json({**asdict(self), **said})}
+        plain = to_json({**asdict(self), "verdict": self.verdict.as_json()})
+        return {"schema_version": SCHEMA_VERSION, "reference": reference, **plain}
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{count:,} {what}" for what, count in self.counts.items())
@@ -87,7 +86,10 @@ class ModelComparison:
     def _repr_html_(self) -> str:
         head = ["model", *(f"{what} ({count:,})" for what, count in self.counts.items())]
         body = [[name, *(str(e) for e in scores.accuracy.values())] for name, scores in self.models.items()]
-        return html_table(head, body, self.verdict)
+        rows = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
+        rows += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in body]
+        table = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table>{table}</table><pre>{escape(chr(10).join(self.verdict.lines))}</pre>"
 
 
 def compare(
@@ -109,13 +111,11 @@ def compare(
     its classes (as a text, who says so), `ours` that this software trained the unlearned model from fresh weights
     without it.
     """
-    sets, seed = as_sets(forget=forget, retain=retain, test=test), whole(seed)
-    check_drawn(drawn)
+    sets, seed, word = as_sets(forget=forget, retain=retain, test=test), whole(seed), word_of(drawn)
     models = _named(original, unlearned, retrained, sets["forget"])
     for model in models.values():
         check_examples(model, {what: examples.to(device_of(model)) for what, examples in sets.items()})
     logits = _logits(models, sets)
-    word = drawn if isinstance(drawn, str) else None
     verdict = _judge(logits, sets, drawn=bool(drawn), ours=ours, word=word, seed=seed).verdict
     labels = {what: examples.y.cpu() for what, examples in sets.items()}
     scores = {name: _scores(parts, labels) for name, parts in logits.items()}
@@ -131,10 +131,11 @@ def compare(
     return ModelComparison(scores, gaps, {what: len(examples) for what, examples in sets.items()}, verdict)
 
 
-def check_drawn(drawn: object) -> None:
-    """Raise unless `drawn` is true, false, or who says so."""
+def word_of(drawn: object) -> str | None:
+    """Who says that rows were drawn at random, if `drawn` names them; raises unless it is true, false or a text."""
     if not isinstance(drawn, bool | str):
         raise InputError(f"drawn is {drawn!r}; give True or False, or who says that the rows were drawn at random")
+    return drawn if isinstance(drawn, str) else None
 
 
 class Judged(NamedTuple):
@@ -220,14 +221,6 @@ def output_distance(output: Tensor, reference: Tensor) -> Tensor:
     return 0.5 * (F.softmax(output, dim=1) - F.softmax(reference, dim=1)).abs().sum(1)
 
 
-def html_table(head: Sequence[str], body: Sequence[Sequence[str]], verdict: Verdict) -> str:
-    """A table with the verdict's lines below, for notebooks."""
-    rows = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
-    rows += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in body]
-    table = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f"<table>{table}</table><pre>{escape(chr(10).join(verdict.lines))}</pre>"
-
-
 def _named(original: nn.Module, unlearned: nn.Module, retrained: Retrained, forget: Examples) -> dict[str, nn.Module]:
     if not (retrained is None or isinstance(retrained, nn.Module | list | tuple)):
         raise InputError(f"retrained is a {type(retrained).__name__}; give a model, or a list of models")
@@ -238,14 +231,10 @@ def _named(original: nn.Module, unlearned: nn.Module, retrained: Retrained, forg
 
 
 def _logits(models: Mapping[str, nn.Module], sets: Mapping[str, Examples]) -> dict[str, Parts]:
-    found: dict[str, dict[str, Tensor]] = {name: {} for name in models}
-    for name, model in models.items():
-        for what, examples in sets.items():
-            part = examples.to(device_of(model))
-            # A data set that augments gives every model the same inputs.
-            with generators_kept(part.y.device, start=0):
-                found[name][what] = finite_logits(model, part, what, whose=f"{name} model")
-    return dict(found)
+    return {
+        name: {what: finite_logits(model, rows, what, whose=f"{name} model") for what, rows in sets.items()}
+        for name, model in models.items()
+    }
 
 
 def _scores(logits: Parts, labels: Parts) -> ModelScores:
