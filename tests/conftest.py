@@ -1,7 +1,6 @@
 """Settings for every test process."""
 
 import os
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -48,47 +47,3 @@ class Norms(TorchDispatchMode):
 def norms() -> Norms:
     """To be entered around calls of batch norm."""
     return Norms()
-
-
-class Redone:
-    """Stands for a graph where there is no GPU: does the work again and leaves what comes out where the first outcome
-    lies, which holds nothing before.
-    """
-
-    def __init__(self, make, *, pool=None) -> None:  # type: ignore[no-untyped-def]
-        self._make, self.pool, self.replays = make, pool or object(), 0
-        self.output = make()
-        for tensor in _tensors(self.output):
-            tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
-
-    def replay(self):  # type: ignore[no-untyped-def]
-        """What the work comes to now."""
-        self.replays += 1
-        for old, new in zip(_tensors(self.output), _tensors(self._make()), strict=True):
-            old.copy_(new)
-        return self.output
-
-
-def _tensors(output) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
-    if isinstance(output, torch.Tensor):
-        return [output]
-    if isinstance(output, tuple):
-        return list(output)
-    return [output.energies, *output.gradients.values(), *output.loss_gradients.values()]
-
-
-@pytest.fixture
-def redone(monkeypatch: pytest.MonkeyPatch) -> list[Redone]:
-    """Energies are captured on any device; the stand-ins for their graphs, one after the other."""
-    from warp_unlearning.gradients import captured_energy
-
-    made: list[Redone] = []
-
-    def graph(make, *, pool=None) -> Redone:  # type: ignore[no-untyped-def]
-        made.append(Redone(make, pool=pool))
-        return made[-1]
-
-    monkeypatch.setattr(captured_energy, "CudaGraph", graph)
-    monkeypatch.setattr(captured_energy, "stream_ahead", lambda device: nullcontext())
-    monkeypatch.setattr(captured_energy, "graphs_are_there", lambda device: True)
-    return made

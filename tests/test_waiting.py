@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from warp_unlearning.cuda_sleep import sleep_while_waiting
-from warp_unlearning.gradients.math_attention import math_attention
+from warp_unlearning.gradients.tracing import math_attention
 from warp_unlearning.models.modes import full_precision
 from warp_unlearning.randomness import LayerDraws
 from warp_unlearning.waiting import (

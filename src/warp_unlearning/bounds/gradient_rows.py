@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ..data.examples import TensorExamples
 from ..errors import DataError
-from ..gradients.each_gradient import each_gradient
-from ..gradients.math_attention import math_attention
+from ..gradients.per_sample import each_gradient
+from ..gradients.tracing import math_attention
 from .coordinates import Coordinates
 from .covariance import Array
 

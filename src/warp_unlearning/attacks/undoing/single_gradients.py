@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...gradients.math_attention import math_attention
 from ...gradients.per_sample import per_sample_gradients
+from ...gradients.tracing import math_attention
 from ...models.modes import full_precision
 from .protocol import NotApplicable
 
