@@ -24,7 +24,7 @@ from warp_unlearning.attacks.reconstruction.matching import cosines
 from warp_unlearning.attacks.reconstruction.reading import read_targets
 from warp_unlearning.attacks.reconstruction.threat import Threat
 from warp_unlearning.data.preprocess import load_data, pixels_of
-from warp_unlearning.gradients.example_gradients import example_gradients
+from warp_unlearning.gradients.per_sample import example_gradients
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams

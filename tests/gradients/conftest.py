@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -14,10 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from warp_unlearning.gradients import traced_pass
 from warp_unlearning.gradients.energy import cross_entropy, gradient_energy
-from warp_unlearning.gradients.ghost import batch_norm, convolution, kernel_norm
-from warp_unlearning.gradients.ghost.kernel_contraction import KernelContraction
 
 
 def _materialised(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor]) -> Tensor:
@@ -100,34 +96,12 @@ def _drawn(build: Callable[[], nn.Module], *, seed: int = 0) -> nn.Module:
     return model
 
 
-def _examples(count: int, *shape: int, seed: int = 0, classes: int = 3) -> tuple[Tensor, Tensor]:
+def _examples(count: int, *shape: int, seed: int = 0, classes: int = 3, last: bool = False) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+    # As images lie on a GPU.
+    x = x.contiguous(memory_format=torch.channels_last) if last and x.dim() == 4 else x
     return x, torch.randint(0, classes, (count,), generator=generator)
-
-
-@contextmanager
-def _as_on_a_gpu() -> Iterator[list[KernelContraction]]:
-    chosen: list[KernelContraction] = []
-    choose = kernel_norm.contraction_for
-
-    def spy(device: torch.device, dtype: torch.dtype, *args: Any) -> KernelContraction:
-        chosen.append(choose(torch.device("cuda"), torch.float32, *args))
-        return chosen[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel_norm, "contraction_for", spy)
-        patch.setattr(batch_norm, "few_steps", lambda device: True)
-        patch.setattr(convolution, "suits_transposing", lambda device, geometry: geometry.groups == 1)
-        patch.setattr(batch_norm, "are_large", lambda a: a.dim() == 4 and a.shape[-1] > 3)
-        patch.setattr(traced_pass, "suits_channels_last", lambda x: x.dim() == 4)
-        yield chosen
-
-
-@pytest.fixture(scope="session")
-def as_on_a_gpu() -> Any:
-    """A context within which everything is chosen as for float32 on a GPU, and which gives the contractions chosen."""
-    return _as_on_a_gpu
 
 
 @pytest.fixture(scope="session")
@@ -144,5 +118,5 @@ def drawn() -> Any:
 
 @pytest.fixture(scope="session")
 def examples() -> Any:
-    """Normal inputs (count, *shape) and labels."""
+    """Normal inputs (count, *shape), images with channels running fastest if asked to, and labels."""
     return _examples

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.gradients.example_gradients import example_gradients
+from warp_unlearning.gradients.alignment import alignment, can_align
+from warp_unlearning.gradients.per_sample import example_gradients
 from warp_unlearning.models.networks import SmallResNet
 
 
@@ -30,7 +32,10 @@ def networks(draw: st.DrawFn) -> nn.Module:
         bias=draw(st.booleans()),
         padding_mode=mode,
     )
-    second = nn.Conv2d(4, 3, draw(st.sampled_from([1, (1, 3), 3])), padding=draw(st.sampled_from([1, "same"])))
+    if draw(st.booleans()):
+        second = nn.Conv2d(4, 3, draw(st.sampled_from([1, (1, 3), 3])), padding=draw(st.sampled_from([1, "same"])))
+    else:
+        second = nn.Conv2d(4, 6, 1, stride=draw(st.integers(1, 2)), groups=draw(st.integers(1, 2)))
     norms = [lambda: nn.BatchNorm2d(4), lambda: nn.GroupNorm(2, 4), nn.Identity]
     shape = second(first(torch.zeros(1, 2, 7, 6))).shape[1:]
     last = [lambda: nn.LayerNorm(list(shape)), nn.Identity]
@@ -148,17 +153,9 @@ def test_one_dimension_and_convolutions_without_a_bias(drawn: Any, examples: Any
     assert_as_looped(model, *examples(3, 2, 9))
 
 
-def test_as_on_a_gpu_all_by_convolutions_of_groups(drawn: Any, examples: Any, monkeypatch: Any) -> None:
-    from warp_unlearning.gradients.ghost import convolution
-
-    def by_groups(self: Any, layer: Any, name: str, a: Tensor, g: Tensor) -> Tensor:
-        if name == "bias":
-            return g.flatten(2).sum(-1)
-        images, geometry = convolution.plane(layer, a)
-        return convolution.kernel_gradients(images, g, geometry).reshape(len(a), *layer.weight.shape)
-
-    monkeypatch.setattr(convolution.ConvolutionRule, "gradient", by_groups)
-    assert_as_looped(drawn(lambda: SmallResNet(width=2, classes=3)), *examples(3, 1, 8, 8))
+def test_images_whose_channels_run_fastest(drawn: Any, examples: Any) -> None:
+    x, y = examples(3, 4, 8, 8, last=True)
+    assert_as_looped(drawn(lambda: nn.Sequential(nn.Conv2d(4, 1, 1), SmallResNet(width=4, classes=3))), x, y)
 
 
 def test_some_names_alone_in_the_order_asked_for(drawn: Any, examples: Any) -> None:
@@ -170,26 +167,141 @@ def test_some_names_alone_in_the_order_asked_for(drawn: Any, examples: Any) -> N
         torch.testing.assert_close(some[name], torch.stack([g[name] for g in every]), rtol=1e-9, atol=1e-12)
 
 
-def test_the_model_is_left_as_it_was(drawn: Any, examples: Any) -> None:
-    model, (x, y) = drawn(WithoutRules), examples(3, 6)
-    before, places = {n: v.clone() for n, v in model.state_dict().items()}, dict(model.named_parameters())
+class Overwriting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.layer = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.before(x)
+        return self.layer(hidden) + hidden.mul_(2.0)
+
+
+def test_an_input_that_is_written_over_is_refused(drawn: Any, examples: Any) -> None:
+    model, (x, y) = drawn(Overwriting), examples(2, 6)
+    with pytest.raises(InputError, match="written over"):
+        example_gradients(model, x, y, names=["layer.weight"])
+    with pytest.raises(InputError, match="written over"):
+        alignment(model, x, y, directions=directions_for(model, 2))
+
+
+@pytest.mark.parametrize("build", [WithoutRules, lambda: SmallResNet(width=2, classes=3)])
+def test_the_model_is_left_as_it_was_and_no_grad_mode_is_needed(drawn: Any, examples: Any, build: Any) -> None:
+    model = drawn(build)
+    x, y = examples(3, *((6,) if isinstance(model, WithoutRules) else (1, 8, 8)))
+    before, places = deepcopy(model.state_dict()), dict(model.named_parameters())
     with torch.no_grad():
         found = example_gradients(model, x.requires_grad_(), y, names=list(places))
-    assert found["other.weight"].requires_grad
+        if isinstance(model, SmallResNet):
+            assert alignment(model, x, y, directions=directions_for(model, 3))[0].requires_grad
+    assert all(g.requires_grad for name, g in found.items() if not name.startswith("unused"))
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
     assert all(p is places[n] and p.grad is None for n, p in model.named_parameters())
     assert all("forward" not in vars(m) for m in model.modules())
 
 
-def test_an_input_that_is_written_over_is_refused() -> None:
-    class Overwriting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.before, self.layer = nn.Linear(6, 6), nn.Linear(6, 6)
+def directions_for(model: nn.Module, count: int, *, seed: int = 3) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(count, *p.shape, generator=generator, dtype=torch.float64)
+        for name, p in model.named_parameters()
+    }
 
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = self.before(x)
-            return self.layer(hidden) + hidden.mul_(2.0)
 
-    with pytest.raises(InputError, match="written over"):
-        example_gradients(Overwriting(), torch.ones(2, 6), torch.tensor([0, 1]), names=["layer.weight"])
+def assert_aligned(model: nn.Module, x: Tensor, y: Tensor, directions: dict[str, Tensor]) -> None:
+    x = x.clone().requires_grad_()
+    each = looped(model, x, y)
+    rows = [torch.stack([(g[n] * t[i]).sum() for n, t in directions.items()]).sum() for i, g in enumerate(each)]
+    squares = [torch.stack([g[n].square().sum() for n in directions]).sum() for g in each]
+    weights = torch.linspace(0.5, 1.5, len(x)).double()
+    pairs = zip(alignment(model, x, y, directions=directions), map(torch.stack, (rows, squares)), strict=True)
+    for found, truth in pairs:
+        assert found.shape == (len(x),)
+        torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-9 * float(truth.detach().abs().max()))
+        (slope,), (expected,) = (torch.autograd.grad(v @ weights, x, retain_graph=True) for v in (found, truth))
+        torch.testing.assert_close(slope, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()) + 1e-14)
+
+
+@settings(max_examples=25)
+@given(model=networks(), seed=st.integers(0, 2**16))
+def test_products_and_energies_are_those_of_a_loop(drawn: Any, examples: Any, model: nn.Module, seed: int) -> None:
+    model = drawn(lambda: model, seed=seed)
+    x, y = examples(3, 2, 7, 6, seed=seed)
+    assert can_align(model, x, y, names=[name for name, _ in model.named_parameters()])
+    assert_aligned(model, x, y, directions_for(model, 3, seed=seed))
+
+
+def test_a_residual_network_and_one_dimension(drawn: Any, examples: Any) -> None:
+    small = drawn(lambda: SmallResNet(width=2, classes=3))
+    assert_aligned(small, *examples(3, 1, 8, 8), directions_for(small, 3))
+    line = drawn(
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 4, 3, stride=2, padding=1, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3)
+        )
+    )
+    assert_aligned(line, *examples(3, 2, 9), directions_for(line, 3))
+
+
+def test_only_the_parameters_that_directions_name_count(drawn: Any, examples: Any) -> None:
+    model = drawn(lambda: SmallResNet(width=2, classes=3))
+    every = directions_for(model, 3)
+    some = {name: every[name] for name in ("conv1.weight", "bn1.bias", "fc.weight")}
+    assert_aligned(model, *examples(3, 1, 8, 8), some)
+
+
+def test_the_gradient_itself_as_a_direction_gives_its_energy(drawn: Any, examples: Any) -> None:
+    model, (x, y) = drawn(lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))), examples(4, 6)
+    places = dict(model.named_parameters())
+    own: dict[str, list[Tensor]] = {name: [] for name in places}
+    for i in range(4):
+        loss = F.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+        for name, g in zip(places, torch.autograd.grad(loss, list(places.values())), strict=True):
+            own[name].append(g)
+    product, energy = alignment(model, x, y, directions={n: torch.stack(g) for n, g in own.items()})
+    torch.testing.assert_close(product, energy, rtol=1e-12, atol=0)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.linspace(0.5, 1.5, 6)), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * self.scale)
+
+
+class TwiceAndHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(torch.tanh(self.layer(x))))
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.unused = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("build", [Tied, Twice, Scaled, Folded, Unused])
+def test_what_rules_do_not_know_in_full_cannot_be_aligned(drawn: Any, examples: Any, build: type[nn.Module]) -> None:
+    model, (x, y) = drawn(build), examples(3, 6)
+    before = deepcopy(model.state_dict())
+    assert not can_align(model, x, y, names=[name for name, _ in model.named_parameters()])
+    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+    assert all("forward" not in vars(m) for m in model.modules())
+
+
+def test_the_names_asked_for_alone_must_be_known(drawn: Any, examples: Any) -> None:
+    x, y = examples(3, 6)
+    scaled, twice = drawn(Scaled), drawn(TwiceAndHead)
+    assert can_align(scaled, x, y, names=["layer.weight", "layer.bias"])
+    assert can_align(twice, x, y, names=["head.weight"])
+    assert not can_align(twice, x, y, names=["head.weight", "layer.bias"])
+    every = directions_for(scaled, 3)
+    assert_aligned(scaled, x, y, {name: every[name] for name in ("layer.weight", "layer.bias")})

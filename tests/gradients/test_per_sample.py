@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from warp_unlearning.gradients.per_sample import clipped_mean_gradient, per_sample_gradients
-from warp_unlearning.models.networks import SmallResNet
+from warp_unlearning.errors import InputError
+from warp_unlearning.gradients.per_sample import clipped_mean_gradient, each_gradient, per_sample_gradients
+from warp_unlearning.models.networks import MLP, ResNet18, SmallResNet
 
 
 def examples(count: int = 7) -> tuple[Tensor, Tensor]:
@@ -69,24 +72,6 @@ def test_a_gradient_of_zero_stays_zero() -> None:
     assert all(bool((g == 0).all()) for g in found.values())
 
 
-def test_tied_weights_collect_the_gradients_of_both_uses() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
-            self.second.weight = self.first.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(torch.tanh(self.first(x)))
-
-    model = Tied().double()
-    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    y = torch.tensor([0, 1, 2, 0])
-    found, expected = per_sample_gradients(model, x, y)[0], gradients_by_loop(model, x, y)
-    for name, gradient in found.items():
-        torch.testing.assert_close(gradient, torch.stack([one[name] for one in expected]))
-
-
 def test_a_module_that_appears_twice_is_left_as_it_was() -> None:
     layer = torch.nn.Linear(3, 3).double()
     model = torch.nn.Sequential(layer, torch.nn.Tanh(), layer)
@@ -99,3 +84,119 @@ def test_a_module_that_appears_twice_is_left_as_it_was() -> None:
             torch.testing.assert_close(gradients[name][i], expected, rtol=1e-10, atol=1e-12)
     assert all(isinstance(p, torch.nn.Parameter) for p in (layer.weight, layer.bias))
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+class WithoutRules(nn.Module):
+    """A scale that no layer owns, a layer whose weight is also read elsewhere, and one that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 6))
+        self.layer, self.unused = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * self.scale) + x @ self.layer.weight.square()
+
+
+class Folded(nn.Module):
+    """Parts of an example become rows of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.reshape(-1, 2)).reshape(len(x), 6).sin()
+
+
+class Overwriting(nn.Module):
+    """The input of `layer` is written over once it was read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.layer = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.before(x)
+        return self.layer(hidden) + hidden.mul_(2.0)
+
+
+def of_images(model: nn.Module, shape: tuple[int, ...]) -> Callable[[], tuple[nn.Module, Tensor]]:
+    return lambda: (model, torch.randn(5, *shape, generator=torch.Generator().manual_seed(1)))
+
+
+CASES = {
+    "small": of_images(SmallResNet(width=4), (1, 8, 8)),
+    "resnet18, stem with dead taps": of_images(ResNet18(width=4, stem="imagenet"), (3, 32, 32)),
+    "mlp": of_images(MLP(inputs=6, hidden=(5,), classes=6), (6,)),
+    "in place": of_images(nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 6)), (6,)),
+    "tied": of_images(Tied(), (6,)),
+    "folded": of_images(Folded(), (6,)),
+    "without rules": of_images(WithoutRules(), (6,)),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_every_example_has_the_gradient_it_has_alone(case: str) -> None:
+    model, x = CASES[case]()
+    model, x = model.double().eval(), x.double()
+    frozen = next(iter(model.parameters()))
+    frozen.requires_grad_(case in ("tied", "without rules", "folded"))
+    y = torch.arange(5) % 6
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    found = dict(each_gradient(model, x, y))
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert list(found) == list(trained)
+    for i in range(5):
+        loss = F.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+        expected = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        for (name, p), gradient in zip(trained.items(), expected, strict=True):
+            truth = torch.zeros_like(p) if gradient is None else gradient
+            torch.testing.assert_close(found[name][i], truth, rtol=1e-9, atol=1e-12)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert all(p.grad is None and isinstance(p, nn.Parameter) for p in model.parameters())
+    assert all(not g.requires_grad for g in found.values())
+
+
+def test_a_pass_that_is_given_up_leaves_the_model_usable() -> None:
+    model = SmallResNet(width=4).eval()
+    x, y = torch.randn(3, 1, 8, 8), torch.tensor([0, 1, 2])
+    gradients = each_gradient(model, x, y)
+    next(gradients)
+    gradients.close()
+    assert len(dict(each_gradient(model, x, y))) == len(list(model.parameters()))
+
+
+def test_without_grad_mode() -> None:
+    model = nn.Linear(3, 2).double()
+    x, y = torch.eye(3, dtype=torch.float64), torch.tensor([0, 1, 0])
+    with torch.no_grad():
+        inside = dict(each_gradient(model, x, y))
+    outside = dict(each_gradient(model, x, y))
+    assert all(torch.equal(inside[name], outside[name]) for name in outside)
+    assert float(outside["weight"].abs().sum()) > 0
+
+
+def test_an_input_that_is_written_over_is_refused() -> None:
+    with pytest.raises(InputError, match="input of layer is written over"):
+        list(each_gradient(Overwriting(), torch.ones(2, 6), torch.tensor([0, 1])))
+
+
+def test_vmap_over_some_of_the_parameters() -> None:
+    model = MLP(inputs=6, hidden=(5,), classes=6).double()
+    x, y = torch.randn(4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64), torch.arange(4)
+    every, losses = per_sample_gradients(model, x, y)
+    some, same = per_sample_gradients(model, x, y, names={"layers.0.bias"})
+    assert list(some) == ["layers.0.bias"]
+    torch.testing.assert_close(some["layers.0.bias"], every["layers.0.bias"])
+    torch.testing.assert_close(same, losses)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..data.examples import TensorExamples
 from ..errors import DataError
 from ..gpu.precision import math_attention
-from ..gradients.each_gradient import each_gradient
+from ..gradients.per_sample import each_gradient
 from .coordinates import Coordinates
 from .covariance import Array
 

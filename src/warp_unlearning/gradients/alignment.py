@@ -1,7 +1,7 @@
 """How every example's gradient lies to a direction of its own: ⟨gᵢ, tᵢ⟩ and ‖gᵢ‖², differentiable once in the inputs.
 
-As in `energy` no gradient of a kernel is ever formed: norms come from what enters the layers and the gradients at their
-outputs, and so do inner products. What no rule knows is not known here: ask `can_align` first.
+As in `energy` no gradient of a kernel is formed: norms and inner products come from what enters the layers and the
+gradients at their outputs. Parameters without a rule are not supported; `can_align` says which are.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
-from ..gpu.precision import math_attention
-from .energy import cross_entropy, output_gradients, parameters_without_rules, squared_norms
-from .traced_pass import traced_pass
-from .uses import require_unchanged
+from .energy import exact_derivatives, parameters_without_rules
+from .per_sample import cross_entropy
+from .tracing import copy_with_same_parameters, squared_norms, traced
 
 
 def can_align(model: nn.Module, x: Tensor, y: Tensor, *, names: Collection[str]) -> bool:
@@ -22,10 +21,9 @@ def can_align(model: nn.Module, x: Tensor, y: Tensor, *, names: Collection[str])
     if set(names) & set(parameters_without_rules(model, x, y, loss=cross_entropy)):
         return False
     with torch.enable_grad():
-        traced = traced_pass(model, x)
-        traced.trace.close()
+        trace = traced(copy_with_same_parameters(model), x)
     places = {id(p): name for name, p in model.named_parameters()}
-    used = [places[id(p)] for use in traced.trace.uses for p in use.parameters.values()]
+    used = [places[id(p)] for use in trace.uses for p in use.parameters.values()]
     return all(used.count(name) == 1 for name in names)
 
 
@@ -33,24 +31,18 @@ def alignment(model: nn.Module, x: Tensor, y: Tensor, *, directions: Mapping[str
     """⟨gᵢ, tᵢ⟩ and ‖gᵢ‖² over the parameters that `directions` (batch, *parameter) name, shapes (batch,), for the
     cross-entropy gradients gᵢ.
     """
-    # Fused attention cannot be differentiated twice.
-    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), math_attention():
-        traced = traced_pass(model, x, inputs_only=x.requires_grad)
-        try:
-            require_unchanged(traced.trace.uses)
-            losses = cross_entropy(traced.output, y)
-            found = output_gradients(losses.sum(), traced.trace, differentiable=True)
-            names = {id(p): name for name, p in model.named_parameters()}
-            left_out = {key for key, name in names.items() if name not in directions}
-            energies = list(squared_norms(traced.trace.uses, found, left_out))
-            products = [
-                use.rule.alignment(use.layer, own, use.a, g, directions[names[id(p)]])
-                for use, g in zip(traced.trace.uses, found, strict=True)
-                if g is not None
-                for own, p in use.parameters.items()
-                if id(p) not in left_out
-            ]
-        finally:
-            traced.trace.close()
-        nothing = torch.zeros_like(losses)
-        return torch.stack([nothing, *products]).sum(0), torch.stack([nothing, *energies]).sum(0)
+    with exact_derivatives(x):
+        trace = traced(copy_with_same_parameters(model), x, inputs_only=x.requires_grad)
+        trace.require_unchanged()
+        losses = cross_entropy(trace.output, y)
+        reached = trace.output_gradients(losses.sum(), differentiable=True)
+        names = {id(p): name for name, p in model.named_parameters()}
+        left_out = {key for key, name in names.items() if name not in directions}
+        zero = torch.zeros_like(losses)
+        products = [
+            use.rule.alignment(use.layer, own, use.a, g, directions[names[id(p)]])
+            for use, g in reached
+            for own, p in use.parameters.items()
+            if id(p) not in left_out
+        ]
+        return torch.stack([zero, *products]).sum(0), squared_norms(reached, zero, left_out=left_out)

@@ -1,51 +1,45 @@
 """The gradient energy of every example, eᵢ = ‖∇θ ℓᵢ‖² over the trainable parameters θ, without per-example gradients.
 
 One forward pass records what enters the layers; one backward pass of Σᵢℓᵢ gives the gradients at their outputs, which
-belong to single examples as long as no layer mixes examples; each layer's rule (`ghost`) makes squared norms of both. A
+belong to single examples as long as no layer mixes examples; each layer's rule (`rules`) makes squared norms of both. A
 parameter used several times counts with the sum of its uses, eᵢ ∋ ‖Σᵤ gᵢᵤ‖². The result is differentiable once:
-Σᵢ vᵢeᵢ has the gradient 2 Σᵢ vᵢ Hᵢgᵢ. What no rule knows goes through vmap(grad).
+Σᵢ vᵢeᵢ has the gradient 2 Σᵢ vᵢ Hᵢgᵢ. Parameters without a rule go through vmap(grad).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from ..errors import InputError
 from ..gpu.precision import math_attention
-from . import ghost
-from .batch_axes import known_unclear_uses, unclear_uses
-from .energy_checks import check_batch, check_finite, check_losses, check_model, misfit
-from .fallback import materialised_energy
-from .ghost.rule import GhostRule, Part
-from .ghost.summand import Entry, summed
-from .traced_pass import TracedPass, traced_pass
-from .uses import Trace, Use, parameters_used_elsewhere, require_unchanged
+from .per_sample import Loss, cross_entropy, gradients_by_vmap
+from .tracing import (
+    Trace,
+    TwiceDifferentiable,
+    copy_with_same_parameters,
+    squared_norms,
+    traced,
+    used_without_rules,
+)
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+__all__ = ["Loss", "check_model", "cross_entropy", "gradient_energy"]
 
 # On a CPU larger shares are no faster. A backward pass ends one share before it begins another, and what the norms send
 # to every layer before the layers themselves are differentiated exists for one share alone.
-CPU_EXAMPLES = 32
-
-__all__ = ["Loss", "cross_entropy", "ghost", "gradient_energy"]
-
-
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """−log p(yᵢ), shape (batch,)."""
-    return F.cross_entropy(logits, y, reduction="none")
+_CPU_EXAMPLES = 32
 
 
 def gradient_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cross_entropy) -> Tensor:
     """‖∇θ ℓᵢ‖² of every example over all trainable parameters, shape (batch,), differentiable once in the parameters.
 
     `loss(model(x), y)` gives one loss for each example, and rows of x and y are examples. Batch norm and dropout must
-    be in eval mode. The model is left as it was; without grad mode the result carries no graph. On a GPU a batch norm
-    that the model has and does not call is given gradients of 0 instead of none.
+    be in eval mode. The model is left as it was; without grad mode the result carries no graph.
 
     On a GPU all that stands for a convolution is computed in the precision of torch's convolutions, TF32 by default;
     `torch.backends.cudnn.allow_tf32 = False` makes it exact.
@@ -54,186 +48,157 @@ def gradient_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cros
     >>> gradient_energy(layer, torch.ones(3, 2), torch.tensor([0, 1, 1])).shape
     torch.Size([3])
     """
-    refuse_infinite = check_batch(x, y)
-    if not reads_late(x.device):
-        refuse_infinite()
-    try:
-        check_model(model)
-        energy = _energy_in_shares(model, x, y, loss=loss)
-    except Exception:
-        # What the inputs are may be the cause.
-        refuse_infinite()
-        raise
-    refuse_infinite()
-    return energy
-
-
-def reads_late(device: torch.device) -> bool:
-    """Whether a device works while the host goes on, so that its numbers are better read once all is begun."""
-    return device.type == "cuda"
-
-
-def _energy_in_shares(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss) -> Tensor:
+    _check_batch(x, y)
+    check_model(model)
     differentiable = torch.is_grad_enabled()
-    # Fused attention cannot be differentiated twice.
-    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), math_attention():
-        shares = -(-len(x) // CPU_EXAMPLES) if x.device.type == "cpu" else 1
-        parts = zip(x.chunk(shares), y.chunk(shares), strict=True) if shares > 1 else [(x, y)]
-        found = [_energy(model, *part, loss=loss, differentiable=differentiable) for part in parts]
-        energy = found[0] if len(found) == 1 else torch.cat(found)
+    with exact_derivatives(x):
+        copy = copy_with_same_parameters(model)
+        shares = -(-len(x) // _CPU_EXAMPLES) if x.device.type == "cpu" else 1
+        parts = zip(x.tensor_split(shares), y.tensor_split(shares), strict=True)
+        energies = [_energy(model, copy, *part, loss=loss, differentiable=differentiable) for part in parts]
+    energy = torch.cat(energies)
     return energy if differentiable else energy.detach()
 
 
-def unchecked_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss) -> Tensor:
-    """`gradient_energy` of a batch for which it was found sound before, with no read of a value: every parameter is
-    used in layers that have rules, and the first axis of all they read and give is the batch.
-    """
-    traced = traced_pass(model, x)
+def _energy(model: nn.Module, copy: nn.Module, x: Tensor, y: Tensor, *, loss: Loss, differentiable: bool) -> Tensor:
     try:
-        losses = loss(traced.output, y)
-        found = output_gradients(losses.sum(), traced.trace, differentiable=True)
-        return total_of(squared_norms(traced.trace.uses, found, set()), losses)
-    finally:
-        traced.trace.close()
+        trace = traced(copy, x)
+    except RuntimeError as error:
+        raise _misfit(model, x, error) from error
+    losses = _losses(trace, y, loss)
+    total = losses.sum()
+    trace.require_unchanged()
+    reached = trace.output_gradients(total, differentiable=differentiable, retain=True)
+    # A pass of its own, before which a model that changes in every pass must have been differentiated.
+    elsewhere = used_without_rules(model, copy, trace, x, total)
+    energy = squared_norms(reached, torch.zeros_like(losses), left_out=elsewhere)
+    other = {name: p for name, p in copy.named_parameters() if id(p) in elsewhere}
+    sums = torch.autograd.grad(total, list(other.values()), retain_graph=True, allow_unused=True) if other else ()
+    known = {name: g for name, g in zip(other, sums, strict=True) if g is not None}
+    if known:
+        energy = energy + _energy_by_vmap(copy, x, y, {name: other[name] for name in known}, loss=loss, total=known)
+    return energy
+
+
+def energy_by_rules(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss) -> Tensor:
+    """`gradient_energy` by rules alone and without a check, so that no value is read back."""
+    with exact_derivatives(x):
+        trace = traced(copy_with_same_parameters(model), x)
+        losses = loss(trace.output, y)
+        reached = trace.output_gradients(losses.sum(), differentiable=True)
+        return squared_norms(reached, torch.zeros_like(losses), left_out=set())
 
 
 def parameters_without_rules(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss) -> list[str]:
     """The names of the trainable parameters whose energy goes through vmap(grad), at least in part."""
-    with torch.enable_grad():
-        traced = traced_pass(model, x)
-        try:
-            elsewhere = parameters_used_elsewhere(loss(traced.output, y).sum().grad_fn, traced.trace)
-            elsewhere |= _parameters(unclear_uses(traced, x))
-        finally:
-            traced.trace.close()
+    with exact_derivatives(x):
+        copy = copy_with_same_parameters(model)
+        trace = traced(copy, x)
+        elsewhere = used_without_rules(model, copy, trace, x, loss(trace.output, y).sum())
     return [name for name, p in model.named_parameters() if id(p) in elsewhere]
 
 
-def _energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss, differentiable: bool) -> Tensor:
-    try:
-        traced = traced_pass(model, x)
-    except RuntimeError as error:
-        raise misfit(model, x, error) from error
-    try:
-        return _energy_of_pass(traced, model, x, y, loss=loss, differentiable=differentiable)
-    finally:
-        traced.trace.close()
+@contextmanager
+def exact_derivatives(x: Tensor) -> Iterator[None]:
+    """Gradients on, no autocast, and no fused attention, which cannot be differentiated twice."""
+    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), math_attention():
+        yield
 
 
-def _energy_of_pass(
-    traced: TracedPass, model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss, differentiable: bool
+def _energy_by_vmap(
+    copy: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    parameters: Mapping[str, nn.Parameter],
+    *,
+    loss: Loss,
+    total: Mapping[str, Tensor],
 ) -> Tensor:
-    trace = traced.trace
+    """‖∂ℓᵢ/∂θ‖² over `parameters`; refused where these gradients do not sum to `total`, ∂Σᵢℓᵢ/∂θ."""
     try:
-        losses = loss(traced.output, y)
+        with TwiceDifferentiable(layer_norm=True):
+            gradients, _ = gradients_by_vmap(copy, x.clone(), y, parameters, loss=loss)
+    except RuntimeError as error:
+        names = ", ".join(list(parameters)[:3]) + (", ..." if len(parameters) > 3 else "")
+        raise InputError(
+            f"{names} belong to no layer with a rule, and vmap(grad) fails: {error}; "
+            "freeze them with requires_grad_(False), or register a rule for their layer"
+        ) from error
+    rows = {name: each.reshape(len(x), -1) for name, each in gradients.items()}
+    for name, each in rows.items():
+        scale = float(each.detach().norm(dim=1).sum())
+        tolerance = 1e3 * torch.finfo(each.dtype).eps * each.shape[1] ** 0.5
+        if not float((each.detach().sum(0) - total[name].flatten()).norm()) <= tolerance * scale:
+            raise InputError(
+                f"the per-example gradients of {name} do not sum to the batch's, so examples influence each other or "
+                "its layer cannot be called functionally; freeze it with requires_grad_(False), or register a rule"
+            )
+    return torch.stack([each.square().sum(1) for each in rows.values()]).sum(0)
+
+
+def _check_batch(x: Tensor, y: Tensor) -> None:
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:
+        raise InputError(
+            f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}; give at least one example, and a label for each"
+        )
+    if x.is_meta or y.is_meta:
+        raise InputError("the examples are on the device meta and hold no numbers; give their values")
+    if x.is_floating_point() and not bool(x.isfinite().all()):
+        bad = int((~x.isfinite().reshape(len(x), -1).all(1)).nonzero()[0])
+        raise InputError(f"x holds a NaN or infinite number in example {bad}; remove that example or repair its values")
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse weights that gradients cannot be squared in, and layers that mix examples or draw at random."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, p in trained.items():
+        if p.dtype not in (torch.float32, torch.float64):
+            raise InputError(f"{name} has type {p.dtype}, too coarse for squared gradients; use `model.float()`")
+    for path, layer in model.named_modules():
+        _check_layer(path or type(model).__name__, layer)
+    if not trained:
+        raise InputError(f"{type(model).__name__} has no trainable parameter; set requires_grad_(True) on some")
+
+
+def _check_layer(path: str, layer: nn.Module) -> None:
+    if isinstance(layer, _BatchNorm) and layer.training:
+        raise InputError(f"batch norm {path} is in train mode, where examples mix; call `model.eval()` first")
+    if isinstance(layer, _BatchNorm) and layer.running_mean is None:
+        raise InputError(f"batch norm {path} keeps no running statistics, so examples mix; use GroupNorm instead")
+    if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
+        raise InputError(f"dropout {path} is in train mode with p = {layer.p}; call `model.eval()` first")
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+        raise InputError(f"embedding {path} has max_norm {layer.max_norm} and changes its weights; set it to None")
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.scale_grad_by_freq:
+        raise InputError(f"embedding {path} scales by the batch's frequencies; set scale_grad_by_freq to False")
+
+
+def _misfit(model: nn.Module, x: Tensor, error: RuntimeError) -> RuntimeError | InputError:
+    """An error about the types of x and the weights where they differ, and else the model's own."""
+    kinds = {p.dtype for p in model.parameters()}
+    if not x.is_floating_point() or x.dtype in kinds or isinstance(error, torch.OutOfMemoryError):
+        return error
+    others = ", ".join(sorted(str(kind) for kind in kinds))
+    return InputError(f"x has type {x.dtype} and the weights {others}; give both one type, as in `x.float()`")
+
+
+def _losses(trace: Trace, y: Tensor, loss: Loss) -> Tensor:
+    """The loss of every example, all of them finite."""
+    try:
+        losses = loss(trace.output, y)
     except IndexError as error:
         raise InputError(
-            f"the labels {int(y.min())} to {int(y.max())} do not fit an output of shape {tuple(traced.output.shape)}: "
+            f"the labels {int(y.min())} to {int(y.max())} do not fit an output of shape {tuple(trace.output.shape)}: "
             f"{error}"
         ) from error
-    check_losses(losses, len(x))
-    total = losses.sum()
-    refuse_infinite = check_finite(losses, total)
-    require_unchanged(trace.uses)
-    found = output_gradients(total, trace, differentiable=differentiable)
-    elsewhere = parameters_used_elsewhere(total.grad_fn, trace)
-    told = known_unclear_uses(traced, x)
-    unclear = _parameters(_misshapen(trace.uses, x) if told is None else told)
-    norms = list(squared_norms(trace.uses, found, elsewhere | unclear))
-    if told is None:
-        # After the norms, which a GPU works on meanwhile, and which seldom prove to be in vain.
-        misshapen, unclear = unclear, _parameters(unclear_uses(traced, x))
-        if unclear != misshapen:
-            norms = list(squared_norms(trace.uses, found, elsewhere | unclear))
-    elsewhere |= unclear
-    energy = total_of(norms, losses)
-    refuse_infinite()
-    other = {name: p for name, p in model.named_parameters() if id(p) in elsewhere} if elsewhere else {}
-    sums = torch.autograd.grad(total, list(other.values()), retain_graph=True, allow_unused=True) if other else ()
-    summed = {name: g for name, g in zip(other, sums, strict=True) if g is not None}
-    if summed:
-        known = {name: other[name] for name in summed}
-        energy = energy + materialised_energy(model, x, y, loss=loss, parameters=known, total=summed)
-    return energy
-
-
-def output_gradients(total: Tensor, trace: Trace, *, differentiable: bool) -> tuple[Tensor | None, ...]:
-    """∂Σᵢℓᵢ/∂(output) of every use, or None where the loss does not depend on it."""
-    edges = [use.output for use in trace.uses]
-    if not edges:
-        return ()
-    trace.passing.outputs_only = True
-    try:
-        # The fallback differentiates the same graph, and so does the caller.
-        return torch.autograd.grad(total, edges, create_graph=differentiable, retain_graph=True, allow_unused=True)
-    finally:
-        trace.passing.outputs_only = False
-
-
-def _misshapen(uses: list[Use], x: Tensor) -> Iterator[Use]:
-    """The uses whose first axis cannot be the batch."""
-    batch = x.shape[:1]
-    return (use for use in uses if not use.a.shape[:1] == use.output_shape[:1] == batch)
-
-
-def _parameters(uses: Iterable[Use]) -> set[int]:
-    return {id(p) for use in uses for p in use.parameters.values()}
-
-
-def total_of(norms: Iterable[Tensor], losses: Tensor) -> Tensor:
-    """Σ of the norms, each of the shape of the losses; zeros where there are none."""
-    found = list(norms)
-    if not found:
-        return torch.zeros_like(losses)
-    if len(found) == 1:
-        return found[0].to(torch.promote_types(found[0].dtype, losses.dtype))
-    each = torch.stack(found)
-    return each.sum(0, dtype=torch.promote_types(each.dtype, losses.dtype))
-
-
-Share = tuple[Use, str, Tensor]
-
-
-def squared_norms(uses: list[Use], found: tuple[Tensor | None, ...], elsewhere: set[int]) -> Iterator[Tensor]:
-    """The norms of the parameters that rules know in full, from the gradients found at the outputs of their uses."""
-    reached = [(use, g) for use, g in zip(uses, found, strict=False) if g is not None]
-    several = _twice([id(p) for use, _ in reached for p in use.parameters.values()])
-    apart = elsewhere | several
-    kin: dict[Hashable, tuple[GhostRule, tuple[str, ...], list[Part]]] = {}
-    for index, (use, g) in enumerate(reached):
-        names = tuple(name for name, p in use.parameters.items() if id(p) not in apart) if apart else (*use.parameters,)
-        if names:
-            kinship = use.rule.kinship(use.layer, use.a, g)
-            key = index if kinship is None else (use.rule, names, kinship)
-            kin.setdefault(key, (use.rule, names, []))[2].append(Part(use.layer, use.a, g))
-    entries: list[Entry] = []
-    for rule, names, parts in kin.values():
-        entry = rule.entry(names, parts)
-        if entry is None:
-            yield rule.squared_norms(names, parts)
-        else:
-            entries.append(entry)
-    if entries:
-        yield summed(entries)
-    for shares in _shares(reached, several - elsewhere):
-        yield sum_of_uses(shares).flatten(1).square().sum(1)
-
-
-def _twice(found: list[int]) -> set[int]:
-    """Those that are there more than once."""
-    return set() if len(set(found)) == len(found) else {one for one, count in Counter(found).items() if count > 1}
-
-
-def _shares(reached: list[tuple[Use, Tensor]], several: set[int]) -> Iterable[list[Share]]:
-    """For each of these parameters, by the first of its uses, all of them."""
-    found: dict[int, list[Share]] = {}
-    for use, g in reached if several else ():
-        for name, p in use.parameters.items():
-            if id(p) in several:
-                found.setdefault(id(p), []).append((use, name, g))
-    return found.values()
-
-
-def sum_of_uses(shares: list[Share]) -> Tensor:
-    """The gradient of a parameter that several uses share, shape (batch, *parameter)."""
-    return torch.stack([use.rule.gradient(use.layer, name, use.a, g) for use, name, g in shares]).sum(0)
+    if losses.shape != y.shape[:1]:
+        raise InputError(
+            f"the loss has shape {tuple(losses.shape)} for {len(y)} examples; give one that returns a number for each, "
+            'such as F.cross_entropy with reduction="none"'
+        )
+    if not losses.requires_grad:
+        raise InputError("the loss depends on no trainable parameter; unfreeze one that the model uses")
+    if not bool(losses.isfinite().all()):
+        bad = int((~losses.detach().isfinite()).nonzero()[0])
+        raise InputError(f"the loss of example {bad} is {losses[bad].item()}; repair the weights or the example")
+    return losses

@@ -1,15 +1,54 @@
-"""Gradients of single examples, and their clipped mean."""
+"""Gradients of single examples: by rules or by vmap(grad), one parameter at a time or all, and their clipped mean.
+
+By rules there is one forward and one backward pass over the batch, and one contraction for each parameter (`rules`):
+∂ℓᵢ/∂W = Σₜ gᵢₜ aᵢₜᵀ for linear layers and convolutions. Parameters without a rule go through vmap(grad).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
+from torch.nn import functional as F
 
-from .parameter_slots import parameters_replaced
+from ..gpu.precision import math_attention
+from .tracing import (
+    Share,
+    TwiceDifferentiable,
+    copy_with_same_parameters,
+    parameters_replaced,
+    shares_by_parameter,
+    sum_of_uses,
+    traced,
+    used_without_rules,
+)
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """−log p(yᵢ), shape (batch,)."""
+    return F.cross_entropy(logits, y, reduction="none")
+
+
+def gradients_by_vmap(
+    model: nn.Module, x: Tensor, y: Tensor, parameters: Mapping[str, Tensor], *, loss: Loss = cross_entropy
+) -> tuple[dict[str, Tensor], Tensor]:
+    """∂ℓᵢ/∂θ, shape (batch, *parameter), of parameters by their names in the model, and the losses, shape (batch,).
+
+    `parameters` holds the values to differentiate at, which may carry a gradient history.
+    """
+    places = dict(model.named_parameters())
+
+    def one_loss(values: Mapping[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
+        with parameters_replaced(model, {id(places[name]): value for name, value in values.items()}):
+            return loss(model(one_x[None]), one_y[None]).sum()
+
+    each = vmap(grad_and_value(one_loss), in_dims=(None, 0, 0), randomness="different")
+    gradients, losses = each(dict(parameters), x, y)
+    return gradients, losses
 
 
 def per_sample_gradients(
@@ -21,16 +60,8 @@ def per_sample_gradients(
     The model is used in the mode it is in; batch norm must be in eval mode, where an example does not depend on the
     others.
     """
-    places = {n: p for n, p in model.named_parameters() if p.requires_grad and (names is None or n in names)}
-
-    def loss(parameters: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
-        with parameters_replaced(model, {id(places[name]): value for name, value in parameters.items()}):
-            logits = model(one_x.unsqueeze(0))
-        return F.cross_entropy(logits, one_y.unsqueeze(0))
-
-    each = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
-    gradients, losses = each({n: p.detach() for n, p in places.items()}, x, y)
-    return gradients, losses
+    wanted = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad and (names is None or n in names)}
+    return gradients_by_vmap(model, x, y, wanted, loss=F.cross_entropy)
 
 
 def clipped_mean_gradient(
@@ -54,9 +85,67 @@ def clipped_mean_gradient(
         losses.append(loss)
         for name, other in (beside or {}).items():
             gradients[name] = gradients[name] + other
-        energy = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)
+        energy = torch.stack([g.reshape(len(some_y), -1).square().sum(1) for g in gradients.values()]).sum(0)
         factor = (clip / energy.sqrt().clamp(min=1e-30)).clamp(max=1.0)
         for name, g in gradients.items():
             part = torch.tensordot(factor, g, dims=1)
             total[name] = total[name] + part if name in total else part
     return {name: g / len(y) for name, g in total.items()}, torch.cat(losses).mean()
+
+
+def each_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The name and the cross-entropy gradients, shape (batch, *parameter), of each trainable parameter in the order of
+    the model, one at a time, so that no more than one of them need be in memory.
+
+    Batch norm and dropout must be in eval mode. The model is left as it was.
+
+    >>> layer = nn.Linear(2, 3)
+    >>> [(name, tuple(g.shape)) for name, g in each_gradient(layer, torch.ones(4, 2), torch.tensor([0, 1, 2, 0]))]
+    [('weight', (4, 3, 2)), ('bias', (4, 3))]
+    """
+    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
+        shares, elsewhere = _shares(model, x, y, differentiable=False)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    others = {name for name, p in trained.items() if id(p) in elsewhere}
+    with torch.no_grad():
+        by_vmap = per_sample_gradients(model, x, y, names=others)[0] if others else {}
+    for name, p in trained.items():
+        with torch.no_grad():
+            own = shares.pop(id(p), [])
+            found = by_vmap.pop(name) if name in others else _summed(own, p, len(x))
+        yield name, found
+
+
+def example_gradients(model: nn.Module, x: Tensor, y: Tensor, *, names: Collection[str]) -> dict[str, Tensor]:
+    """∂ℓᵢ/∂θ of cross-entropy, shape (batch, *parameter), of the trainable parameters `names`, with a graph to x.
+
+    Differentiable once in x. Batch norm and dropout must be in eval mode. The model is left as it was. No value is read
+    back where every parameter has a rule, so that a search over inputs can be captured as a CUDA graph.
+    """
+    # Fused attention cannot be differentiated twice.
+    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), math_attention():
+        shares, elsewhere = _shares(model, x, y, differentiable=True)
+        places = {name: p for name, p in model.named_parameters() if name in names}
+        others = {name: p.detach() for name, p in places.items() if id(p) in elsewhere}
+        found: dict[str, Tensor] = {}
+        if others:
+            with TwiceDifferentiable(layer_norm=True):
+                found = gradients_by_vmap(model, x, y, others)[0]
+        for name, p in places.items():
+            if name not in found:
+                found[name] = _summed(shares.get(id(p), []), p, len(x))
+    return {name: found[name] for name in names}
+
+
+def _shares(model: nn.Module, x: Tensor, y: Tensor, *, differentiable: bool) -> tuple[dict[int, list[Share]], set[int]]:
+    """The uses of every parameter, and the parameters that rules do not know in full, by id."""
+    copy = copy_with_same_parameters(model)
+    trace = traced(copy, x, inputs_only=x.requires_grad)
+    trace.require_unchanged()
+    total = cross_entropy(trace.output, y).sum()
+    reached = trace.output_gradients(total, differentiable=differentiable)
+    return shares_by_parameter(reached), used_without_rules(model, copy, trace, x, total)
+
+
+def _summed(shares: list[Share], parameter: Tensor, batch: int) -> Tensor:
+    return sum_of_uses(shares) if shares else parameter.new_zeros(batch, *parameter.shape)

@@ -17,10 +17,11 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from ..errors import InputError
-from ..gradients.parameter_slots import copy_with_same_parameters
-from ..gradients.uses import Trace, parameters_used_elsewhere
+from ..gradients.rules_conv import padding_of
+from ..gradients.tracing import copy_with_same_parameters, parameters_as_views, parameters_used_elsewhere
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Entries of patches that are laid out at once: 256 MiB in float32, and more on a GPU, which wants few launches.
@@ -184,11 +185,11 @@ def reached_inputs(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Ten
 def read_by_others(model: nn.Module, x: Tensor) -> set[int]:
     """Ids of the trainable parameters that something other than the layers of `linear_weights` reads."""
     working = copy_with_same_parameters(model)
-    trace = Trace()
+    nodes: set[Node] = set()
     layers = {layer for weight in linear_weights(working) for layer in weight.layers}
     attention = {m.out_proj for m in working.modules() if _is_attention(m)}
     for layer in layers - attention:
-        vars(layer)["forward"] = partial(_with_views, trace, layer, layer.forward)
+        vars(layer)["forward"] = partial(_with_views, nodes, layer, layer.forward)
     try:
         with torch.enable_grad():
             output = working(x.clone())
@@ -197,23 +198,14 @@ def read_by_others(model: nn.Module, x: Tensor) -> set[int]:
             del vars(layer)["forward"]
     if not isinstance(output, Tensor):
         raise InputError(f"the model returns a {type(output).__name__}; wrap it so that it returns the logits alone")
-    return parameters_used_elsewhere(output.grad_fn, trace)
+    return parameters_used_elsewhere(output.grad_fn, nodes)
 
 
-def _with_views(trace: Trace, layer: nn.Module, forward: Any, *args: Any, **named: Any) -> Any:
+def _with_views(nodes: set[Node], layer: nn.Module, forward: Any, *args: Any, **named: Any) -> Any:
     """Call `forward` with views of the layer's parameters, whose nodes tell these uses from all others."""
     modules = [layer, layer.out_proj] if isinstance(layer, nn.MultiheadAttention) else [layer]
-    held = [dict(module._parameters) for module in modules]
-    try:
-        for module, own in zip(modules, held, strict=True):
-            views = {name: p.view_as(p) for name, p in own.items() if p is not None}
-            trace.nodes.update(view.grad_fn for view in views.values() if view.grad_fn is not None)
-            # Assignment by attribute would refuse tensors that are no nn.Parameter.
-            module._parameters.update(views)  # type: ignore[arg-type]
+    with parameters_as_views(modules, nodes):
         return forward(*args, **named)
-    finally:
-        for module, own in zip(modules, held, strict=True):
-            module._parameters.update(own)
 
 
 def _show(
@@ -271,7 +263,7 @@ def _patches(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
     """
     kernel: tuple[int, ...] = layer.kernel_size
     x = x if x.dim() == len(kernel) + 2 else x[None]
-    padding = _padding(layer)
+    padding = padding_of(layer)
     if any(padding):
         x = F.pad(x, padding, mode="constant" if layer.padding_mode == "zeros" else layer.padding_mode)
     axes = list(zip(x.shape[2:], x.stride()[2:], kernel, layer.stride, layer.dilation, strict=True))
@@ -283,18 +275,3 @@ def _patches(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
         (x.stride(1), *between_taps, x.stride(0), *between_places),
         x.storage_offset(),
     )
-
-
-def _padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[int]:
-    """How much is added before and after each axis, the last axis first, by the settings that the layer reads."""
-    if layer.padding_mode != "zeros":
-        return layer._reversed_padding_repeated_twice
-    if isinstance(layer.padding, str):
-        reach = [
-            d * (taps - 1) * (layer.padding == "same")
-            for d, taps in zip(layer.dilation, layer.kernel_size, strict=True)
-        ]
-        each = [(n // 2, n - n // 2) for n in reach]
-    else:
-        each = [(n, n) for n in layer.padding]
-    return [n for sides in reversed(each) for n in sides]

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import DataError, InputError, nearest
-from ..gradients.captured_energy import CapturedEnergy
 from ..gradients.energy import gradient_energy
-from ..gradients.parameter_slots import copy_with_same_parameters
+from ..gradients.energy_gradient import EnergyGradient
+from ..gradients.tracing import copy_with_same_parameters
 from ..linalg.subspace import Rule, SecondMoment, orthonormal, project_out
 from ..modules import modes_of, restore_modes, set_mode
 from .layer_inputs import LinearWeight, Record, linear_weights, observe, read_by_others, run_hooked
@@ -122,7 +122,7 @@ class _Memory:
 
     of: ReferenceType[nn.Module] | None = None
     bases: dict[str, InputBasis] = field(default_factory=dict)
-    energy: CapturedEnergy | None = None
+    energy: EnergyGradient | None = None
 
 
 @dataclass(kw_only=True)
@@ -338,16 +338,10 @@ class NullSpace:
         return direction, length if self.eta is None else self.eta * _norm(direction)
 
     def _energy(self, model: nn.Module, forget: tuple[Tensor, Tensor]) -> _ForgetEnergy:
-        captured = self._memory.energy
-        if captured is not None and captured.suits(*forget):
-            captured.capture()
-        elif forget[0].is_cuda:
-            try:
-                captured = CapturedEnergy(model, *forget)
-            except InputError:  # Some layer has no rule.
-                captured = None
-        self._memory.energy = captured
-        return _ForgetEnergy(model, forget, captured)
+        energy = self._memory.energy or EnergyGradient(model)
+        # It holds the model, which is worth it for a graph alone.
+        self._memory.energy = energy if forget[0].is_cuda else None
+        return _ForgetEnergy(model, forget, energy)
 
 
 @dataclass(kw_only=True)
@@ -403,21 +397,15 @@ class TrackedNullSpace(NullSpace):
 
 
 class _ForgetEnergy:
-    """Σᵢ ‖∇ℓᵢ‖² of a batch with its gradient at the weights as they stand, by a captured graph where there is one."""
+    """Σᵢ ‖∇ℓᵢ‖² of a batch, with its gradient at the weights as they stand."""
 
-    def __init__(self, model: nn.Module, forget: tuple[Tensor, Tensor], captured: CapturedEnergy | None) -> None:
-        self._model, self._forget, self._captured = model, forget, captured
+    def __init__(self, model: nn.Module, forget: tuple[Tensor, Tensor], energy: EnergyGradient) -> None:
+        self._model, self._forget, self._energy = model, forget, energy
 
     def gradient(self, parameters: Mapping[str, nn.Parameter]) -> tuple[float, Values]:
         """The energy and its gradient by name."""
-        if self._captured is not None:
-            energies, gradients = self._captured(*self._forget)
-            return float(energies.double().sum()), gradients
-        with torch.enable_grad():
-            energies = gradient_energy(self._model, *self._forget)
-            values = list(parameters.values())
-            found = torch.autograd.grad(energies.sum(), values, materialize_grads=True) if values else ()
-        return float(energies.detach().double().sum()), dict(zip(parameters, found, strict=True))
+        energies, gradients = self._energy(*self._forget, names=parameters)
+        return float(energies.double().sum()), gradients
 
     def value(self) -> float:
         """The energy; infinite where a step went too far for it."""

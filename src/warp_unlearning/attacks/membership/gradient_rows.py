@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...data.examples import TensorExamples
 from ...errors import DataError
-from ...gradients.each_gradient import each_gradient
+from ...gradients.per_sample import each_gradient
 
 
 class Rows(Protocol):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...errors import InputError
-from ...gradients.energy_checks import check_model
+from ...gradients.energy import check_model
 
 
 def gradient_copy(model: nn.Module, names: Collection[str], *, what: str) -> nn.Module:

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from ...gpu.precision import math_attention
-from ...gradients.example_gradients import example_gradients
-from ...gradients.other_forms import LayerNormApart
-from ...gradients.parameter_slots import parameters_replaced
+from ...gradients.per_sample import example_gradients
+from ...gradients.tracing import TwiceDifferentiable, parameters_replaced
 from .threat import Schedule
 
 Weights = dict[str, Tensor]
@@ -41,7 +40,7 @@ class Predictor:
         places = dict(self.model.named_parameters())
         start = {name: places[name].detach() for name in self.names}
         # Fused attention cannot be differentiated twice.
-        with LayerNormApart(), math_attention():
+        with TwiceDifferentiable(layer_norm=True), math_attention():
             found: Weights = vmap(self._unrolled, in_dims=(None, 0, 0))(start, inputs, labels)
         return found
 
