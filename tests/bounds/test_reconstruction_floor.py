@@ -264,7 +264,7 @@ def test_bad_data_are_named() -> None:
     with pytest.raises(DataError, match="5 examples for 3 components"):
         reconstruction_floor(network(), data=(x[:5], y[:5]))
     x[3, 0] = float("nan")
-    with pytest.raises(DataError, match="not finite at item 3"):
+    with pytest.raises(DataError, match="not finite at row 3"):
         reconstruction_floor(network(), data=(x, y))
     with pytest.raises(DataError, match="the model cannot take an example of the retain set"):
         reconstruction_floor(network(), data=examples(), retain=(torch.zeros(4, 5), torch.zeros(4, dtype=torch.long)))

@@ -177,3 +177,15 @@ def test_what_is_no_classifier_of_them_is_refused(
 def test_at_most_two_thousand_rows_are_looked_at(model: nn.Module, known: Pair) -> None:
     many = (known[0].repeat(3, 1, 1, 1), known[1].repeat(3))
     assert check_model(model, known=many, preprocess=Scaled(255.0)).known_rows == 2000
+
+
+def test_rows_of_another_precision_and_outputs_that_change_with_the_batch() -> None:
+    class Narrow(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[:, : 3 if len(x) < 3 else 2]
+
+    x, y = torch.randn(24, 4, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 3
+    with pytest.raises(InputError, match="whatever the batch"):
+        check_model(Narrow(4, 3), known=(x, y))
+    network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    assert check_model(network, known=(x.half(), y), defense="warp").movable == pytest.approx(1.0)
