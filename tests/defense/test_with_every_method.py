@@ -76,8 +76,8 @@ def test_every_method_runs_under_every_defence(kit: Any, noise: Problem, name: s
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_plain_optimizers_commute_with_changes_nothing(noise: Problem, name: str) -> None:
-    """Permutations, after every update or around all of them: the method arrives at the same function. Noise that is
-    drawn for weights in their order falls on others.
+    """Permutations, after every update or around all of them, except where draws in the order of weights fall on
+    others.
     """
     expected = logits(noise, plain(noise, name).model)
     for defense in (Warp(Permutation(), every=1), Conjugate(Permutation())):
