@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from warp_unlearning import ChangeOfBasis, Compose, NullSpace, Permutation, teleport
 from warp_unlearning.errors import DataError, InputError
@@ -66,12 +65,6 @@ def test_a_descent_needs_a_forget_set(kit: Any) -> None:
         teleport(kit.network(), NULL, retain=kit.sets()["retain"])
     _, found = teleport(kit.network(), NullSpace(dispersion=0, energy=0.8), **kit.sets())
     assert found.energy_after < found.energy_before
-
-
-def test_loaders_serve_as_well(kit: Any) -> None:
-    sets = {k: DataLoader(TensorDataset(*pair), batch_size=4) for k, pair in kit.sets().items()}
-    states = [kit.state(teleport(kit.network(), NULL, seed=3, **given)[0]) for given in (sets, kit.sets())]
-    assert kit.same(*states)
 
 
 def test_distances_are_from_the_reference(kit: Any) -> None:

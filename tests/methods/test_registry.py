@@ -31,12 +31,8 @@ def plug_in(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
     monkeypatch.setattr(registry, "entry_points", entry_points)
 
 
-def test_the_methods_of_this_package_are_known() -> None:
-    assert set(method_classes()) >= NAMES
-    assert all(method_classes()[name].name == name for name in NAMES)
-
-
 def test_a_method_is_made_with_its_settings() -> None:
+    assert set(method_classes()) >= NAMES
     assert make_method("ngp", alpha=0.5, epochs=2) == NegGradPlus(alpha=0.5, epochs=2)
     assert make_method("finetune") == Finetune()
 
@@ -74,12 +70,9 @@ def test_a_method_may_be_given_by_name_or_as_an_object() -> None:
     assert as_method("ngp") == NegGradPlus()
     method = NegGradPlus(alpha=0.1)
     assert as_method(method) is method
-
-
-@pytest.mark.parametrize("wrong", [3, None, object(), NegGradPlus, lambda: None])
-def test_anything_else_is_refused(wrong: Any) -> None:
-    with pytest.raises(InputError, match="give a name"):
-        as_method(wrong)
+    for wrong in (3, None, object(), NegGradPlus, lambda: None):
+        with pytest.raises(InputError, match="give a name"):
+            as_method(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", list(BUILT_IN))
@@ -112,16 +105,12 @@ def check(**changes: Any) -> None:
     ("changes", "message"),
     [
         ({"rate": 0}, "made_up: rate is 0; it must be above 0"),
-        ({"rate": -1.5}, "made_up: rate is -1.5; it must be above 0"),
         ({"rate": float("nan")}, "rate is nan"),
         ({"rate": "0.1"}, "rate is '0.1'; it must be a number"),
         ({"rate": True}, "rate is True; it must be a number"),
         ({"share": -0.1}, "share is -0.1; it must lie between 0 and 1"),
-        ({"share": 1.1}, "share is 1.1"),
-        ({"share": float("nan")}, "share is nan"),
         ({"count": 0}, "count is 0; it must be a whole number of at least 1"),
         ({"count": 2.5}, "count is 2.5"),
-        ({"count": 3.0}, "count is 3.0"),
         ({"count": float("inf")}, "count is inf"),
         ({"kind": "bleu"}, "kind is 'bleu'; did you mean 'blue'"),
         ({"kind": None}, "kind is None"),
