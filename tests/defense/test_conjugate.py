@@ -18,6 +18,7 @@ from warp_unlearning.errors import DivergedError
 from warp_unlearning.methods.base import Task
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.methods.references import Retrain
+from warp_unlearning.methods.salun import SalUn
 from warp_unlearning.symmetry.head_map import HeadMap
 from warp_unlearning.symmetry.move import ChannelMove, Move
 from warp_unlearning.training.update import Update
@@ -123,6 +124,25 @@ def test_steps_are_those_of_the_formula_in_the_original_coordinates(
         expected = kit.at(expected, taken)
     for name, value in expected.named_parameters():
         torch.testing.assert_close(result.model.get_parameter(name), value, rtol=1e-9, atol=1e-11)
+
+
+def test_masked_weights_stay(noise: Problem) -> None:
+    """What SalUn may not move is, in the original's coordinates, where it was, whatever the update's length."""
+    frozen: list[Named] = []
+    result = unlearn(
+        noise.original,
+        forget=noise.forget,
+        retain=noise.retain,
+        method=SalUn(epochs=2, batch_size=16, keep=0.3, weight_decay=0.1),
+        defense=Conjugate(),
+        defense_seed=0,
+        on_update=lambda update: frozen.append({n: m.clone() for n, m in update.frozen.items()}),
+    )
+    for name, mask in frozen[0].items():
+        before, after = noise.original.get_parameter(name).detach(), result.model.get_parameter(name).detach()
+        torch.testing.assert_close(after[mask], before[mask], rtol=1e-13, atol=1e-15)
+        assert mask.all() or not torch.allclose(after[~mask], before[~mask], rtol=1e-9, atol=0)
+    assert 0.5 < sum(float(m.sum()) for m in frozen[0].values()) / sum(m.numel() for m in frozen[0].values()) < 0.9
 
 
 @pytest.mark.parametrize("kind", ["rescaled", "reordered"])

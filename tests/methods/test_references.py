@@ -31,7 +31,7 @@ def test_it_is_a_training_from_fresh_weights_on_the_retain_set(kit: Any, model: 
 
 def test_fine_tuning_is_a_training_that_starts_from_the_model(kit: Any, model: nn.Module, task: Task) -> None:
     settings: dict[str, Any] = {"epochs": 3, "batch_size": 8, "lr": 0.1, "momentum": 0.5, "weight_decay": 0.01}
-    kit.run(Finetune(**settings), model, kit.task(model, forget=kit.points(4, 99)))
+    kit.run(Finetune(**settings), model, kit.task_of(model, forget=kit.points(4, 99)))
     expected = kit.network()
     run_training(Training(expected, task.retain, recipe=Recipe(**settings), streams=task.streams))
     assert same(model, expected)
@@ -42,7 +42,7 @@ def test_fine_tuning_is_a_training_that_starts_from_the_model(kit: Any, model: n
 def test_neither_the_old_weights_nor_the_forget_set_matter(kit: Any, task: Task) -> None:
     models = [kit.network(), kit.network(5)]
     kit.run(Retrain(epochs=2), models[0], task)
-    kit.run(Retrain(epochs=2), models[1], kit.task(models[1], forget=kit.points(4, 99)))
+    kit.run(Retrain(epochs=2), models[1], kit.task_of(models[1], forget=kit.points(4, 99)))
     assert same(*models)
 
 
@@ -53,7 +53,7 @@ def test_augmentation_settings_arrive(kit: Any) -> None:
     examples = type(kit.points(1, 0))(
         torch.randn(12, 2, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
     )
-    task = kit.task(models[0], retain=examples)
+    task = kit.task_of(models[0], retain=examples)
     settings: dict[str, Any] = {"epochs": 1, "batch_size": 6, "crop_padding": 2, "flip": True}
     kit.run(Retrain(fill=(1.0, -2.0), **settings), models[0], task)
     reinitialise(models[1], generator=task.streams.generator("initial weights"))

@@ -171,4 +171,4 @@ def test_options_are_listed_in_order() -> None:
 def test_a_task_says_what_needs_a_validation_set(kit: Any, task: Task) -> None:
     assert task.require_validation("rewinding") is task.validation
     with pytest.raises(InputError, match="rewinding needs a validation set"):
-        kit.task(task.original, validation=None).require_validation("rewinding")
+        kit.task_of(task.original, validation=None).require_validation("rewinding")
