@@ -147,7 +147,7 @@ def test_masked_weights_stay(noise: Problem) -> None:
 
 @pytest.mark.parametrize("kind", ["rescaled", "reordered"])
 def test_running_statistics_come_back_in_the_original_basis(kit: Any, kind: str) -> None:
-    """Gathered in the moved basis; exact but for ε beside the variances, which batch statistics do not know."""
+    """Exact but for ε beside the variances, which batch statistics do not contain."""
     model = kit.network()
     plain = unlearn(model, method=Nothing("train", 40), **kit.sets())
     moved = run(kit, Conjugate(SYMMETRIES[kind]), Nothing("train", 40), model=model)

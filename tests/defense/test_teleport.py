@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from warp_unlearning import ChangeOfBasis, Compose, NullSpace, Permutation, teleport
 from warp_unlearning.errors import DataError, InputError
@@ -18,7 +17,7 @@ NULL = NullSpace(energy=0.8)
 def test_the_model_given_stays_as_it_is(kit: Any, symmetry: Any) -> None:
     model = kit.network().train()
     model[0].bias.requires_grad_(False)
-    before, rng, told = kit.state(model), torch.get_rng_state(), settings_of(symmetry)
+    before, rng, settings = kit.state(model), torch.get_rng_state(), settings_of(symmetry)
     moved, certificate = teleport(model, symmetry, **kit.sets())
     assert torch.equal(rng, torch.get_rng_state())
     assert kit.same(kit.state(model), before)
@@ -32,7 +31,7 @@ def test_the_model_given_stays_as_it_is(kit: Any, symmetry: Any) -> None:
     assert certificate.distance_after == pytest.approx(certificate.moved)
     assert (certificate.retain.examples, certificate.held_out.examples, certificate.forget.examples) == (20, 5, 9)
     assert certificate.energy_before > 0
-    assert settings_of(symmetry) == told
+    assert settings_of(symmetry) == settings
 
 
 def test_the_seed_alone_decides_and_without_one_nobody_knows(kit: Any) -> None:
@@ -61,33 +60,20 @@ def test_seeds_that_agree_in_most_bits_give_unrelated_moves(kit: Any, symmetry: 
     assert float(related.abs().max()) < 5 / len(draws[0]) ** 0.5
 
 
-def test_a_forget_set_is_no_must_where_there_is_nothing_to_descend(kit: Any) -> None:
-    retain = kit.sets()["retain"]
-    _, certificate = teleport(kit.network(), NullSpace(energy=0.8, aim="random"), retain=retain)
-    assert certificate.forget is certificate.energy_before is certificate.energy_after is None
-    assert certificate.moved > 0
+def test_a_descent_needs_a_forget_set(kit: Any) -> None:
     with pytest.raises(InputError, match="examples to forget; give forget="):
-        teleport(kit.network(), NULL, retain=retain)
-    _, told = teleport(kit.network(), NullSpace(dispersion=0, energy=0.8), **kit.sets())
-    assert told.energy_after < told.energy_before
+        teleport(kit.network(), NULL, retain=kit.sets()["retain"])
+    _, found = teleport(kit.network(), NullSpace(dispersion=0, energy=0.8), **kit.sets())
+    assert found.energy_after < found.energy_before
 
 
-def test_loaders_serve_as_well(kit: Any) -> None:
-    sets = {k: DataLoader(TensorDataset(*pair), batch_size=4) for k, pair in kit.sets().items()}
-    states = [kit.state(teleport(kit.network(), NULL, seed=3, **given)[0]) for given in (sets, kit.sets())]
-    assert kit.same(*states)
-
-
-@pytest.mark.parametrize("as_module", [True, False])
-def test_distances_are_from_the_reference(kit: Any, as_module: bool) -> None:
+def test_distances_are_from_the_reference(kit: Any) -> None:
     model = kit.network()
     reference = kit.at(model, kit.shift(model, 0.1, seed=6).shifts)
-    given = reference if as_module else {n: t.float() for n, t in reference.state_dict().items()}
-    _, certificate = teleport(model, NULL, reference=given, seed=0, **kit.sets())
-    assert certificate.distance_before > 0.3
-    assert certificate.distance_after != pytest.approx(certificate.distance_before)
-    alone = teleport(model, NULL, seed=0, **kit.sets())[1]
-    assert alone.distance_before == 0.0
+    for given in (reference, {n: t.float() for n, t in reference.state_dict().items()}):
+        _, certificate = teleport(model, NULL, reference=given, seed=0, **kit.sets())
+        assert certificate.distance_before > 0.3
+        assert certificate.distance_after != pytest.approx(certificate.distance_before)
 
 
 def test_a_reference_of_another_network_is_refused(kit: Any) -> None:
@@ -104,25 +90,28 @@ def test_a_reference_of_another_network_is_refused(kit: Any) -> None:
 
 def test_what_cannot_be_used_is_refused(kit: Any) -> None:
     model, (x, y) = kit.network(), kit.points(12, 0)
-    spoilt = x.clone()
-    spoilt[5, 1] = float("nan")
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"retain": (x[:0], y[:0])}, DataError, "the retain set is empty"),
-        ({"retain": (x, y), "forget": (x[:0], y[:0])}, DataError, "the forget set is empty"),
-        ({"retain": (x, y), "forget": (spoilt, y)}, DataError, "the forget set has a value that is not finite"),
-        ({"retain": (x, y + 1)}, DataError, "the label 3 at row 2, but the model has 3 classes"),
+        (
+            {"retain": (x, y), "forget": (x / 0, y)},
+            DataError,
+            "the forget set has a value that is not finite",
+        ),
         ({"retain": (x[:, :4], y)}, DataError, "cannot take an example of the retain set"),
         ({"retain": x}, InputError, "the retain set is a Tensor"),
     ]
-    for symmetry in (ChangeOfBasis(), NULL):
-        for sets, kind, message in cases:
-            with pytest.raises(kind, match=message):
-                teleport(model, symmetry, **sets)
+    for sets, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            teleport(model, NULL, **sets)
     for wrong, message in (("cob", "is a str"), (ChangeOfBasis, "is ChangeOfBasis, a class"), (None, "is a NoneType")):
         with pytest.raises(InputError, match=f"the symmetry {message}"):
             teleport(model, wrong, **kit.sets())  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no parameters"):
         teleport(nn.Sequential(nn.ReLU()), ChangeOfBasis(), **kit.sets())
+    half, before = kit.network(norm=False).half(), kit.state(kit.network(norm=False).half())
+    with pytest.raises(InputError, match=r"float16.*\.float\(\)"):
+        teleport(half, NULL, **{k: (x.half(), y) for k, (x, y) in kit.sets().items()})
+    assert kit.same(kit.state(half), before)
 
 
 def test_one_example_is_enough(kit: Any) -> None:
@@ -132,13 +121,3 @@ def test_one_example_is_enough(kit: Any) -> None:
     torch.testing.assert_close(kit.logits(moved, x), kit.logits(model, x), rtol=1e-12, atol=1e-12)
     assert certificate.retain.examples == certificate.held_out.examples == 1
     assert certificate.moved > 0.1
-
-
-def test_half_weights_are_refused_and_the_model_stays(kit: Any) -> None:
-    model = kit.network(norm=False).half()
-    sets = {k: (x.half(), y) for k, (x, y) in kit.sets().items()}
-    before = kit.state(model)
-    for symmetry in (NULL, ChangeOfBasis()):
-        with pytest.raises(InputError, match=r"float16.*\.float\(\)"):
-            teleport(model, symmetry, **sets)
-    assert kit.same(kit.state(model), before)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from warp_unlearning import Conjugate, Permutation, Warp, unlearn
+from warp_unlearning import Conjugate, Permutation, unlearn
 from warp_unlearning.conformance.problem import Problem
 from warp_unlearning.methods.registry import BUILT_IN, make_method
 from warp_unlearning.unlearning import Unlearned
@@ -75,16 +75,12 @@ def test_every_method_runs_under_every_defence(kit: Any, noise: Problem, name: s
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_plain_optimizers_commute_with_changes_nothing(noise: Problem, name: str) -> None:
-    """Permutations, after every update or around all of them: the method arrives at the same function. Noise that is
-    drawn for weights in their order falls on others.
-    """
-    expected = logits(noise, plain(noise, name).model)
-    for defense in (Warp(Permutation(), every=1), Conjugate(Permutation())):
-        result = run(noise, name, defense)
-        if name == "langevin" or (name == "retrain" and isinstance(defense, Conjugate)):
-            assert bool(logits(noise, result.model).isfinite().all())
-            continue
+def test_conjugation_by_a_permutation_changes_nothing(noise: Problem, name: str) -> None:
+    """Plain optimizers commute with it, except where draws in the order of the weights fall on others."""
+    result = run(noise, name, Conjugate(Permutation()))
+    assert bool(logits(noise, result.model).isfinite().all())
+    if name not in ("langevin", "retrain"):
         for row, other in zip(result.history, plain(noise, name).history, strict=True):
             assert row == pytest.approx(other, rel=1e-6, abs=1e-9)
+        expected = logits(noise, plain(noise, name).model)
         torch.testing.assert_close(logits(noise, result.model), expected, rtol=1e-6, atol=1e-7)

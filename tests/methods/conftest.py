@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from math import ceil
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from warp_unlearning.training.update import Update
 CLASSES = 3
 
 
-def build_network(seed: int = 0, *, inputs: int = 5, hidden: int = 6) -> nn.Sequential:
+def network(seed: int = 0, *, inputs: int = 5, hidden: int = 6) -> nn.Sequential:
     """Float64, with running statistics and affine parameters that are not the initial ones."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -34,41 +36,41 @@ def build_network(seed: int = 0, *, inputs: int = 5, hidden: int = 6) -> nn.Sequ
     return model
 
 
-def build_points(count: int, seed: int, *, inputs: int = 5, classes: tuple[int, ...] = (0, 1, 2)) -> TensorExamples:
+def points(count: int, seed: int, *, inputs: int = 5, classes: tuple[int, ...] = (0, 1, 2)) -> TensorExamples:
     generator = torch.Generator().manual_seed(seed)
     y = torch.tensor(classes)[torch.randint(0, len(classes), (count,), generator=generator)]
     x = torch.randn(count, inputs, generator=generator).double() + 0.7 * y.unsqueeze(1)
     return TensorExamples(x, y)
 
 
-def build_task(model: nn.Module, *, seed: int = 7, **sets: Any) -> Task:
+def task_of(model: nn.Module, *, seed: int = 7, **sets: Any) -> Task:
     """11 examples to forget, 27 to keep, 10 to validate with, unless given."""
     return Task(
-        sets.get("forget", build_points(11, 1, classes=(0, 1))),
-        sets.get("retain", build_points(27, 2)),
-        sets.get("validation", build_points(10, 3)),
+        sets.get("forget", points(11, 1, classes=(0, 1))),
+        sets.get("retain", points(27, 2)),
+        sets.get("validation", points(10, 3)),
         deepcopy(model).requires_grad_(False).eval(),
         CLASSES,
         Streams(seed, "unlearn"),
     )
 
 
-def build_trained(seed: int = 0) -> nn.Sequential:
-    """The network after 40 full-batch steps on the forget and retain sets of `build_task`."""
-    model = build_network(seed).train()
-    task = build_task(model)
+def trained(seed: int = 0) -> nn.Sequential:
+    """The network after 40 full-batch steps on the forget and retain sets of `task_of`."""
+    model = network(seed).train()
+    task = task_of(model)
     x, y = torch.cat([task.forget.x, task.retain.x]), torch.cat([task.forget.y, task.retain.y])
-    optimizer = HandSGD(model, 0.0, 0.0)
+    optimizer = SGD(model, 0.0, 0.0)
     for _ in range(40):
         optimizer.step(cross_entropies(model(x), y).mean(), 0.3)
     return model
 
 
-def index_batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
+def batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
     """A shuffled pass in batches of one shape, written out."""
-    batches = ceil(count / size)
+    number = ceil(count / size)
     order = torch.randperm(count, generator=generator)
-    return [order[k * (count // batches) : (k + 1) * (count // batches)] for k in range(batches)]
+    return [order[k * (count // number) : (k + 1) * (count // number)] for k in range(number)]
 
 
 class Cycle:
@@ -80,7 +82,7 @@ class Cycle:
 
     def next(self) -> Tensor:
         if not self._left:
-            self._left = index_batches(*self._settings)
+            self._left = batches(*self._settings)
         return self._left.pop(0)
 
 
@@ -88,7 +90,7 @@ def cross_entropies(output: Tensor, y: Tensor) -> Tensor:
     return output.logsumexp(1) - output[torch.arange(len(y)), y]
 
 
-class HandSGD:
+class SGD:
     """SGD with momentum and weight decay by its formula; `movable` entries alone move, those outside of `seen` have no
     gradient.
     """
@@ -122,7 +124,7 @@ class HandSGD:
                 p.copy_(after if movable is None else torch.where(movable[name], after, p))
 
 
-class HandAdam:
+class Adam:
     """Adam by its formula."""
 
     def __init__(self, model: nn.Module, weight_decay: float = 0.0) -> None:
@@ -142,9 +144,7 @@ class HandAdam:
                 p.sub_(lr * (m / (1 - 0.9**self.count)) / ((v / (1 - 0.999**self.count)).sqrt() + 1e-8))
 
 
-def run_method(
-    method: Method, model: nn.Module, task: Task, *, move_after: Mapping[int, Move] | None = None
-) -> list[Update]:
+def run(method: Method, model: nn.Module, task: Task, *, move_after: Mapping[int, Move] | None = None) -> list[Update]:
     """Drive the method to its end, moving the weights after the updates named."""
     model.train(method.norm_mode == "train")
     updates, found, moved = method.updates(model, task), [], None
@@ -166,7 +166,7 @@ def permutation(order: list[int]) -> ChannelMove:
     return ChannelMove(dict.fromkeys(names, rows) | {"3.weight": (AxisMap(1, torch.tensor(order)),)})
 
 
-def states_close(found: nn.Module, expected: nn.Module, *, tolerance: float = 1e-9) -> None:
+def assert_close(found: nn.Module, expected: nn.Module, *, tolerance: float = 1e-9) -> None:
     state = expected.state_dict()
     for name, value in found.state_dict().items():
         torch.testing.assert_close(
@@ -185,32 +185,17 @@ def assert_updates(updates: list[Update], rows: list[dict[str, float]], per_epoc
     assert not any(v.requires_grad for u in updates for v in u.losses.values())
 
 
-class Kit:
-    """What the tests build from."""
-
-    network = staticmethod(build_network)
-    trained = staticmethod(build_trained)
-    points = staticmethod(build_points)
-    task = staticmethod(build_task)
-    batches = staticmethod(index_batches)
-    cross_entropies = staticmethod(cross_entropies)
-    run = staticmethod(run_method)
-    permutation = staticmethod(permutation)
-    assert_close = staticmethod(states_close)
-    assert_updates = staticmethod(assert_updates)
-    Cycle, SGD, Adam = Cycle, HandSGD, HandAdam
-
-
 @pytest.fixture
-def kit() -> type[Kit]:
-    return Kit
+def kit() -> ModuleType:
+    """The functions of this file."""
+    return sys.modules[__name__]
 
 
 @pytest.fixture
 def model() -> nn.Sequential:
-    return build_network()
+    return network()
 
 
 @pytest.fixture
 def task(model: nn.Sequential) -> Task:
-    return build_task(model)
+    return task_of(model)

@@ -10,7 +10,7 @@ from torch.distributions import Categorical, kl_divergence
 from torch.utils.data import TensorDataset
 
 from warp_unlearning.data.examples import DatasetExamples
-from warp_unlearning.methods.bad_teacher import BadTeacher, untrained_copy
+from warp_unlearning.methods.bad_teacher import BadTeacher
 from warp_unlearning.methods.base import Task
 from warp_unlearning.models.fresh import reinitialise
 
@@ -59,36 +59,21 @@ def by_hand(kit: Any, model: nn.Module, task: Task, s: BadTeacher) -> list[dict[
 def test_the_run_is_the_one_written_out(kit: Any, settings: dict[str, Any]) -> None:
     method = BadTeacher(**({"epochs": 3, "batch_size": 7, "lr": 0.01} | settings))
     model = kit.trained()
-    task, expected = kit.task(model), deepcopy(model).train()
+    task, expected = kit.task_of(model), deepcopy(model).train()
     updates = kit.run(method, model, task)
     rows = by_hand(kit, expected, task, method)
     kit.assert_close(model, expected, tolerance=1e-8)
     kit.assert_updates(updates, rows, len(rows) // 3, rel=1e-7)
 
 
-def test_the_untrained_teacher_is_new_frozen_and_drawn_from_the_streams(kit: Any) -> None:
-    model = kit.trained()
-    task = kit.task(model)
-    before = {n: t.clone() for n, t in task.original.state_dict().items()}
-    bad = untrained_copy(task)
-    assert not bad.training
-    assert not any(p.requires_grad for p in bad.parameters())
-    for name in ("0.weight", "3.weight", "1.running_mean"):
-        assert not torch.allclose(bad.state_dict()[name], before[name])
-    assert all(torch.equal(t, before[n]) for n, t in task.original.state_dict().items())
-    again, other = untrained_copy(task), untrained_copy(kit.task(model, seed=8))
-    assert torch.equal(again[0].weight, bad[0].weight)
-    assert not torch.equal(other[0].weight, bad[0].weight)
-
-
 def test_a_dataset_gives_the_same_run_as_tensors(kit: Any) -> None:
     models = [kit.trained(), kit.trained()]
-    task = kit.task(models[0])
+    task = kit.task_of(models[0])
     sets = {
         name: DatasetExamples(TensorDataset(s.x, s.y), s.y, torch.device("cpu"))
         for name, s in (("forget", task.forget), ("retain", task.retain))
     }
     method = BadTeacher(epochs=2, batch_size=7, lr=0.01)
     kit.run(method, models[0], task)
-    kit.run(method, models[1], kit.task(models[1], **sets))
+    kit.run(method, models[1], kit.task_of(models[1], **sets))
     kit.assert_close(*models)

@@ -33,7 +33,7 @@ def test_permutations_between_updates_change_nothing_but_the_places(
     kit: Any, name: str, settings: dict[str, Any]
 ) -> None:
     still, moved = kit.trained(), kit.trained()
-    task = kit.task(still)
+    task = kit.task_of(still)
     moves = {step: kit.permutation(order) for step, order in ORDERS.items()}
     updates = kit.run(make_method(name, **settings), still, task)
     again = kit.run(make_method(name, **settings), moved, task, move_after=moves)
@@ -51,7 +51,7 @@ def test_permutations_between_updates_change_nothing_but_the_places(
 def test_the_frozen_entries_reported_follow_as_well(kit: Any, name: str) -> None:
     """What an update says it could not move is what it did not move, in the coordinates of that update."""
     model = kit.trained()
-    task = kit.task(model)
+    task = kit.task_of(model)
     settings = {"iterations": 6, "forget_every": 1, "strict_mask": True} if name == "srf_on" else {"epochs": 6}
     method = make_method(name, weight_decay=0.1, **settings)
     model.train(method.norm_mode == "train")

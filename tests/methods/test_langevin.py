@@ -111,7 +111,7 @@ def test_noise_that_drowns_the_weights_is_warned_of(kit: Any, model: nn.Module, 
     edge = max(float(m.weight.detach().square().mean().sqrt()) for m in (model[0], model[3])) / 2 / sqrt(2 * 0.01 * 3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        next(Langevin(noise=0.99 * edge).updates(kit.network().eval(), kit.task(model)))
+        next(Langevin(noise=0.99 * edge).updates(kit.network().eval(), kit.task_of(model)))
         kit.run(Langevin(), kit.network(), task)
     with pytest.warns(NoiseWarning, match="`noise` amounts to"):
-        next(Langevin(noise=1.01 * edge).updates(kit.network().eval(), kit.task(model)))
+        next(Langevin(noise=1.01 * edge).updates(kit.network().eval(), kit.task_of(model)))

@@ -48,7 +48,8 @@ class BadTeacher:
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """One step a mixed batch."""
         stepper = Stepper(model, optimizer=self.optimizer, momentum=self.momentum, weight_decay=self.weight_decay)
-        mixed = _Mixed(task, untrained_copy(task), share=self.retain_share)
+        untrained = task.fresh(task.original, "untrained").requires_grad_(False).eval()
+        mixed = _Mixed(task, untrained, share=self.retain_share)
 
         def imitate(x: Tensor, target: Tensor, lr: Number) -> dict[str, Tensor]:
             # The published loss has no T² in front; `divergence` has.
@@ -65,11 +66,6 @@ class BadTeacher:
                 terms = update(x, target, self.lr)
                 moved = yield Update(i, of, e, i == (e + 1) * batches, terms)
                 stepper.carry(moved)
-
-
-def untrained_copy(task: Task) -> nn.Module:
-    """The original's architecture with fresh random weights, frozen, in eval mode."""
-    return task.fresh(task.original, "untrained").requires_grad_(False).eval()
 
 
 class _Mixed:

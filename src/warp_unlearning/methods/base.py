@@ -20,7 +20,7 @@ from ..randomness import Streams
 from ..symmetry.options import Option as Option
 from ..training.update import Updates
 
-Set = Literal["forget", "retain"]
+SetName = Literal["forget", "retain"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +47,12 @@ class Task:
         """A copy of `model` with the weights of `untrained`, or without that, weights drawn from the named stream."""
         return fresh(model, generator=self.streams.generator(stream), untrained=self.untrained)
 
-    def batches(self, name: Set, size: int, *, epoch: int | None = None) -> Iterator[Batch]:
+    def batches(self, name: SetName, size: int, *, epoch: int | None = None) -> Iterator[Batch]:
         """Shuffled batches of a set: one pass in an order of this epoch's own, or without an epoch, pass after pass."""
         generator = self.streams.generator(name) if epoch is None else self.streams.generator(name, epoch)
         return shuffled(getattr(self, name), size, generator=generator, endless=epoch is None)
 
-    def batch_count(self, name: Set, size: int) -> int:
+    def batch_count(self, name: SetName, size: int) -> int:
         """How many batches one pass has."""
         return batch_shape(len(getattr(self, name)), size)[0]
 

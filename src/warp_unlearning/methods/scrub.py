@@ -20,7 +20,7 @@ from ..symmetry.move import Move
 from ..training.scoring import logits
 from ..training.stepper import Number, OptimizerName, Stepper
 from ..training.update import Update, Updates, staircase
-from .base import NormMode, Set, Task, option, require
+from .base import NormMode, SetName, Task, option, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +73,12 @@ class Scrub:
 
         updates = {"forget": task.update(leave), "retain": task.update(obey)}
         teachers = {"forget": Teacher(task.original, task.forget), "retain": Teacher(task.original, task.retain)}
-        sizes: dict[Set, int] = {"forget": self.forget_batch_size, "retain": self.retain_batch_size}
+        sizes: dict[SetName, int] = {"forget": self.forget_batch_size, "retain": self.retain_batch_size}
         counts = {name: task.batch_count(name, size) for name, size in sizes.items()}
         step, of = 0, min(self.max_epochs, self.epochs) * counts["forget"] + self.epochs * counts["retain"]
         for e in range(self.epochs):
             lr = self.lr * staircase(e / self.epochs, milestones=(0.5, 0.8, 0.9))
-            phases: tuple[Set, ...] = ("forget", "retain") if e < self.max_epochs else ("retain",)
+            phases: tuple[SetName, ...] = ("forget", "retain") if e < self.max_epochs else ("retain",)
             for phase in phases:
                 lessons = teachers[phase].batches(sizes[phase], generator=task.streams.generator(phase, e))
                 for i, lesson in enumerate(lessons, 1):
