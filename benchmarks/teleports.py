@@ -2,8 +2,7 @@
 `python benchmarks/teleports.py --network resnet18-cifar --retain 512 --forget 200 --beside OTHER_CHECKOUT/src`.
 
 - `request NAME`: the whole of `unlearn` by NGP with that defence (none, warp, fastwarp), at its default settings;
-- `move NAME`: one move of its null space, on all retain and forget examples (`warp` decomposes, `fastwarp` follows);
-- `fleet NAME`, with `--fleet LANES`: twice as many requests, so many side by side; seconds a model.
+- `move NAME`: one move of its null space, on all retain and forget examples (`warp` decomposes, `fastwarp` follows).
 
 Each version works in a process of its own, in turn; who goes first alternates. Plain torch (`plain_teleport.py`) takes
 part in moves, on a GPU in the process of this version. Prints medians, and the median of ratios of neighbouring runs
@@ -18,16 +17,16 @@ import json
 import resource
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
-from inspect import signature
+from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +36,17 @@ from torch import Tensor, nn
 HERE = Path(__file__).resolve().parent.parent / "src"
 WORKS = ("request none", "request warp", "request fastwarp", "move warp", "move fastwarp")
 Work = Callable[[], object]
+
+
+def known(*places: str) -> Any:
+    """The first of these names that the version has."""
+    for place in places:
+        module, _, name = place.partition(":")
+        try:
+            return getattr(import_module(f"warp_unlearning.{module}"), name)
+        except (ImportError, AttributeError):
+            continue
+    raise ImportError(f"none of {', '.join(places)}")
 
 
 @dataclass
@@ -92,12 +102,12 @@ def request(given: Problem, name: str) -> Work:
 
 def move(given: Problem, name: str) -> Work:
     from warp_unlearning import NullSpace, TrackedNullSpace
-    from warp_unlearning.symmetry.symmetry import Probe
 
+    make_probe = known("symmetry.base:Probe", "symmetry.symmetry:Probe")
     sizes = {"batch_size": given.options.retain, "forget_size": given.options.forget}
     symmetry = (NullSpace if name == "warp" else TrackedNullSpace)(energy=ENERGY, step_size=STEP, **sizes)
     draw, start = torch.Generator(), {name: p.detach().clone() for name, p in given.model.named_parameters()}
-    probe, model = Probe(given.batches, given.forget, start), deepcopy(given.model)
+    probe, model = make_probe(given.batches, given.forget, start), deepcopy(given.model)
     return moving(name, model, lambda: symmetry.move(model, generator=draw.manual_seed(0), probe=probe).shifts)
 
 
@@ -124,35 +134,6 @@ def moving(name: str, model: nn.Module, shifts: Callable[[], dict[str, Tensor]])
     return once
 
 
-def fleet(given: Problem, name: str) -> Work:
-    from warp_unlearning.data.examples import TensorExamples
-    from warp_unlearning.defense.registry import make_defense
-    from warp_unlearning.gpu.graphs import Compute
-    from warp_unlearning.gpu.lanes import side_by_side
-    from warp_unlearning.gpu.precision import lay_out
-    from warp_unlearning.methods import make_method
-    from warp_unlearning.methods.protocol import Task
-    from warp_unlearning.randomness import Streams
-    from warp_unlearning.unlearning.driver import drive, working_copy
-
-    device, lanes = given.retain[0].device, given.options.fleet
-    compute = Compute(device, "auto", capture=device.type == "cuda")
-    sets = [TensorExamples(*part) for part in (given.forget, given.retain)]
-    method = make_method("ngp", epochs=given.options.epochs)
-
-    def one(seed: int) -> Iterator[object]:
-        original, model = (lay_out(working_copy(given.model, device)) for _ in range(2))
-        task = Task(*sets, None, original.requires_grad_(False).eval(), 10, Streams(seed, "fleet"), compute)
-        # 7ddca7e hands the defence a generator, later versions streams.
-        old = "entropy" in signature(drive).parameters
-        secret = {"entropy": torch.Generator().manual_seed(seed)} if old else {"secret": Streams.secret(seed)}
-        defense = None if name == "none" else make_defense(name)
-        return drive(model, task, method, defense=defense, interval=100, **secret)
-
-    makers = [partial(one, seed) for seed in range(2 * lanes)]
-    return lambda: len(list(side_by_side(makers, at_once=lanes, device=device)))
-
-
 def timed(work: Work, device: torch.device) -> dict[str, float]:
     on_gpu = device.type == "cuda"
     clock = perf_counter if on_gpu or torch.get_num_threads() > 1 else process_time
@@ -160,10 +141,10 @@ def timed(work: Work, device: torch.device) -> dict[str, float]:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     began = clock()
-    models = work()
+    work()
     if on_gpu:
         torch.cuda.synchronize()
-    seconds = (clock() - began) / (models if isinstance(models, int) else 1)
+    seconds = clock() - began
     peak = torch.cuda.max_memory_allocated() if on_gpu else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"seconds": seconds, "GiB": peak / 2**30}
 
@@ -178,7 +159,7 @@ def serve(source: str, options: argparse.Namespace, pipe: Connection) -> None:
     while work := pipe.recv():
         if work not in known:
             kind, name = work.split()
-            known[work] = {"request": request, "move": move, "plain": plain, "fleet": fleet}[kind](given, name)
+            known[work] = {"request": request, "move": move, "plain": plain}[kind](given, name)
         pipe.send(timed(known[work], given.retain[0].device))
 
 
@@ -229,7 +210,6 @@ def main() -> None:
     parser.add_argument("--forget", type=int, default=122)
     parser.add_argument("--epochs", type=int, default=5, help="of a request")
     parser.add_argument("--works", nargs="*", default=WORKS)
-    parser.add_argument("--fleet", type=int, default=0, metavar="LANES")
     parser.add_argument("--without-plain", action="store_true")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=1)
@@ -237,7 +217,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON with all runs")
     options = parser.parse_args()
     results = {}
-    for work in (*options.works, *(("fleet none", "fleet warp") if options.fleet else ())):
+    for work in options.works:
         results[work] = measure(work, options)
         show(work, results[work])
         if options.out:
