@@ -18,24 +18,20 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from warp_unlearning.conformance.moves import permutation
+from warp_unlearning import Permutation, Warp
 from warp_unlearning.conformance.problem import Problem, digits_problem
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.defense.base import Defense
-from warp_unlearning.defense.certificate import Certificate
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.gpu.graphs import Captured, Compute, Function, Number
 from warp_unlearning.gpu.lanes import side_by_side
 from warp_unlearning.gpu.precision import Precision
 from warp_unlearning.methods.pgu import ProjectedGradient, retained_complement
-from warp_unlearning.methods.protocol import Task
 from warp_unlearning.methods.recipes import small_data_method
 from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
-from warp_unlearning.symmetry.move import MomentumReset, Move, apply_move
 from warp_unlearning.training.scoring import accuracy
 from warp_unlearning.training.training import Recipe, Training
-from warp_unlearning.training.update import Update
 from warp_unlearning.unlearning.driver import drive, make_task, working_copy
 
 SHORT: Mapping[str, Mapping[str, Any]] = {
@@ -165,35 +161,6 @@ class Watched(Captured):
             return self.function(*[on_meta(t) for t in self.given])
 
 
-class Moves:
-    """A defence that permutes channels after every third update, with momentum carried or, each second time, reset."""
-
-    name = "moves"
-
-    def start(self, model: nn.Module, task: Task, *, streams: Streams) -> Moving:
-        return Moving(model, streams.generator("moves"))
-
-
-class Moving:
-    certificates: tuple[Certificate, ...] = ()
-
-    def __init__(self, model: nn.Module, generator: torch.Generator) -> None:
-        assert isinstance(model, SmallResNet)
-        self._model, self._generator = model, generator
-
-    def between(self, update: Update) -> Move | None:
-        if update.step % 3:
-            return None
-        move = permutation(self._model, generator=self._generator)
-        apply_move(self._model, move)
-        return MomentumReset(move) if update.step % 2 else move
-
-    def finish(self) -> None: ...
-
-    def brought_back(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return state
-
-
 @pytest.fixture(scope="module")
 def problem() -> Problem:
     return digits_problem(seed=120)
@@ -211,10 +178,12 @@ def unlearned(
     return model
 
 
-@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize(
+    "momentum", [None, *(pytest.param(each, marks=pytest.mark.long) for each in ("carry", "reset"))]
+)
 @pytest.mark.parametrize("name", SHORT)
-def test_the_updates_of_a_method_can_be_captured(problem: Problem, name: str, moves: bool) -> None:
-    defense = Moves() if moves else None
+def test_the_updates_of_a_method_can_be_captured(problem: Problem, name: str, momentum: Any) -> None:
+    defense = None if momentum is None else Warp(Permutation(), every=6, momentum=momentum)
     compute = Watching()
     plain, watched = unlearned(problem, name, None, defense), unlearned(problem, name, compute, defense)
     for (key, a), b in zip(plain.named_parameters(), watched.parameters(), strict=True):
