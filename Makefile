@@ -63,17 +63,18 @@ test-slow: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray]"
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow tests -vv | tee tests/slow-outcome.txt
 
-# Tests marked `gpu`, and teleports beside plain torch, on a machine with a GPU. GPU_PYTHON=python3 takes an interpreter
-# that has torch, scikit-learn, pytest and hypothesis, and no .venv is made; BESIDE=OTHER/src times another version too.
-# The last outcome is in tests/gpu-outcome.txt.
+# Tests marked `gpu`, and captured work beside plain and beside another version (BESIDE=OTHER/src), on a machine with a
+# GPU. GPU_PYTHON=python3 takes an interpreter that has torch, scikit-learn, pytest and hypothesis, and no .venv is made.
+# The last outcome is in tests/gpu-outcome.txt; times also in OUT, this folder unless given.
 GPU_PYTHON ?= $(BIN)/python
+OUT ?= .
 
 test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
 	@$(GPU_PYTHON) -c "import sys, torch; torch.cuda.is_available() or sys.exit('torch sees no GPU here')"
 	@set -o pipefail; export PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH}; failed=0; \
 		{ $(GPU_PYTHON) -m pytest -m gpu -vv --no-header -p no:cacheprovider $$(grep -rlE "mark\.gpu" tests) || failed=1; \
-		$(GPU_PYTHON) benchmarks/teleports.py --device cuda --network resnet18 --retain 2048 --forget 256 --fleet 8 \
-			--warm-up 3 $(if $(BESIDE),--beside $(BESIDE)) || failed=1; exit $$failed; } 2>&1 | tee tests/gpu-outcome.txt
+		$(GPU_PYTHON) benchmarks/gpu_check.py --out $(OUT)/gpu-check $(if $(BESIDE),--beside $(BESIDE)) || failed=1; \
+		exit $$failed; } 2>&1 | tee tests/gpu-outcome.txt
 
 wheel: setup
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

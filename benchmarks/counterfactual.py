@@ -36,7 +36,7 @@ from warp_unlearning.attacks.membership.audit import Audit
 from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.shadow_audit import audit_against_originals, shadow_audit
 from warp_unlearning.attacks.membership.shadow_design import ShadowDesign, shadow_design
-from warp_unlearning.data.examples import Taken, TensorExamples
+from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.data.sampling import crop_flip
 from warp_unlearning.gpu.graphs import Compute
@@ -178,17 +178,6 @@ class Lane:
         # What is captured is captured for one size of batch.
         self.train = compute.update(self._train)
         self.moves = {round(part * recipe.batch_size): compute.update(self._move) for part in MOVE_BATCHES}
-        self.moves_of_views = {size: compute.update(self._move) for size in self.moves}
-        self.views: tuple[Tensor, ...] | None = None
-
-    def show(self, x: Tensor, wanted: Tensor) -> tuple[Tensor, ...]:
-        """Views of examples, and the logits that are wanted for them, where a captured update finds them."""
-        if self.views is None:
-            # Forget sets differ by an example or two.
-            self.views = tuple(part.new_zeros(len(x) + 64, *part.shape[1:]) for part in (x, wanted))
-        for place, value in zip(self.views, (x, wanted), strict=True):
-            place[: len(x)] = value
-        return self.views
 
     def begin(self, start: State | int, *, training: bool) -> None:
         """Take up given weights, or draw them by a seed, and forget momentum."""
@@ -263,8 +252,12 @@ def training(
                 mirrored = torch.randint(0, 1 + recipe.flip, (len(mine), 1), generator=draws, device=device)
                 drawn = torch.cat([shift, mirrored], 1)
             batch = order[first : first + size]
-            taken = Taken(problem.train.x, batch), Taken(problem.train.y, batch)
-            lane.train(*taken, drawn[first : first + size], lr * cosine(update / updates))
+            lane.train(
+                problem.train.x[batch],
+                problem.train.y[batch],
+                drawn[first : first + size],
+                lr * cosine(update / updates),
+            )
             yield
         return answer(lane, asked, keep=keep, near=near)
 
@@ -289,17 +282,16 @@ def moving(
             lane.begin(original.state, training=False)
             lane.wanted.copy_(centred(original.everything))
             lane.wanted[parts[0]] = centred(wanted)
-            x, y, step = problem.train.x, lane.wanted, lane.moves[size]
+            x, y = problem.train.x, lane.wanted
         else:
             x, y = views(lane, original, reference, parts, wanted, draws)
-            step = lane.moves_of_views[size]
             sizes = [count * len(part) for count, part in zip(VIEWS, parts, strict=True)]
             parts = list(torch.arange(sum(sizes), device=problem.device).split(sizes))
         rows = [
             part[torch.randint(len(part), (updates, size), generator=draws, device=problem.device)] for part in parts
         ]
         for update, row in enumerate(torch.cat(rows, 1)):
-            step(Taken(x, row), Taken(y, row), lr * cosine(update / updates))
+            lane.moves[size](x[row], y[row], lr * cosine(update / updates))
             yield
         return answer(lane, asked, keep=False, near=near)
 
@@ -326,7 +318,7 @@ def views(
             said[mine] = ask(lane, found[1][mine])
     lane.begin(original.state, training=False)
     said_of = [wanted, said, original.everything[parts[1]], ask(lane, found[3])]
-    return lane.show(torch.cat(found), centred(torch.cat(said_of)))
+    return torch.cat(found), centred(torch.cat(said_of))
 
 
 def ask(lane: Lane, x: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ def main() -> None:
 def reference(work: Workload, test: TensorExamples, others: Sequence[float], at_once: int) -> dict[str, Any]:
     """Test accuracies of the same models in float32 by torch's own layers, and how much larger `others` are."""
     plain = replace(work, recipe=replace(work.recipe, precision="float32"))
-    trained = train_fleet(plain, test, count=len(others), at_once=at_once, swift=False)
+    trained = train_fleet(plain, test, count=len(others), at_once=at_once)
     more = mean(np.subtract(others, trained.accuracies))
     print(f"{len(others)} models in float32 in {trained.seconds:.1f} s; the others' accuracy is larger by {more}")
     return asdict(trained) | {"difference": asdict(more)}

@@ -14,13 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 from copy import deepcopy
-from functools import partial
 from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 from hand_written import LOOPS
-from interleaved import HERE, Work, add_arguments, measure, show
+from interleaved import HERE, Work, add_arguments, measure, show, workers
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -200,8 +199,9 @@ def main() -> None:
     results = {}
     for work in options.works:
         for each in versions(options, work):
-            sources = {v: (options.beside if v == "other" else HERE, what) for v, what in each.items()}
-            taken = measure(sources, partial(prepare), options)
+            folders = {version: options.beside if version == "other" else HERE for version in each}
+            with workers(folders, prepare, options) as pipes:
+                taken = measure(pipes, each, options)
             label = work + (", batch norm frozen" if "opacus" in each else "")
             show(label, taken)
             plain = next(v for v in reversed(each) if v not in ("new", "other"))

@@ -2,8 +2,7 @@
 `python benchmarks/teleports.py --network resnet18-cifar --retain 512 --forget 200 --beside OTHER_CHECKOUT/src`.
 
 - `request NAME`: the whole of `unlearn` by NGP with that defence (none, warp, fastwarp), at its default settings;
-- `move NAME`: one move of its null space, on all retain and forget examples (`warp` decomposes, `fastwarp` follows);
-- `fleet NAME`, with `--fleet LANES`: twice as many requests, so many side by side; seconds a model.
+- `move NAME`: one move of its null space, on all retain and forget examples (`warp` decomposes, `fastwarp` follows).
 
 Each version works in a process of its own (`interleaved.py`); plain torch is `plain_teleport.py`.
 """
@@ -12,15 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
-from inspect import signature
 
 import torch
 import torch.nn.functional as F
-from interleaved import HERE, Work, add_arguments, measure, show
+from interleaved import HERE, Work, add_arguments, known, measure, show, sources, workers
 from plain_teleport import ENERGY, STEP, Examples, plain_bases, plain_shifts
 from torch import Tensor, nn
 
@@ -80,12 +77,12 @@ def request(given: Problem, name: str) -> Work:
 
 def move(given: Problem, name: str) -> Work:
     from warp_unlearning import NullSpace, TrackedNullSpace
-    from warp_unlearning.symmetry.symmetry import Probe
 
+    make_probe = known("symmetry.base:Probe", "symmetry.symmetry:Probe")
     sizes = {"batch_size": given.options.retain, "forget_size": given.options.forget}
     symmetry = (NullSpace if name == "warp" else TrackedNullSpace)(energy=ENERGY, step_size=STEP, **sizes)
     draw, start = torch.Generator(), {name: p.detach().clone() for name, p in given.model.named_parameters()}
-    probe, model = Probe(given.batches, given.forget, start), deepcopy(given.model)
+    probe, model = make_probe(given.batches, given.forget, start), deepcopy(given.model)
     return moving(name, model, lambda: symmetry.move(model, generator=draw.manual_seed(0), probe=probe).shifts)
 
 
@@ -112,36 +109,7 @@ def moving(name: str, model: nn.Module, shifts: Callable[[], dict[str, Tensor]])
     return once
 
 
-def fleet(given: Problem, name: str) -> Work:
-    from warp_unlearning.data.examples import TensorExamples
-    from warp_unlearning.defense.registry import make_defense
-    from warp_unlearning.gpu.graphs import Compute
-    from warp_unlearning.gpu.lanes import side_by_side
-    from warp_unlearning.gpu.precision import lay_out
-    from warp_unlearning.methods import make_method
-    from warp_unlearning.methods.base import Task
-    from warp_unlearning.randomness import Streams
-    from warp_unlearning.unlearning.driver import drive, working_copy
-
-    device, lanes = given.retain[0].device, given.options.fleet
-    compute = Compute(device, "auto", capture=device.type == "cuda")
-    sets = [TensorExamples(*part) for part in (given.forget, given.retain)]
-    method = make_method("ngp", epochs=given.options.epochs)
-
-    def one(seed: int) -> Iterator[object]:
-        original, model = (lay_out(working_copy(given.model, device)) for _ in range(2))
-        task = Task(*sets, None, original.requires_grad_(False).eval(), 10, Streams(seed, "fleet"), compute)
-        # 7ddca7e hands the defence a generator, later versions streams.
-        old = "entropy" in signature(drive).parameters
-        secret = {"entropy": torch.Generator().manual_seed(seed)} if old else {"secret": Streams.secret(seed)}
-        defense = None if name == "none" else make_defense(name)
-        return drive(model, task, method, defense=defense, interval=100, **secret)
-
-    makers = [partial(one, seed) for seed in range(2 * lanes)]
-    return lambda: len(list(side_by_side(makers, at_once=lanes, device=device)))
-
-
-WORKS_OF = {"request": request, "move": move, "plain": plain, "fleet": fleet}
+WORKS_OF = {"request": request, "move": move, "plain": plain}
 
 
 def prepare(options: argparse.Namespace, work: str) -> Work:
@@ -157,15 +125,15 @@ def main() -> None:
     parser.add_argument("--forget", type=int, default=122)
     parser.add_argument("--epochs", type=int, default=5, help="of a request")
     parser.add_argument("--works", nargs="*", default=WORKS)
-    parser.add_argument("--fleet", type=int, default=0, metavar="LANES")
     parser.add_argument("--without-plain", action="store_true")
     options = parser.parse_args()
     results = {}
-    for work in (*options.works, *(("fleet none", "fleet warp") if options.fleet else ())):
-        versions = {"new": (HERE, work)} | ({"other": (options.beside, work)} if options.beside else {})
+    for work in options.works:
+        versions, works = sources(options), dict.fromkeys(sources(options), work)
         if work.startswith("move") and not options.without_plain:
-            versions["plain"] = (HERE, work.replace("move", "plain"))
-        results[work] = measure(versions, prepare, options)
+            versions["plain"], works["plain"] = HERE, work.replace("move", "plain")
+        with workers(versions, prepare, options) as pipes:
+            results[work] = measure(pipes, works, options)
         show(work, results[work])
         if options.out:
             options.out.write_text(json.dumps({"options": vars(options), "results": results}, default=str, indent=1))

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from warp_unlearning.conformance.problem import Problem, digits_problem
-from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.gpu.graphs import Captured, Compute, CudaGraph, Pool, capturable_stream
-from warp_unlearning.gpu.lanes import side_by_side
-from warp_unlearning.gpu.precision import Precision
-from warp_unlearning.methods.base import Task
-from warp_unlearning.methods.pgu import ProjectedGradient, retained_complement
-from warp_unlearning.methods.registry import small_data_method
-from warp_unlearning.models.networks import SmallResNet
-from warp_unlearning.randomness import Streams
-from warp_unlearning.training.scoring import accuracy
-from warp_unlearning.training.training import Recipe, Training
-from warp_unlearning.unlearning.driver import drive, make_task, working_copy
-
-from .test_capturable import SHORT
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -32,16 +14,6 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 def on_gpu(test):  # type: ignore[no-untyped-def]
     needs = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are captured on a GPU, and there is none")
     return pytest.mark.gpu(needs(test))
-
-
-@pytest.fixture(scope="module")
-def problem() -> Problem:
-    return digits_problem(seed=120)
-
-
-def task_of(problem: Problem, model: nn.Module, compute: Compute) -> Task:
-    task = make_task(model, forget=problem.forget, retain=problem.retain, validation=problem.validation, seed=3)
-    return Task(task.forget, task.retain, task.validation, task.original, task.classes, task.streams, compute)
 
 
 @pytest.mark.parametrize("enabled", [False, True])
@@ -69,24 +41,6 @@ def test_updates_are_computed_in_the_precision_of_the_task_or_their_own() -> Non
 
     found = [compute.update(function, precision=p)(torch.ones(1, 3))["output"].dtype for p in (None, "float32", "bf16")]
     assert found == [torch.bfloat16, torch.float32, torch.bfloat16]
-
-
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_a_projection_is_exact_whatever_the_precision_of_the_pass(problem: Problem, precision: Precision) -> None:
-    model = working_copy(problem.original, CPU)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    task = task_of(problem, model, Compute(CPU, precision))
-    method = small_data_method("pgu", **SHORT["pgu"])
-    assert isinstance(method, ProjectedGradient)
-    bases = retained_complement(model, task, samples=method.samples, energy=method.energy, rule=method.rule).bases
-    for _ in drive(model, task, method, secret=Streams.secret(0)):
-        pass
-    moved = 0.0
-    for name, basis in bases.items():
-        step = (dict(model.named_parameters())[name].detach() - before[name]).flatten(1)
-        moved += float(step.norm())
-        assert float((step @ basis.basis[0]).norm()) <= 1e-3 * float(step.norm()) + 1e-7, name
-    assert moved > 0
 
 
 @on_gpu
@@ -131,46 +85,6 @@ def test_functions_that_share_memory_do_not_disturb_each_other() -> None:
         found = [update(x)["found"] for update in updates]
         for k, value in enumerate(found, 1):
             torch.testing.assert_close(value, (x * k).sin().sum())
-
-
-@on_gpu
-@pytest.mark.parametrize("name", SHORT)
-@pytest.mark.parametrize("defense", [None, "warp"])
-def test_a_captured_method_agrees_with_a_plain_one(problem: Problem, name: str, defense: str | None) -> None:
-    models = []
-    for capture in (False, True):
-        model = working_copy(problem.original, GPU)
-        task = task_of(problem, model, Compute(GPU, capture=capture))
-        method = small_data_method(name, **SHORT[name])
-        guard = None if defense is None else make_defense(defense)
-        for _ in drive(model, task, method, defense=guard, secret=Streams.secret(1)):
-            pass
-        models.append(model)
-    plain, captured = (nn.utils.parameters_to_vector(model.parameters()).detach() for model in models)
-    start = nn.utils.parameters_to_vector(problem.original.parameters()).detach().to(GPU)
-    # Sums in another order change which weights a mask or a basis just lets through; the rest agrees far better.
-    assert float((plain - captured).norm()) < 0.1 * float((plain - start).norm())
-
-
-@on_gpu
-def test_trainings_side_by_side_agree_with_plain_ones_in_accuracy(problem: Problem) -> None:
-    examples, test = (TensorExamples(s.x, s.y).to(GPU) for s in (problem.retain, problem.validation))
-
-    def steps(seed: int, *, capture: bool) -> Generator[object, None, float]:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            model = SmallResNet().to(GPU)
-        compute = Compute(GPU, capture=capture)
-        training = Training(model, examples, recipe=Recipe(epochs=8), streams=Streams(seed), compute=compute)
-        yield from training.updates()
-        return accuracy(training.model, test)
-
-    def accuracies(at_once: int, *, capture: bool) -> list[float]:
-        makers = [partial(steps, seed, capture=capture) for seed in range(8)]
-        return [value for _, value in side_by_side(makers, at_once=at_once, device=GPU)]
-
-    plain, fleet = accuracies(1, capture=False), accuracies(4, capture=True)
-    assert sum(fleet) / 8 == pytest.approx(sum(plain) / 8, abs=0.03)
 
 
 @on_gpu

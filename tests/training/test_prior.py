@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from math import log, log10
+from math import log10
 
 import pytest
 import torch
@@ -129,10 +129,9 @@ def test_a_run_on_a_gpu_can_be_taken_up_from_a_checkpoint_that_was_on_the_cpu() 
 
 def test_updates_are_numbered_and_name_their_losses() -> None:
     updates = finished(training())
-    assert [u.step for u in updates] == list(range(1, 13))
-    assert {u.of for u in updates} == {12}
-    assert [u.epoch for u in updates] == [e for e in range(3) for _ in range(4)]
-    assert [u.step for u in updates if u.ends_epoch] == [4, 8, 12]
+    assert [(u.step, u.of, u.epoch, u.ends_epoch) for u in updates] == [
+        (i, 12, (i - 1) // 4, i % 4 == 0) for i in range(1, 13)
+    ]
     for update in updates:
         assert set(update.losses) == {"prior", "squares", "bands", "divergence"}
         assert not any(loss.requires_grad for loss in update.losses.values())
@@ -182,14 +181,6 @@ def test_held_out_digits_are_drawn_far_better_than_by_their_mean() -> None:
     blind = float((known.x.mean(0) - held.x).square().mean())
     assert -10 * log10(error(run, held) / blind) > 8
     check_generator(generator, shape=(1, 8, 8))
-
-
-def test_less_noise_tells_more_and_costs_more_divergence() -> None:
-    images = blobs(80)
-    runs = {noise: training(images, noise=noise, epochs=25, lr=5e-3, edges=0.0) for noise in (0.03, 1.0)}
-    last = {noise: finished(run)[-1].losses for noise, run in runs.items()}
-    assert float(last[0.03]["divergence"]) > 2 + 2 * float(last[1.0]["divergence"])
-    assert error(runs[0.03], images) < 0.5 * error(runs[1.0], images)
 
 
 def test_a_generator_with_classes_learns_from_the_labels() -> None:
@@ -267,14 +258,6 @@ def test_settings_that_cannot_be(options: dict[str, float], message: str) -> Non
 def test_images_that_cannot_be_learned_from(images: TensorExamples, message: str) -> None:
     with pytest.raises(InputError, match=message):
         training(images)
-
-
-def test_a_latent_that_tells_nothing_costs_nothing() -> None:
-    x = torch.zeros(2, 1, 4, 4)
-    terms = prior_loss(x, x, torch.zeros(2, 3), torch.zeros(2, 3), recipe=PriorRecipe())
-    assert float(terms["prior"]) == 0.0
-    wide = prior_loss(x, x, torch.zeros(2, 3), torch.full((2, 3), log(4.0)), recipe=PriorRecipe())
-    assert float(wide["divergence"]) == pytest.approx(3 * 0.5 * (3 - log(4.0)))
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

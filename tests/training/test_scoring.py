@@ -12,7 +12,7 @@ from torch import nn
 
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.training.scoring import accuracy, correctness, logit_confidence, logits, losses
+from warp_unlearning.training.scoring import accuracy, logit_confidence, logits, losses
 
 Network = Callable[..., nn.Sequential]
 Points = Callable[..., TensorExamples]
@@ -89,11 +89,6 @@ def test_shapes_carry_over() -> None:
     assert found[1, 2] == logit_confidence(logits[1, 2], labels[1, 2])
 
 
-def test_correctness_is_the_sign_of_the_margin() -> None:
-    found = correctness([[1.0, 0.0, 0.5], [1.0, 2.0, 0.0], [1.0, 1.0, 0.0]], [0, 0, 0])
-    np.testing.assert_array_equal(found, [1.0, 0.0, 0.0])
-
-
 @pytest.mark.parametrize(
     ("logits", "labels", "error", "message"),
     [
@@ -108,6 +103,5 @@ def test_correctness_is_the_sign_of_the_margin() -> None:
 def test_what_has_no_confidence_is_refused(
     logits: list[list[float]], labels: list[int], error: type[Exception], message: str
 ) -> None:
-    for score in (logit_confidence, correctness):
-        with pytest.raises(error, match=message):
-            score(logits, labels)
+    with pytest.raises(error, match=message):
+        logit_confidence(logits, labels)

@@ -104,15 +104,20 @@ def test_step_along_uses_the_gradients_given(network: Network) -> None:
         torch.testing.assert_close(p.detach(), before[name] - 0.5)
 
 
-def test_parameters_that_need_no_gradient_stay(network: Network, points: Points) -> None:
+@pytest.mark.parametrize("frozen", [True, False])
+def test_only_parameters_that_are_trained_and_named_move_or_get_gradients(
+    network: Network, points: Points, frozen: bool
+) -> None:
     model, data = network(), points()
-    model[0].requires_grad_(False)
+    names = ["1.weight", "1.bias", "3.weight", "3.bias"]
+    if frozen:
+        model[0].requires_grad_(False)
     before = weights_of(model)
-    stepper = Stepper(model, weight_decay=0.1)
-    assert stepper.names == ["1.weight", "1.bias", "3.weight", "3.bias"]
+    stepper = Stepper(model, only=None if frozen else set(names), weight_decay=0.1)
+    assert stepper.names == names
     stepper.step(loss_of(model, data), lr=0.1)
-    for name, p in model.named_parameters():
-        assert torch.equal(p, before[name]) == name.startswith("0.")
+    assert [n for n, p in model.named_parameters() if not torch.equal(p, before[n])] == names
+    assert [n for n, p in model.named_parameters() if p.grad is not None] == names
 
 
 def masked(model: nn.Module) -> Mask:
@@ -177,15 +182,6 @@ def test_a_rescaling_divides_momentum_and_its_square_divides_second_moments(
         torch.testing.assert_close(after["exp_avg_sq.1.bias"], before["exp_avg_sq.1.bias"][order] / scale**2)
 
 
-def test_no_move_carries_nothing(network: Network, points: Points) -> None:
-    model, data = network(), points()
-    stepper = Stepper(model)
-    stepper.step(loss_of(model, data), lr=0.1)
-    before = {n: t.clone() for n, t in stepper.state().items()}
-    stepper.carry(None)
-    assert all(torch.equal(t, before[n]) for n, t in stepper.state().items())
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_saved_state_continues_to_the_same_bits(network: Network, points: Points, optimizer: Any) -> None:
     model, data = network(), points()
@@ -208,40 +204,15 @@ def test_unusable_models_and_names_are_refused(network: Network) -> None:
         Stepper(network(), optimizer="lion")  # type: ignore[arg-type]
 
 
-def test_step_along_gives_gradients_their_parameters_memory_layout() -> None:
-    model = torch.nn.Conv2d(4, 3, 3).to(memory_format=torch.channels_last)
-    stepper = Stepper(model)
-    stepper.step_along({n: torch.ones(p.shape) for n, p in model.named_parameters()}, lr=0.1)
-    assert all(p.grad is not None and p.grad.stride() == p.stride() for p in model.parameters())
-
-
-def test_only_the_named_parameters_move_or_get_gradients() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    stepper = Stepper(model, only={"1.weight"}, weight_decay=0.1)
-    stepper.step(model(torch.ones(2, 3)).square().sum(), lr=0.1)
-    moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
-    assert moved == {"1.weight"} == {n for n, p in model.named_parameters() if p.grad is not None}
-
-
-def test_state_is_put_back_in_its_parameters_memory_layout() -> None:
-    first = torch.nn.Conv2d(4, 3, 3)
-    stepper = Stepper(first)
-    stepper.step(first(torch.ones(1, 4, 5, 5)).square().sum(), lr=0.1)
-    second = torch.nn.Conv2d(4, 3, 3).to(memory_format=torch.channels_last)
-    other = Stepper(second)
-    other.load_state(stepper.state())
-    buffer = other.optimizer.state[second.weight]["momentum_buffer"]
-    assert buffer.stride() == second.weight.stride()
-    assert torch.equal(buffer, stepper.optimizer.state[first.weight]["momentum_buffer"])
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_reset_forgets_all_state_and_goes_on_as_a_fresh_optimizer(
     network: Network, points: Points, hidden_move: Callable[..., ChannelMove], optimizer: Any
 ) -> None:
+    """The mask of a `MomentumReset` moves all the same."""
     model, data = network(), points()
-    stepper = Stepper(model, optimizer=optimizer, momentum=0.9, weight_decay=0.01)
+    mask = masked(model)
+    allowed = mask.movable["0.weight"].clone()
+    stepper = Stepper(model, optimizer=optimizer, momentum=0.9, weight_decay=0.01, constraint=mask)
     for rate in RATES[:2]:
         stepper.step(loss_of(model, data), lr=rate)
     assert stepper.state()
@@ -250,25 +221,12 @@ def test_a_reset_forgets_all_state_and_goes_on_as_a_fresh_optimizer(
     other = deepcopy(model)
     stepper.carry(MomentumReset(move))
     assert all(not value.any() for value in stepper.state().values())
-    fresh = Stepper(other, optimizer=optimizer, momentum=0.9, weight_decay=0.01)
+    assert torch.equal(mask.movable["0.weight"], allowed[[3, 0, 5, 1, 4, 2]])
+    fresh = Stepper(other, optimizer=optimizer, momentum=0.9, weight_decay=0.01, constraint=mask)
     for rate in RATES[2:]:
         stepper.step(loss_of(model, data), lr=rate)
         fresh.step(loss_of(other, data), lr=rate)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-
-
-def test_a_reset_still_carries_the_constraint(
-    network: Network, points: Points, hidden_move: Callable[..., ChannelMove]
-) -> None:
-    model, data = network(), points()
-    mask = masked(model)
-    allowed = {n: m.clone() for n, m in mask.movable.items()}
-    stepper = Stepper(model, constraint=mask)
-    stepper.step(loss_of(model, data), lr=0.1)
-    order = [3, 0, 5, 1, 4, 2]
-    stepper.carry(MomentumReset(hidden_move(order)))
-    assert torch.equal(mask.movable["0.weight"], allowed["0.weight"][order])
-    assert not torch.equal(mask.movable["0.weight"], allowed["0.weight"])
 
 
 def test_a_shift_carries_momentum_as_it_is_and_no_move_at_all_does_not_reset(network: Network, points: Points) -> None:
@@ -284,7 +242,7 @@ def test_a_shift_carries_momentum_as_it_is_and_no_move_at_all_does_not_reset(net
 
 
 @pytest.mark.parametrize("max_norm", [None, 1.0])
-def test_gradients_are_laid_out_in_memory_as_their_parameters(max_norm: float | None) -> None:
+def test_gradients_and_state_are_laid_out_in_memory_as_their_parameters(max_norm: float | None) -> None:
     model = nn.Conv2d(3, 2, 2, bias=False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     weight = model.weight
     factors = torch.arange(24.0).reshape(weight.shape)
@@ -296,3 +254,10 @@ def test_gradients_are_laid_out_in_memory_as_their_parameters(max_norm: float | 
     assert weight.grad is not None
     assert weight.grad.stride() == weight.stride()
     torch.testing.assert_close(weight.detach(), expected)
+    stepper.step_along({"weight": factors.contiguous()}, lr=0.1)
+    assert weight.grad.stride() == weight.stride()
+    other = Stepper(nn.Conv2d(3, 2, 2, bias=False))
+    other.load_state({"momentum_buffer.weight": weight.detach()})
+    (buffer,) = (state["momentum_buffer"] for state in other.optimizer.state.values())
+    assert buffer.is_contiguous()
+    assert torch.equal(buffer, weight)

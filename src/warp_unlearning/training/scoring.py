@@ -8,6 +8,7 @@ way.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,7 +87,9 @@ def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> NDArray[np.float64
     >>> logit_confidence([[800.0, -800.0]], [0])
     array([1600.])
     """
-    values, truth = _checked(logits, labels)
+    values, truth = np.asarray(logits, dtype=np.float64), np.asarray(labels)
+    _check_logits(values, truth)
+    truth = truth.astype(np.int64)
     own = np.take_along_axis(values, truth[..., None], -1)[..., 0]
     others = values.copy()
     np.put_along_axis(others, truth[..., None], -np.inf, -1)
@@ -95,23 +98,7 @@ def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> NDArray[np.float64
     return np.asarray(own - rest, dtype=np.float64)
 
 
-def correctness(logits: ArrayLike, labels: ArrayLike) -> NDArray[np.float64]:
-    """1 where the label has the largest logit, 0 elsewhere: the weaker score, one bit of what `logit_confidence` knows.
-
-    A label that shares the largest logit with another class counts as not found.
-
-    >>> correctness([[2.0, 1.0], [2.0, 1.0]], [0, 1])
-    array([1., 0.])
-    """
-    values, truth = _checked(logits, labels)
-    own = np.take_along_axis(values, truth[..., None], -1)[..., 0]
-    others = values.copy()
-    np.put_along_axis(others, truth[..., None], -np.inf, -1)
-    return np.asarray(own > others.max(-1), dtype=np.float64)
-
-
-def _checked(logits: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    values, truth = np.asarray(logits, dtype=np.float64), np.asarray(labels)
+def _check_logits(values: NDArray[np.float64], truth: NDArray[Any]) -> None:
     if values.ndim < 1 or values.shape[:-1] != truth.shape:
         raise InputError(f"logits of shape {values.shape} and labels of shape {truth.shape}; labels lack the last axis")
     if values.shape[-1] < 2:
@@ -124,7 +111,6 @@ def _checked(logits: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64],
         )
     if not np.isfinite(values).all():
         raise DataError(f"{np.count_nonzero(~np.isfinite(values))} logits are not finite; the model has diverged")
-    return values, truth.astype(np.int64)
 
 
 def mean_energy(model: nn.Module, examples: Examples, *, batch_size: int = 256) -> float | None:
