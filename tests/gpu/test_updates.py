@@ -183,7 +183,7 @@ def unlearned(
 )
 @pytest.mark.parametrize("name", SHORT)
 def test_the_updates_of_a_method_can_be_captured(problem: Problem, name: str, momentum: Any) -> None:
-    defense = None if momentum is None else Warp(Permutation(), every=6, momentum=momentum)
+    defense = None if momentum is None else Warp(Permutation(), every=3, momentum=momentum)
     compute = Watching()
     plain, watched = unlearned(problem, name, None, defense), unlearned(problem, name, compute, defense)
     for (key, a), b in zip(plain.named_parameters(), watched.parameters(), strict=True):

@@ -123,20 +123,6 @@ def test_bases_follow_a_move_with_the_inputs(
     assert (step @ moved_inputs).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("rank", [3, 6])
-def test_taps_that_meet_only_padding_are_left_as_they_are(layout: torch.memory_format, rank: int) -> None:
-    taps = torch.tensor([4, 5])
-    wide = torch.zeros(4, 9, rank, dtype=torch.float64)
-    wide[:, taps] = orthonormal(8, rank).reshape(4, 2, rank)
-    step = normal(5, 4, 3, 3, seed=7).contiguous(memory_format=layout)
-    protected = bases(w=wide.flatten(0, 1))
-    found = InputComplement(protected, met={"w": taps}).limit_gradient("w", step)
-    torch.testing.assert_close(found, InputComplement(protected).limit_gradient("w", step))
-    assert torch.equal(found.flatten(2)[:, :, [0, 8]], step.flatten(2)[:, :, [0, 8]])
-    assert not torch.allclose(found.flatten(2)[:, :, taps], step.flatten(2)[:, :, taps])
-
-
 def test_groups_that_trade_places_take_their_bases_along() -> None:
     """Four groups of two rows, each of which reads inputs of its own; the third never sees its first coordinate."""
     inputs = normal(4, 9, 3, seed=2)

@@ -131,17 +131,12 @@ def retained_complement(model: nn.Module, task: Task, *, samples: int, energy: f
             stacklevel=2,
         )
     bases: dict[str, InputBasis] = {}
-    # Kernel taps that see some input and not only padding, in layers where others see none.
-    live: dict[str, Tensor] = {}
     for name in list(moments):
         moment = moments.pop(name)
         found, reached = moment.leading(energy, rule=rule), moment.energy > 0
         basis = found.basis.to(parameters[name].dtype)
         bases[name] = InputBasis(name, None, basis, found.ranks, reached, found.captured, moment.positions)
-        taps = reached.reshape(-1, parameters[name][0, 0].numel()).any(0)
-        if not taps.all():
-            live[name] = taps.nonzero().flatten()
-    return InputComplement(bases, met=live)
+    return InputComplement(bases)
 
 
 class _Stop:

@@ -63,16 +63,14 @@ def _inverted(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class InputComplement:
     """Each weight moves only in directions orthogonal to its layer's inputs; parameters without a basis stay.
 
-    `bases` are by the name of a weight, which moves without its bias. Where a kernel has taps that meet nothing but
-    padding, `met` names the others, int64: the basis is zero in the rest, and need not be multiplied there.
+    `bases` are by the name of a weight, which moves without its bias.
     """
 
-    def __init__(self, bases: Mapping[str, InputBasis], *, met: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(self, bases: Mapping[str, InputBasis]) -> None:
         self.bases = {
             name: replace(basis, basis=basis.basis.clone(), reached=basis.reached.clone())
             for name, basis in bases.items()
         }
-        self._met = dict(met or {})
 
     def __contains__(self, name: object) -> bool:
         return name in self.bases
@@ -87,16 +85,9 @@ class InputComplement:
         """The projected gradient, zero for parameters without a basis."""
         if name not in self:
             return torch.zeros_like(gradient)
-        basis, met = self.bases[name].basis, self._met.get(name)
+        basis = self.bases[name].basis
         rows = gradient.reshape(len(basis), -1, basis.shape[1])
-        if met is None:
-            return project_out(rows, basis).reshape(gradient.shape)
-        window = gradient[0].shape[0], gradient[0, 0].numel()
-        rows = rows.reshape(*rows.shape[:2], *window)
-        some = rows.index_select(3, met)
-        basis = basis.reshape(len(basis), *window, basis.shape[2]).index_select(2, met).flatten(1, 2)
-        projected = project_out(some.flatten(2), basis).reshape(some.shape)
-        return rows.index_copy(3, met, projected).reshape(gradient.shape)
+        return project_out(rows, basis).reshape(gradient.shape)
 
     def carry(self, move: Move) -> None:
         """Bases of the moved inputs, made orthonormal again."""
