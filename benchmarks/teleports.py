@@ -92,7 +92,7 @@ def request(given: Problem, name: str) -> Work:
 
 def move(given: Problem, name: str) -> Work:
     from warp_unlearning import NullSpace, TrackedNullSpace
-    from warp_unlearning.symmetry.symmetry import Probe
+    from warp_unlearning.symmetry.base import Probe
 
     sizes = {"batch_size": given.options.retain, "forget_size": given.options.forget}
     symmetry = (NullSpace if name == "warp" else TrackedNullSpace)(energy=ENERGY, step_size=STEP, **sizes)

@@ -16,7 +16,7 @@ from warp_unlearning import unlearn
 from warp_unlearning.defense.registry import make_defense
 from warp_unlearning.methods.protocol import Task
 from warp_unlearning.symmetry.layer_inputs import linear_weights
-from warp_unlearning.symmetry.move import Move
+from warp_unlearning.symmetry.moves import Move
 from warp_unlearning.training.update import Update
 
 State = dict[str, Tensor]

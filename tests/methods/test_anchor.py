@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from warp_unlearning.methods.anchor import Anchor
-from warp_unlearning.symmetry.move import AxisMap, ChannelMove, apply_move
+from warp_unlearning.symmetry.moves import AxisMap, ChannelMove, apply_move
 
 
 def drift(model: nn.Module, seed: int) -> None:

@@ -18,9 +18,8 @@ from warp_unlearning.methods.pgu import ProjectedGradient
 from warp_unlearning.methods.protocol import Task
 from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.move import apply_move
-from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.moves import apply_move
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
 
 
 def loss_by_loop(output: Tensor, y: Tensor, offset: float, entropy_weight: float) -> float:

@@ -10,7 +10,7 @@ from warp_unlearning.methods.protocol import Task
 from warp_unlearning.methods.retrain import Retrain, frozen_state
 from warp_unlearning.models.fresh import reinitialise
 from warp_unlearning.models.networks import SmallResNet
-from warp_unlearning.symmetry.move import apply_move
+from warp_unlearning.symmetry.moves import apply_move
 from warp_unlearning.training.recipe import Recipe
 from warp_unlearning.training.training import Training, run_training
 

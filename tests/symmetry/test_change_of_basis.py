@@ -10,11 +10,9 @@ from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
 from warp_unlearning.models.networks import MLP, ResNet18, SmallResNet
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.compose import Compose
-from warp_unlearning.symmetry.move import apply_move
-from warp_unlearning.symmetry.permutation import Permutation
-from warp_unlearning.symmetry.symmetry import Symmetry
+from warp_unlearning.symmetry.base import Compose, Symmetry
+from warp_unlearning.symmetry.moves import apply_move
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.move import Move, apply_move
-from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.moves import Move, apply_move
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
 
 ACTS: dict[str, Callable[[int], nn.Module]] = {
     "relu": lambda c: nn.ReLU(),

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.channel_graph import pinned
-from warp_unlearning.symmetry.move import apply_move
-from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.channel_graph import ChannelGraph, ChannelReport
+from warp_unlearning.symmetry.channels import Kind
+from warp_unlearning.symmetry.moves import apply_move
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
 
 
 class Net(nn.Module):
@@ -40,6 +40,10 @@ def check(model: nn.Module, x: Tensor, *, train: bool = False) -> None:
             moved = deepcopy(model)
             apply_move(moved, symmetry.move(model, generator=torch.Generator().manual_seed(seed)))
             torch.testing.assert_close(moved(x), model(x), rtol=1e-10, atol=1e-12)
+
+
+def pinned(model: nn.Module, *, kind: Kind = "scale") -> ChannelReport:
+    return ChannelGraph(model, kind=kind).report()
 
 
 def normal(*shape: int) -> Tensor:

@@ -9,12 +9,10 @@ from torch import Tensor, nn
 from warp_unlearning.defense.conjugate import FixedMove
 from warp_unlearning.errors import InputError
 from warp_unlearning.models.networks import MLP
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.compose import Compose, ComposedMove
-from warp_unlearning.symmetry.move import AxisMap, ChannelMove, Move, Translation, apply_move
+from warp_unlearning.symmetry.base import Compose, Probe, Sizes, require_symmetry, settings_of
+from warp_unlearning.symmetry.moves import AxisMap, ChannelMove, ComposedMove, Move, Translation, apply_move
 from warp_unlearning.symmetry.null_space import NullMove, NullSpace, TrackedNullSpace
-from warp_unlearning.symmetry.permutation import Permutation
-from warp_unlearning.symmetry.symmetry import Probe, Sizes, require_symmetry, settings_of
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

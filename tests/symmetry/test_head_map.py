@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from warp_unlearning.symmetry.head_map import HeadMap
-from warp_unlearning.symmetry.move import AxisMap, ChannelMove
+from warp_unlearning.symmetry.moves import AxisMap, ChannelMove, HeadMap
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

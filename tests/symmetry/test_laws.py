@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.symmetry.laws import Law, check_law, draw_scales
+from warp_unlearning.symmetry.rescaling import Law, check_law, draw_scales
 
 N = 200_000
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from warp_unlearning.models.networks import MLP, SmallResNet
-from warp_unlearning.symmetry.move import AxisMap, BlockMap, ChannelMove, MomentumReset, Translation, apply_move
+from warp_unlearning.symmetry.moves import AxisMap, BlockMap, ChannelMove, MomentumReset, Translation, apply_move
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from warp_unlearning.errors import DataError, InputError
+from warp_unlearning.symmetry.base import Probe
 from warp_unlearning.symmetry.layer_inputs import linear_weights
-from warp_unlearning.symmetry.move import apply_move
+from warp_unlearning.symmetry.moves import apply_move
 from warp_unlearning.symmetry.null_space import NullMove, NullSpace, TrackedNullSpace
-from warp_unlearning.symmetry.symmetry import Probe
 
 NETWORKS = GEOMETRIES | {name: network for name, network in ARCHITECTURES.items() if name != "vision transformer"}
 

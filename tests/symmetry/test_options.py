@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.symmetry.options import Option, check_options, options_of
+from warp_unlearning.symmetry.base import Option, check_options, options_of
 
 Colour = Literal["red", "green"]
 

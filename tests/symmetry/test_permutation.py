@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from warp_unlearning.models.networks import MLP, SmallResNet
-from warp_unlearning.symmetry.move import apply_move
-from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.moves import apply_move
+from warp_unlearning.symmetry.rescaling import Permutation
 
 
 def generator(seed: int = 0) -> torch.Generator:

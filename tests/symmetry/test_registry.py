@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.symmetry.attention_basis import AttentionBasis
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
+from warp_unlearning.symmetry.attention import AttentionBasis
+from warp_unlearning.symmetry.base import make_symmetry, symmetry_names, symmetry_options
 from warp_unlearning.symmetry.null_space import NullSpace, TrackedNullSpace
-from warp_unlearning.symmetry.permutation import Permutation
-from warp_unlearning.symmetry.registry import make_symmetry, symmetry_names, symmetry_options
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
 
 CLASSES = {
     "null_space": NullSpace,

@@ -6,11 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.compose import Compose, ComposedMove
-from warp_unlearning.symmetry.move import ChannelMove, MomentumReset, Move, Translation
-from warp_unlearning.symmetry.permutation import Permutation
-from warp_unlearning.symmetry.then import then
+from warp_unlearning.symmetry.base import Compose
+from warp_unlearning.symmetry.moves import ChannelMove, ComposedMove, MomentumReset, Move, Translation, compose
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
 
 KINDS = ("scale", "order", "shift", "both")
 
@@ -50,7 +48,7 @@ def test_a_merged_move_is_the_moves_in_turn(kinds: list[str], seed: int) -> None
     moves = [drawn(kind, net, generator) for kind in kinds]
     merged: Move | None = None
     for move in moves:
-        merged = then(merged, move)
+        merged = compose(merged, move)
     assert merged is not None
     in_turn = ComposedMove(tuple(moves))
     for name, value in net.state_dict().items():
@@ -70,7 +68,7 @@ def test_many_moves_of_a_kind_become_one(kind: str) -> None:
     net, generator = model(), torch.Generator().manual_seed(0)
     merged: Move | None = None
     for _ in range(20):
-        merged = then(merged, MomentumReset(drawn(kind, net, generator)))
+        merged = compose(merged, MomentumReset(drawn(kind, net, generator)))
     assert isinstance(merged, Translation | ChannelMove)
     if isinstance(merged, ChannelMove):
         assert max(len(maps) for maps in merged.axes.values()) <= 2

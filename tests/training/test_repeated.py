@@ -27,7 +27,7 @@ from warp_unlearning.methods.protocol import Task
 from warp_unlearning.methods.recipes import small_data_method
 from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
-from warp_unlearning.symmetry.move import MomentumReset, Move, apply_move
+from warp_unlearning.symmetry.moves import MomentumReset, Move, apply_move
 from warp_unlearning.training import repeated
 from warp_unlearning.training.precision import Precision
 from warp_unlearning.training.recipe import Recipe

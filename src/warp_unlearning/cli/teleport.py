@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..data.table import Index
     from ..defense.certificate import Certificate
     from ..report.schema import Teleport as Results
-    from ..symmetry.symmetry import Symmetry
+    from ..symmetry.base import Symmetry
     from .subject import Subject
 
 # Of the largest logit: what rounding does to a change of basis of a deep network, with room to spare.
@@ -64,7 +64,7 @@ def teleport(
     from ..models.weights import model_digest
     from ..report.schema import Teleport
     from ..runs.directory import start_run
-    from ..symmetry.symmetry import settings_of
+    from ..symmetry.base import settings_of
     from .subject import PLACES, open_subject, save_subject
 
     if not tolerance >= 0:
@@ -176,8 +176,7 @@ def _choose_symmetry(names: Sequence[str], options: Mapping[str, Any]) -> Symmet
     before all others.
     """
     from ..errors import InputError, nearest
-    from ..symmetry.compose import Compose
-    from ..symmetry.registry import make_symmetry, symmetry_names, symmetry_options
+    from ..symmetry.base import Compose, make_symmetry, symmetry_names, symmetry_options
 
     known = {name: {option.name for option in symmetry_options(name)} for name in names}
     given: dict[str, dict[str, Any]] = {name: {} for name in names}
@@ -197,7 +196,7 @@ def _choose_symmetry(names: Sequence[str], options: Mapping[str, Any]) -> Symmet
 
 
 def _parts(symmetry: Symmetry) -> Sequence[Symmetry]:
-    from ..symmetry.compose import Compose
+    from ..symmetry.base import Compose
 
     return symmetry.symmetries if isinstance(symmetry, Compose) else (symmetry,)
 

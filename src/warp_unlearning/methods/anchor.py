@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..symmetry.move import Move
-from ..symmetry.then import then
+from ..symmetry.moves import Move, compose
 
 
 class Anchor:
@@ -30,4 +29,4 @@ class Anchor:
     def carry(self, move: Move | None) -> None:
         """Take one more move back before measuring."""
         if move is not None:
-            self._back = move.inverse() if self._back is None else then(move.inverse(), self._back)
+            self._back = move.inverse() if self._back is None else compose(move.inverse(), self._back)

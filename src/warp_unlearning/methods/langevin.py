@@ -19,8 +19,7 @@ from ..data.sampling import batch_shape, endless, epoch
 from ..errors import InputError, WarpWarning
 from ..gradients.per_sample import clipped_mean_gradient
 from ..stats.langevin import langevin_noise
-from ..symmetry.move import Move
-from ..symmetry.then import then
+from ..symmetry.moves import Move, compose
 from ..training.stepper import Stepper
 from ..training.update import Update, Updates
 from .anchor import Anchor
@@ -149,7 +148,7 @@ class Noise:
     def carry(self, move: Move | None) -> None:
         """Follow the weights to where a move put them."""
         if move is not None:
-            self._move = then(self._move, move)
+            self._move = compose(self._move, move)
 
 
 def _warn_if_drowned(model: nn.Module, spread: float, epsilon: float | None) -> None:

@@ -14,7 +14,7 @@ from ..errors import InputError, nearest
 from ..models.fresh import fresh
 from ..models.modes import NormMode as NormMode
 from ..randomness import Streams
-from ..symmetry.options import Option as Option
+from ..symmetry.base import Option as Option
 from ..training.precision import Precision
 from ..training.repeated import Function, Repeated, Repeater
 from ..training.update import Updates

@@ -16,7 +16,7 @@ from ..data.examples import Examples, index_device, take_later
 from ..data.sampling import batch_shape, epoch
 from ..errors import InputError
 from ..models.modes import predict
-from ..symmetry.move import Move
+from ..symmetry.moves import Move
 from ..training.schedule import staircase
 from ..training.scoring import logits
 from ..training.stepper import Number, OptimizerName, Stepper

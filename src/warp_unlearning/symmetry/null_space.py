@@ -11,12 +11,11 @@ this approximate. A bias moves with its weight: its input is the constant 1, the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, isfinite
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 from weakref import ReferenceType, ref
 
 import torch
@@ -28,11 +27,11 @@ from ..errors import DataError, InputError, nearest
 from ..gradients.captured_energy import CapturedEnergy
 from ..gradients.energy import gradient_energy
 from ..gradients.parameter_slots import copy_with_same_parameters
-from ..linalg.subspace import Rule, SecondMoment, orthonormal, project_out
+from ..linalg.subspace import Rule, SecondMoment, orthonormal
 from ..module_tree import modes_of, restore_modes, set_mode
-from .layer_inputs import LinearWeight, Record, linear_weights, observe, read_by_others, run_hooked
-from .move import Translation
-from .symmetry import Probe, Sizes
+from .base import Probe, Sizes, option
+from .layer_inputs import InputBasis, LinearWeight, Record, movable_weights, observe, run_hooked
+from .moves import Translation
 
 Aim = Literal["descent", "random"]
 BatchNormRule = Literal["freeze", "project"]
@@ -42,56 +41,6 @@ Values = Mapping[str, Tensor]
 STEP_SIZE, DISPERSION = 0.05, 0.5
 # Single precision tells apart what holds this share of the energy from what does not.
 _FINEST_IN_SINGLE = 1e-4
-
-
-@dataclass(frozen=True, eq=False)
-class InputBasis:
-    """An orthonormal basis (groups, d, k) of the inputs of one weight, with 1 last for the bias that moves with it.
-
-    `ranks` says how many columns each group uses; the others are zero. `reached`, bool (groups, d), is False in
-    coordinates that were zero in every input. `captured` is the share of the energy of the inputs that the basis holds
-    in the group where it holds least. `positions` is how many inputs were seen: rows, or patches.
-    """
-
-    weight: str
-    bias: str | None
-    basis: Tensor
-    ranks: tuple[int, ...]
-    reached: Tensor
-    captured: float
-    positions: int
-
-    @property
-    def d(self) -> int:
-        """Coordinates of an input, the constant included."""
-        return self.basis.shape[1]
-
-    @property
-    def rank(self) -> int:
-        """Directions spanned, over all groups."""
-        return sum(self.ranks)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters that move."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
-
-    def project_out(self, values: Values) -> dict[str, Tensor]:
-        """An update of the weight and the bias, less the part that the inputs would notice."""
-        # Nearly all of a gradient may lie in the span: a second time takes away the rounding errors of the first.
-        return self._on_rows(values, lambda rows: project_out(project_out(rows, self.basis), self.basis))
-
-    def where_reached(self, values: Values) -> dict[str, Tensor]:
-        """The values where some input reaches them, and zero elsewhere."""
-        return self._on_rows(values, lambda rows: rows)
-
-    def _on_rows(self, values: Values, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        own = [values[name] for name in self.names]
-        widths = [self.d - len(own) + 1, 1][: len(own)]
-        shaped = [v.reshape(len(self.basis), -1, width) for v, width in zip(own, widths, strict=True)]
-        changed = change(torch.cat(shaped, 2).to(self.basis)) * self.reached[:, None]
-        parts = zip(self.names, own, torch.split(changed, widths, 2), strict=True)
-        return {name: part.reshape(value.shape).to(value) for name, value, part in parts}
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,20 +92,28 @@ class NullSpace:
     parameters, by the projection of channel features, which does not keep the function.
     """
 
-    energy: float = 0.99
-    k: int | None = None
-    k_max: int | None = None
-    rule: Rule = "energy"
-    batch_size: int = 512
-    forget_size: int = 256
-    steps: int = 1
-    step_size: float | None = None
-    eta: float | None = None
-    dispersion: float | None = None
-    beta: float | None = None
-    protect: Protected = "retain"
-    aim: Aim = "descent"
-    batch_norm: BatchNormRule = "freeze"
+    energy: float = option(0.99, "share of the inputs of every layer that is protected")
+    k: int | None = option(None, "directions protected in every layer, in place of a share")
+    k_max: int | None = option(None, "most directions protected in a layer")
+    rule: Rule = option("energy", "what the share is of: squared singular values (energy) or singular values")
+    batch_size: int = option(512, "retained examples a move looks at")
+    forget_size: int = option(256, "examples to forget that a move looks at")
+    steps: int = option(1, "steps of a move")
+    step_size: float | None = option(
+        None, "length of a step, relative to the original's weights; 0.05 unless eta is given"
+    )
+    eta: float | None = option(None, "the paper's step size: a step is so many times the projected gradient")
+    dispersion: float | None = option(
+        None, "pull away from the original, relative to the descent of the energy; 0.5 unless beta is given"
+    )
+    beta: float | None = option(None, "the paper's weight of the pull away from the original")
+    protect: Protected = option(
+        "retain", "whose layer inputs are protected: those of retained examples, or also of those to forget"
+    )
+    aim: Aim = option("descent", "where to: down the gradient energy, or at random")
+    batch_norm: BatchNormRule = option(
+        "freeze", "freeze batch-norm parameters, or project them, which does not keep the function"
+    )
     _memory: _Memory = field(default_factory=_Memory, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -198,21 +155,24 @@ class NullSpace:
             raise InputError("a null-space move goes down the gradients of examples to forget; give forget=...")
         if self._memory.of is None or self._memory.of() is not model:
             self._memory = _Memory(ref(model))
-        with _evaluated(model):
+        modes = modes_of(model)
+        start: dict[str, Tensor] = {}
+        named = dict(model.named_parameters())
+        try:
+            set_mode(model, training=False)
             # What a forward pass may change is the copy's; parameters are the model's, so that no memory is copied.
             working = copy_with_same_parameters(model)
             inputs = [*probe.retain, probe.forget[0]] if self.protect == "both" and probe.forget else list(probe.retain)
             bases, left, notes = self._bases(working, inputs)
-            named = dict(model.named_parameters())
             moving = {name: named[name] for basis in bases.values() for name in basis.names}
             start = {name: p.detach().clone() for name, p in moving.items()}
-            try:
-                energies = self._descend(model, moving, bases, probe, generator)
-                shifts = {name: p.detach() - start[name] for name, p in moving.items()}
-            finally:
-                with torch.no_grad():
-                    for name, p in moving.items():
-                        p.copy_(start[name])
+            energies = self._descend(model, moving, bases, probe, generator)
+            shifts = {name: p.detach() - start[name] for name, p in moving.items()}
+        finally:
+            with torch.no_grad():
+                for name, value in start.items():
+                    named[name].copy_(value)
+            restore_modes(modes)
         if not moving:
             notes.append("no layer could move")
         elif not any(bool(shift.any()) for shift in shifts.values()):
@@ -359,7 +319,8 @@ class TrackedNullSpace(NullSpace):
     copy.
     """
 
-    rounds: int = 1
+    follows_one_network: ClassVar[bool] = True
+    rounds: int = option(1, "rounds of subspace iteration that follow the inputs from one move to the next")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -428,48 +389,6 @@ class _ForgetEnergy:
             except InputError:  # Losses are no numbers.
                 return inf
             return float(found.double().sum())
-
-
-@contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode within the block, then each module in the mode it had."""
-    before = modes_of(model)
-    try:
-        set_mode(model, training=False)
-        yield
-    finally:
-        restore_modes(before)
-
-
-def movable_weights(model: nn.Module, x: Tensor) -> tuple[list[LinearWeight], dict[str, str]]:
-    """The weights that a move may touch, each with its bias where that may move too, and why other parameters stay."""
-    elsewhere = read_by_others(model, x[:1])
-    parameters = dict(model.named_parameters())
-    left = {name: "frozen: requires_grad is False" for name, p in parameters.items() if not p.requires_grad}
-    free = {name for name, p in parameters.items() if name not in left and id(p) not in elsewhere}
-    weights = []
-    for weight in linear_weights(model):
-        if not weight.tensor.is_floating_point():
-            raise InputError(
-                f"{weight.name} is {weight.tensor.dtype}; the inputs of a layer of whole numbers have no span that "
-                "weights could be shifted beside. Convert the model with .float() first"
-            )
-        if weight.name not in free:
-            continue
-        if weight.tensor.dtype not in (torch.float32, torch.float64):
-            raise InputError(
-                f"{weight.name} is {weight.tensor.dtype}, in which a shift cannot be kept orthogonal to the layer's "
-                "inputs; convert the model with .float() first"
-            )
-        weights.append(weight if weight.bias in free else replace(weight, bias=None))
-    known = {weight.name for weight in weights} | {weight.bias for weight in weights}
-    for name in parameters.keys() - known - left.keys():
-        if parameters[name].dim() > 1:
-            left[name] = (
-                "not the weight of Linear, Conv or MultiheadAttention layers alone; or they differ in groups, or it "
-                "shares memory with another"
-            )
-    return weights, left
 
 
 def _batch_norms(model: nn.Module) -> dict[nn.Module, list[LinearWeight]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..symmetry.move import MomentumReset, Move
+from ..symmetry.moves import MomentumReset, Move
 from .constraints import Constraint
 
 OptimizerName = Literal["sgd", "adam"]

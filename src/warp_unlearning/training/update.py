@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..symmetry.move import Move
+from ..symmetry.moves import Move
 
 
 @dataclass(frozen=True, eq=False)
