@@ -53,7 +53,7 @@ def checked_parts(
         trial = _first_trial(twin, _examples(twin, probe, generator))
         if outer_norms:
             parts += [movable.only(part) for part in _outer_norms(twin, trial, parts)]
-        return tuple(_tried(parts, trial))
+        return _tried(parts, trial)
 
 
 def draw_axes(parts: Iterable[Part], *, law: Law, spread: float, generator: torch.Generator) -> Axes:
@@ -144,47 +144,37 @@ class _Movable:
 # ------------------------------------------------------------------------------------------------ trials
 
 
-def _tried(parts: Sequence[Part], trial: _Trial | None) -> list[Part]:
-    result = list(parts)
-    groups: dict[bool, list[int]] = {}
-    for number, part in enumerate(parts):
-        if part.pinned:
-            continue
-        if trial is None or not trial.reaches(part):
-            why = (
-                f"{part.label}: no random input could be found that reaches it, so it could not be tried; "
-                "give a probe with inputs that the network accepts"
-            )
-            result[number] = replace(part, pinned=why)
-        else:
-            # A mask of dropout falls on each unit with the same probability, but on others after they changed places.
-            groups.setdefault(part.kind != "units" or not trial.dropouts, []).append(number)
-    for dropout, numbers in groups.items():
-        assert trial is not None
-        kept = _kept(trial, [parts[n] for n in numbers], dropout=dropout)
-        for number, part in zip(numbers, kept, strict=True):
-            result[number] = part
-    return result
+def _tried(parts: Sequence[Part], trial: _Trial | None) -> tuple[Part, ...]:
+    stuck = {
+        part: f"{part.label}: no random input could be found that reaches it, so it could not be tried; give a probe "
+        "with inputs that the network accepts"
+        for part in parts
+        if not part.pinned and (trial is None or not trial.reaches(part))
+    }
+    free = [part for part in parts if not part.pinned and part not in stuck]
+    if trial is not None:
+        stuck |= _harmful(trial, [part for part in free if part.kind != "units"], dropout=True)
+        # A mask of dropout falls on each unit with the same probability, but on others after they changed places.
+        stuck |= _harmful(trial, [part for part in free if part.kind == "units"], dropout=False)
+    return tuple(replace(part, pinned=part.pinned or stuck.get(part)) for part in parts)
 
 
-def _kept(trial: _Trial, parts: list[Part], *, dropout: bool) -> list[Part]:
-    """All at once, as nearly always all are right; one by one where the outputs change."""
+def _harmful(trial: _Trial, parts: list[Part], *, dropout: bool) -> dict[Part, str]:
+    """Why parts change the outputs: all at once, as nearly always all are right, or else one by one."""
     if trial.change(parts, dropout=dropout) <= _TOLERANCE:
-        return parts
-    where = type(trial.model).__name__
-    result = []
+        return {}
+    where, found = type(trial.model).__name__, dict[Part, str]()
     for part in parts:
         change = trial.change([part], dropout=dropout)
-        why = (
-            f"{part.label}: a move of it changes the output of {where} by {change:.0e} of its size, so something else "
-            "depends on it (a rotary embedding, a norm, dropout, another reader)"
-        )
-        result.append(part if change <= _TOLERANCE else replace(part, pinned=why))
-    left = [part for part in result if not part.pinned]
-    if left and trial.change(left, dropout=dropout) > _TOLERANCE:
-        why = f"the output of {where}, which changes under moves that keep it one by one"
-        return [part if part.pinned else replace(part, pinned=why) for part in result]
-    return result
+        if change > _TOLERANCE:
+            found[part] = (
+                f"{part.label}: a move of it changes the output of {where} by {change:.0e} of its size, so something "
+                "else depends on it (a rotary embedding, a norm, dropout, another reader)"
+            )
+    left = [part for part in parts if part not in found]
+    if trial.change(left, dropout=dropout) > _TOLERANCE:
+        found |= dict.fromkeys(left, f"the output of {where}, which changes under moves that keep it one by one")
+    return found
 
 
 def _outer_norms(twin: nn.Module, trial: _Trial | None, parts: Sequence[Part]) -> Iterator[Part]:
@@ -262,11 +252,11 @@ class _Trial:
             raise ValueError("no finite output")
         self._gradients = self._gradients_of(outputs)
         self.outputs = [output.detach() for output in outputs]
-        self.dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout) and m.p > 0]
+        self._dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout) and m.p > 0]
         self._trained: dict[bool, list[Tensor]] = {}
         # Some networks want labels in train mode.
         with suppress(Exception):
-            for dropout in (True, False) if self.dropouts else (True,):
+            for dropout in (True, False):
                 self._trained[dropout] = self._run(training=True, dropout=dropout)
 
     def reaches(self, part: Part) -> bool:
@@ -328,7 +318,7 @@ class _Trial:
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         device = self._x.device
         self.model.train(training)
-        for layer in () if dropout else self.dropouts:
+        for layer in () if dropout else self._dropouts:
             layer.eval()
         try:
             # The generators go back to where they were, so that every run draws the same dropout.

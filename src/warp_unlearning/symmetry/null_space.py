@@ -123,8 +123,8 @@ class NullSpace:
                     f"{name} is {getattr(self, name)!r} and {other} is {getattr(self, other)!r}; give one of them: "
                     f"{name} in absolute numbers, or {other}, which is relative"
                 )
-        for name, least in (("batch_size", 1), ("forget_size", 1), ("steps", 1), ("k", 1), ("k_max", 1)):
-            _require_count(name, getattr(self, name), least)
+        for name in ("batch_size", "forget_size", "steps", "k", "k_max"):
+            _require_count(name, getattr(self, name))
         for name in ("energy", "step_size", "eta", "dispersion", "beta"):
             _require_number(name, getattr(self, name))
         if not 0 < self.energy <= 1:
@@ -193,12 +193,12 @@ class NullSpace:
 
         observe(model, batches, weights, record)
         if self.batch_norm == "project":
-            of_norms = _batch_norms(model)
-            weights += [weight for own in of_norms.values() for weight in own]
-            run_hooked(model, batches, {norm: partial(_show_channels, record, own) for norm, own in of_norms.items()})
+            norms = _batch_norms(model)
+            weights += [weight for own in norms.values() for weight in own]
+            run_hooked(model, batches, {norm: partial(_show_channels, record, own) for norm, own in norms.items()})
         seen = {weight.name: weight for weight in weights if weight.name in moments}.values()
         left |= {w.name: "no input of its layer was seen" for w in weights if w.name not in moments}
-        _require_finite([(weight.name, moments[weight.name].energy) for weight in seen])
+        _require_finite(moments)
         bases = {weight.name: self._basis(weight, moments.pop(weight.name)) for weight in seen}
         free = torch.stack([basis.reached.sum() - basis.rank for basis in bases.values()]).tolist() if bases else []
         full = [name for name, room in zip(bases, free, strict=True) if room <= 0]
@@ -207,10 +207,10 @@ class NullSpace:
         moving = {name for basis in bases.values() for name in basis.names}
         biases = {weight.bias for weight in weights}
         for name, _ in model.named_parameters():
-            left.setdefault(
-                name,
-                "the bias of a weight that stays" if name in biases else "one-dimensional, and no moving weight's bias",
+            why = (
+                "the bias of a weight that stays" if name in biases else "one-dimensional, and no moving weight's bias"
             )
+            left.setdefault(name, why)
         left = {name: why for name, why in left.items() if name not in moving}
         return bases, left, self._notes(bases, features=self.batch_norm == "project")
 
@@ -257,7 +257,7 @@ class NullSpace:
         """Step in place; returns the energy before and after, None where there is nothing to forget."""
         given = dict(moving) if probe.reference is None else probe.reference
         origin = {name: given[name].detach().to(p, copy=True) for name, p in moving.items()}
-        energy = None if probe.forget is None else self._energy(model, probe.forget)
+        energy = None if probe.forget is None else _ForgetEnergy(model, probe.forget, self._memory)
         length = (self.step_size or 0.0) * _norm(_each(InputBasis.where_reached, bases, origin))
         energies: list[float] = []
         for _ in range(self.steps):
@@ -274,10 +274,9 @@ class NullSpace:
                 direction, far = self._direction(moving, bases, origin, slope, length)
                 if self.aim == "random":
                     # Drawn where the generator is, on the CPU for a secret one, and copied.
-                    drawn = {
-                        n: torch.randn(p.shape, generator=generator, device=generator.device) for n, p in moving.items()
-                    }
-                    direction = _each(InputBasis.project_out, bases, {n: drawn[n].to(p) for n, p in moving.items()})
+                    normal = partial(torch.randn, generator=generator, device=generator.device)
+                    drawn = {name: normal(p.shape).to(p) for name, p in moving.items()}
+                    direction = _each(InputBasis.project_out, bases, drawn)
                 size = _norm(direction)
                 for name, p in moving.items() if size > 0 else ():
                     p.sub_(direction[name], alpha=far / size)
@@ -298,18 +297,6 @@ class NullSpace:
         direction = {name: value - beta * outward[name] for name, value in descent.items()}
         return direction, length if self.eta is None else self.eta * _norm(direction)
 
-    def _energy(self, model: nn.Module, forget: tuple[Tensor, Tensor]) -> _ForgetEnergy:
-        captured = self._memory.energy
-        if captured is not None and captured.suits(*forget):
-            captured.capture()
-        elif graphs_are_there(forget[0].device):
-            try:
-                captured = CapturedEnergy(model, *forget)
-            except InputError:  # Some layer has no rule.
-                captured = None
-        self._memory.energy = captured
-        return _ForgetEnergy(model, forget, captured)
-
 
 @dataclass(kw_only=True)
 class TrackedNullSpace(NullSpace):
@@ -324,7 +311,7 @@ class TrackedNullSpace(NullSpace):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_count("rounds", self.rounds, 1)
+        _require_count("rounds", self.rounds)
 
     def _moment(self, weight: LinearWeight) -> SecondMoment:
         moment = super()._moment(weight)
@@ -348,13 +335,8 @@ class TrackedNullSpace(NullSpace):
             total = moment.energy.sum(1)
             # A round only adds to what the basis before it holds.
             share = float(torch.where(total > 0, held / total, 1.0).min())
-            found = replace(
-                known,
-                basis=basis.to(known.basis),
-                reached=moment.energy > 0,
-                captured=share,
-                positions=moment.positions,
-            )
+            basis, reached = basis.to(known.basis), moment.energy > 0
+            found = replace(known, basis=basis, reached=reached, captured=share, positions=moment.positions)
         self._memory.bases[weight.name] = found
         return found
 
@@ -367,7 +349,16 @@ class TrackedNullSpace(NullSpace):
 class _ForgetEnergy:
     """Σᵢ ‖∇ℓᵢ‖² of a batch with its gradient at the weights as they stand, by a captured graph where there is one."""
 
-    def __init__(self, model: nn.Module, forget: tuple[Tensor, Tensor], captured: CapturedEnergy | None) -> None:
+    def __init__(self, model: nn.Module, forget: tuple[Tensor, Tensor], memory: _Memory) -> None:
+        captured = memory.energy
+        if captured is not None and captured.suits(*forget):
+            captured.capture()
+        elif graphs_are_there(forget[0].device):
+            try:
+                captured = CapturedEnergy(model, *forget)
+            except InputError:  # Some layer has no rule.
+                captured = None
+        memory.energy = captured
         self._model, self._forget, self._captured = model, forget, captured
 
     def gradient(self, parameters: Mapping[str, nn.Parameter]) -> tuple[float, Values]:
@@ -394,15 +385,11 @@ class _ForgetEnergy:
 def _batch_norms(model: nn.Module) -> dict[nn.Module, list[LinearWeight]]:
     """The trainable parameters of batch norms as maps of their channels' features, as the paper treats them."""
     names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-    return {
-        norm: [
-            LinearWeight(names[id(p)], p.detach()[None], None, 1, (norm,))
-            for p in norm.parameters(recurse=False)
-            if id(p) in names
-        ]
-        for norm in model.modules()
-        if isinstance(norm, _BatchNorm)
-    }
+    found: dict[nn.Module, list[LinearWeight]] = {}
+    for norm in model.modules():
+        own = norm.parameters(recurse=False) if isinstance(norm, _BatchNorm) else ()
+        found[norm] = [LinearWeight(names[id(p)], p.detach()[None], None, 1, (norm,)) for p in own if id(p) in names]
+    return {norm: weights for norm, weights in found.items() if weights}
 
 
 def _show_channels(
@@ -413,10 +400,10 @@ def _show_channels(
         record(weight, x.movedim(1, 0).flatten(1)[None])
 
 
-def _require_finite(named: Sequence[tuple[str, Tensor]]) -> None:
+def _require_finite(moments: Mapping[str, SecondMoment]) -> None:
     """Refuse inputs that hold NaN or infinity, by the energy they sum to."""
-    finite = torch.stack([energy.isfinite().all() for _, energy in named]).tolist() if named else []
-    for (name, _), sound in zip(named, finite, strict=True):
+    finite = torch.stack([moment.energy.isfinite().all() for moment in moments.values()]).tolist() if moments else []
+    for name, sound in zip(moments, finite, strict=True):
         if not sound:
             raise DataError(
                 f"inputs of the layer of {name} hold NaN or infinity, and have no span; "
@@ -446,6 +433,6 @@ def _require_number(name: str, value: float | None) -> None:
         raise InputError(f"{name} is {value}; it must be {'above 0' if positive else 'at least 0'}")
 
 
-def _require_count(name: str, value: int | None, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise InputError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+def _require_count(name: str, value: int | None) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise InputError(f"{name} is {value!r}; it must be a whole number of at least 1")
