@@ -49,7 +49,7 @@ class AttentionBasis:
     def __post_init__(self) -> None:
         check_law(self.law, self.spread)
         if not (self.heads or self.norms or self.units):
-            raise InputError("AttentionBasis was told to move neither heads nor norms nor units; leave one of them on")
+            raise InputError("AttentionBasis moves neither heads nor norms nor units; leave one of them on")
 
     @property
     def looks_at(self) -> Sizes:
