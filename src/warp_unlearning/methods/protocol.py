@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from math import isfinite
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
@@ -15,6 +15,7 @@ from ..models.fresh import fresh
 from ..models.modes import NormMode as NormMode
 from ..randomness import Streams
 from ..symmetry.base import Option as Option
+from ..symmetry.base import option as option
 from ..training.precision import Precision
 from ..training.repeated import Function, Repeated, Repeater
 from ..training.update import Updates
@@ -79,11 +80,6 @@ class Method(Protocol):
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """Update `model` in place, yielding after every optimizer step."""
-
-
-def option(default: Any, help_text: str) -> Any:
-    """A setting of a method, with the sentence `warp methods` prints for it."""
-    return field(default=default, metadata={"help": help_text})
 
 
 def options(method: type[Method]) -> list[Option]:

@@ -229,7 +229,7 @@ def _random_twin(model: nn.Module, generator: torch.Generator) -> nn.Module:
 
 def _first_trial(twin: nn.Module, inputs: Iterable[Tensor]) -> _Trial | None:
     for x in inputs:
-        # Most candidates do not fit, and there is no end to the errors that modules raise then.
+        # Most candidates do not fit, and modules may raise any error.
         with suppress(Exception):
             return _Trial(twin, x)
     return None
@@ -377,24 +377,11 @@ def _examples(model: nn.Module, probe: Probe | None, generator: torch.Generator)
     if convolution is not None:
         height, width = convolution.kernel_size
         # One patch alone would be attended to whatever the queries are.
-        grids = ((count * height, count * width) for count in range(2, 33))
-        for size in dict.fromkeys((*_named_sizes(modules), *grids)):
-            yield normal(_BATCH, convolution.in_channels, *size)
+        for count in range(2, 33):
+            yield normal(_BATCH, convolution.in_channels, count * height, count * width)
     tables = [m.num_embeddings for m in modules if isinstance(m, nn.Embedding)]
     if tables:
         yield torch.randint(min(tables), (_BATCH, _TOKENS), generator=generator)
     norm = next((m for m in modules if isinstance(m, nn.LayerNorm | nn.RMSNorm)), None)
     if norm is not None:
         yield normal(_BATCH, _TOKENS, norm.normalized_shape[-1])
-
-
-def _named_sizes(modules: Iterable[nn.Module]) -> Iterator[tuple[int, int]]:
-    """Sizes of images that modules or their configurations name."""
-    for owner in modules:
-        for source in (owner, getattr(owner, "config", None)):
-            for name in ("image_size", "img_size"):
-                size: Any = getattr(source, name, None)
-                if isinstance(size, int):
-                    yield (size, size)
-                elif isinstance(size, tuple | list) and len(size) == 2:
-                    yield (int(size[0]), int(size[1]))

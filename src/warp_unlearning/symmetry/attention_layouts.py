@@ -249,7 +249,7 @@ def _child(module: nn.Module, path: str, kind: type[nn.Module] = nn.Module) -> A
 
 Layout = Callable[[str, nn.Module], _Attention | None]
 
-# How attention layers are told apart, and the names of attention, norms and MLP layers in blocks around them.
+# What recognises an attention layer, and the names of attention, norms and MLP layers in blocks around it.
 _LAYOUTS: dict[Layout, tuple[tuple[str, str, str, str, str], ...]] = {
     _separate: (
         ("attention", "layernorm_before", "layernorm_after", "mlp.fc1", "mlp.fc2"),
