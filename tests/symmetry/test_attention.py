@@ -506,11 +506,6 @@ class Rotary(Attention):
         return super().scores(rotated(q), rotated(k))
 
 
-class Cosine(Attention):
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        return 5 * super().scores(F.normalize(q, dim=-1), F.normalize(k, dim=-1))
-
-
 class Interleaved(Attention):
     """Rows of qkv in the order (heads, 3, width)."""
 
@@ -584,7 +579,6 @@ class OwnBiases(Attention):
 
 ATTENTIONS: dict[type[Attention], list[str]] = {
     Rotary: ["queries and keys of Rotary blocks.0.attn: .*a rotary embedding"],
-    Cosine: ["queries and keys of Cosine blocks.0.attn"],
     Interleaved: ["queries and keys", "values and output"],
     Biased: [],
     NormedQueries: ["LayerNorm blocks.0.attn.q_norm, which normalises the queries"],
