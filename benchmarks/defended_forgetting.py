@@ -38,7 +38,7 @@ from warp_unlearning.methods.registry import small_data_method
 from warp_unlearning.models.modes import norm_mode
 from warp_unlearning.runs.workers import run_all
 from warp_unlearning.stats.intervals import Estimate, mean, proportion
-from warp_unlearning.symmetry.move import Translation
+from warp_unlearning.symmetry.moves import Translation
 from warp_unlearning.training.scoring import accuracy, losses
 from warp_unlearning.unlearning.driver import Unlearned
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from warp_unlearning.defense.certificate import Certificate
 from warp_unlearning.methods.base import Task
 from warp_unlearning.randomness import Streams
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.move import apply_move
+from warp_unlearning.symmetry.moves import apply_move
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis
 from warp_unlearning.training.update import Update
 
 

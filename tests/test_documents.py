@@ -140,7 +140,7 @@ def test_the_readme_names_every_method() -> None:
 
 def test_the_documents_name_every_defence_symmetry_and_option() -> None:
     from warp_unlearning.defense.registry import defense_names, defense_options
-    from warp_unlearning.symmetry.registry import symmetry_names, symmetry_options
+    from warp_unlearning.symmetry.base import symmetry_names, symmetry_options
 
     readme, text = ((ROOT / name).read_text() for name in ("README.md", "docs/defenses.md"))
     assert all(f"`{name}`" in readme for name in defense_names())

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from .stats.langevin import langevin_epsilon as langevin_epsilon
     from .stats.langevin import langevin_noise as langevin_noise
     from .stats.verdict import Verdict as Verdict
-    from .symmetry.attention_basis import AttentionBasis as AttentionBasis
-    from .symmetry.change_of_basis import ChangeOfBasis as ChangeOfBasis
-    from .symmetry.compose import Compose as Compose
+    from .symmetry.attention import AttentionBasis as AttentionBasis
+    from .symmetry.base import Compose as Compose
     from .symmetry.null_space import NullSpace as NullSpace
     from .symmetry.null_space import TrackedNullSpace as TrackedNullSpace
-    from .symmetry.permutation import Permutation as Permutation
+    from .symmetry.rescaling import ChangeOfBasis as ChangeOfBasis
+    from .symmetry.rescaling import Permutation as Permutation
     from .unlearning import DeletionRecord as DeletionRecord
     from .unlearning import Unlearned as Unlearned
     from .unlearning import check_model as check_model
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
     from .unlearning import unlearn as unlearn
 
 _HOMES = {
-    "AttentionBasis": "symmetry.attention_basis",
+    "AttentionBasis": "symmetry.attention",
     "Audit": "attacks.membership.audit",
     "Certificate": "defense.certificate",
-    "ChangeOfBasis": "symmetry.change_of_basis",
-    "Compose": "symmetry.compose",
+    "ChangeOfBasis": "symmetry.rescaling",
+    "Compose": "symmetry.base",
     "Conjugate": "defense.conjugate",
     "DeletionRecord": "unlearning",
     "NullSpace": "symmetry.null_space",
     "PairAudit": "attacks.membership.pair_report",
-    "Permutation": "symmetry.permutation",
+    "Permutation": "symmetry.rescaling",
     "Reconstruction": "attacks.reconstruction.reconstruction",
     "ReconstructionFloor": "bounds.floor_report",
     "Threat": "attacks.reconstruction.threat",

@@ -12,9 +12,8 @@ from warp_unlearning.bounds.coordinates import Coordinates, choose_coordinates
 from warp_unlearning.bounds.graph_ratios import GraphRatios, graph_ratios
 from warp_unlearning.errors import InputError
 from warp_unlearning.models.networks import build_model
-from warp_unlearning.symmetry import change_of_basis
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.laws import Law, draw_scales
+from warp_unlearning.symmetry import rescaling
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Law, draw_scales
 
 
 class Grouped(nn.Module):
@@ -81,7 +80,7 @@ def test_ratios_are_those_by_which_a_move_rescales_gradients(
             scales[k] = np.e
             return scales
 
-        monkeypatch.setattr(change_of_basis, "draw_scales", one)
+        monkeypatch.setattr(rescaling, "draw_scales", one)
         move = ChangeOfBasis(through_norm=through_norm).move(model, generator=torch.Generator())
         moves.append(np.log(covector_factors(model, chosen, move)))
     expected = np.stack(moves, axis=1)

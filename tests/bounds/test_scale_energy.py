@@ -7,7 +7,7 @@ from scipy.stats import truncnorm
 
 from warp_unlearning.bounds.scale_energy import require_energy_preserving_law, scale_energy, scale_moment
 from warp_unlearning.errors import InputError
-from warp_unlearning.symmetry.laws import Law, draw_scales
+from warp_unlearning.symmetry.rescaling import Law, draw_scales
 
 LAWS: tuple[tuple[Law, float], ...] = (("uniform", 0.6), ("lognormal", 0.4), ("truncated_normal", 0.5))
 

@@ -12,7 +12,7 @@ from warp_unlearning.config import SCHEMAS, describe_keys
 from warp_unlearning.defense.registry import defense_names, defense_options
 from warp_unlearning.methods.base import options
 from warp_unlearning.methods.registry import method_classes
-from warp_unlearning.symmetry.registry import symmetry_names, symmetry_options
+from warp_unlearning.symmetry.base import symmetry_names, symmetry_options
 
 Warp = Callable[..., Any]
 

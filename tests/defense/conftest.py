@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from warp_unlearning.conformance.problem import Problem, noise_problem
 from warp_unlearning.defense.teleporter import View
 from warp_unlearning.methods.base import Task
-from warp_unlearning.symmetry.move import Move, Translation
-from warp_unlearning.symmetry.symmetry import Probe, Sizes
+from warp_unlearning.symmetry.base import Probe, Sizes
+from warp_unlearning.symmetry.moves import Move, Translation
 from warp_unlearning.training.stepper import Stepper
 from warp_unlearning.training.update import Update
 

@@ -17,9 +17,10 @@ from warp_unlearning import ChangeOfBasis, Compose, NullSpace, Permutation
 from warp_unlearning.defense.certificate import Certificate, drift, reached_weights, shortfalls
 from warp_unlearning.defense.teleporter import Teleporter, View
 from warp_unlearning.errors import WarpWarning
-from warp_unlearning.symmetry.move import Translation
-from warp_unlearning.symmetry.null_space import InputBasis, NullMove
-from warp_unlearning.symmetry.symmetry import settings_of
+from warp_unlearning.symmetry.base import settings_of
+from warp_unlearning.symmetry.layer_inputs import InputBasis
+from warp_unlearning.symmetry.moves import Translation
+from warp_unlearning.symmetry.null_space import NullMove
 
 DISTANCES = ("moved", "moved_unreached", "norm", "distance_before", "distance_after")
 

@@ -19,8 +19,7 @@ from warp_unlearning.methods.base import Task
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.methods.references import Retrain
 from warp_unlearning.methods.salun import SalUn
-from warp_unlearning.symmetry.head_map import HeadMap
-from warp_unlearning.symmetry.move import ChannelMove, Move
+from warp_unlearning.symmetry.moves import ChannelMove, HeadMap, Move
 from warp_unlearning.training.update import Update
 
 Named = dict[str, Tensor]

@@ -7,7 +7,7 @@ import pytest
 from warp_unlearning import AttentionBasis, ChangeOfBasis, Conjugate, NullSpace, Permutation, TrackedNullSpace, Warp
 from warp_unlearning.defense.registry import as_defense, defense_names, defense_options, make_defense
 from warp_unlearning.errors import InputError
-from warp_unlearning.symmetry.symmetry import settings_of
+from warp_unlearning.symmetry.base import settings_of
 
 DOCUMENTED = {
     "warp": Warp(NullSpace()),

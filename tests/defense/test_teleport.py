@@ -8,7 +8,7 @@ from torch import nn
 
 from warp_unlearning import ChangeOfBasis, Compose, NullSpace, Permutation, teleport
 from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.symmetry.symmetry import settings_of
+from warp_unlearning.symmetry.base import settings_of
 
 NULL = NullSpace(energy=0.8)
 

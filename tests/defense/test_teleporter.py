@@ -12,8 +12,8 @@ from warp_unlearning import NullSpace
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.defense.certificate import Certificate
 from warp_unlearning.defense.teleporter import BATCH, JUDGES, Teleporter, View, draw_view
-from warp_unlearning.symmetry.move import Move, Translation
-from warp_unlearning.symmetry.symmetry import Sizes
+from warp_unlearning.symmetry.base import Sizes
+from warp_unlearning.symmetry.moves import Move, Translation
 
 pytestmark = pytest.mark.filterwarnings("ignore:Given does little")
 

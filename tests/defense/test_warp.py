@@ -13,8 +13,8 @@ from torch import nn
 from warp_unlearning import ChangeOfBasis, Conjugate, NullSpace, TrackedNullSpace, Warp, unlearn
 from warp_unlearning.errors import InputError, WarpWarning
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
-from warp_unlearning.symmetry.move import MomentumReset, Translation
-from warp_unlearning.symmetry.symmetry import Sizes, settings_of
+from warp_unlearning.symmetry.base import Sizes, settings_of
+from warp_unlearning.symmetry.moves import MomentumReset, Translation
 
 pytestmark = pytest.mark.filterwarnings("ignore:Given does little")
 NULL = NullSpace(energy=0.8)

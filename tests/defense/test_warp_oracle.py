@@ -17,7 +17,7 @@ from warp_unlearning import NullSpace, TrackedNullSpace, Warp
 from warp_unlearning.defense.teleporter import draw_view
 from warp_unlearning.methods.base import Task
 from warp_unlearning.randomness import Streams
-from warp_unlearning.symmetry.move import Move
+from warp_unlearning.symmetry.moves import Move
 from warp_unlearning.training.update import Update
 from warp_unlearning.unlearning.driver import drive, make_task
 

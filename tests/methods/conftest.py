@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.methods.base import Method, Task
 from warp_unlearning.randomness import Streams
-from warp_unlearning.symmetry.move import AxisMap, ChannelMove, Move, apply_move
+from warp_unlearning.symmetry.moves import AxisMap, ChannelMove, Move, apply_move
 from warp_unlearning.training.update import Update
 
 CLASSES = 3

@@ -9,7 +9,7 @@ import torch
 
 from warp_unlearning import unlearn
 from warp_unlearning.methods.registry import BUILT_IN, make_method
-from warp_unlearning.symmetry.move import apply_move
+from warp_unlearning.symmetry.moves import apply_move
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("ngp", {"epochs": 3, "batch_size": 8, "anchor": 1.0, "weight_decay": 0.05, "max_norm": 1.0, "lr": 0.1}),

@@ -11,8 +11,8 @@ from torch import nn
 from warp_unlearning.errors import InputError
 from warp_unlearning.methods.base import Task
 from warp_unlearning.methods.neg_grad_plus import Anchor, NegGradPlus
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.move import apply_move
+from warp_unlearning.symmetry.moves import apply_move
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis
 
 
 def by_hand(kit: Any, model: nn.Module, task: Task, s: NegGradPlus, ceiling: float | None) -> list[dict[str, float]]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.networks import GEOMETRIES, PlainAttention
+from tests.networks import GEOMETRIES
 from tests.oracles import warp_loop
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -329,21 +329,6 @@ def test_inputs_of_attention(kit: Any, form: str) -> None:
         rows = torch.cat([rows, layer.out_proj.bias[:, None]], 1)
     joined = (rows @ heads).T.reshape(*(output if model.first else output.transpose(0, 1)).shape)
     torch.testing.assert_close(joined if model.first else joined.transpose(0, 1), output)
-
-
-def test_attention_shows_what_the_same_block_of_linear_layers_shows(kit: Any) -> None:
-    plain, x = kit.built(lambda: PlainAttention(6, 2)), normal(3, 4, 6)
-    fused = kit.built(lambda: Attends(batch_first=True))
-    with torch.no_grad():
-        projections = (plain.queries, plain.keys, plain.values)
-        fused.attention.in_proj_weight.copy_(torch.cat([layer.weight for layer in projections]))
-        fused.attention.in_proj_bias.copy_(torch.cat([layer.bias for layer in projections]))
-        fused.attention.out_proj.load_state_dict(plain.out_proj.state_dict())
-        torch.testing.assert_close(fused(x), plain(x, x, x))
-    heads: list[Tensor] = []
-    plain.out_proj.register_forward_pre_hook(lambda module, args: heads.append(args[0].reshape(-1, 6).T))
-    plain(x, x, x)
-    torch.testing.assert_close(seen(fused, [x])["attention.out_proj.weight"][0, :6], heads[0].detach())
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.linalg.subspace import SecondMoment
 from warp_unlearning.models.networks import SmallResNet
+from warp_unlearning.symmetry.base import Probe
 from warp_unlearning.symmetry.layer_inputs import linear_weights, observe
-from warp_unlearning.symmetry.move import apply_move
+from warp_unlearning.symmetry.moves import apply_move
 from warp_unlearning.symmetry.null_space import NullMove, NullSpace, TrackedNullSpace
-from warp_unlearning.symmetry.symmetry import Probe
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.symmetry.move import AxisMap, ChannelMove
+from warp_unlearning.symmetry.moves import AxisMap, ChannelMove
 
 
 def _network(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Sequential:

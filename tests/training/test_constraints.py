@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.symmetry.move import AxisMap, ChannelMove, Translation, apply_move
-from warp_unlearning.symmetry.null_space import InputBasis
+from warp_unlearning.symmetry.layer_inputs import InputBasis
+from warp_unlearning.symmetry.moves import AxisMap, ChannelMove, Translation, apply_move
 from warp_unlearning.training.constraints import InputComplement, Mask
 from warp_unlearning.training.stepper import Stepper
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import InputError
-from warp_unlearning.symmetry.move import ChannelMove, MomentumReset, Translation, apply_move
+from warp_unlearning.symmetry.moves import ChannelMove, MomentumReset, Translation, apply_move
 from warp_unlearning.training.constraints import Mask
 from warp_unlearning.training.stepper import Stepper
 

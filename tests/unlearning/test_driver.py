@@ -17,7 +17,7 @@ from warp_unlearning.errors import DataError, DivergedError, InputError, WarpWar
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.models.weights import model_digest, read_weights
 from warp_unlearning.randomness import Streams
-from warp_unlearning.symmetry.move import AxisMap, ChannelMove, apply_move
+from warp_unlearning.symmetry.moves import AxisMap, ChannelMove, apply_move
 from warp_unlearning.training.update import Update
 from warp_unlearning.unlearning import DeletionRecord, Unlearned, unlearn
 

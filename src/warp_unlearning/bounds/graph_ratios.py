@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..symmetry.channel_graph import ChannelGraph
-from ..symmetry.channel_walk import Use
-from ..symmetry.laws import Law, draw_scales
+from ..symmetry.channels import Use
+from ..symmetry.rescaling import Law, draw_scales
 from .coordinates import Coordinates
 from .covariance import Array
 from .scale_energy import scale_moment

@@ -16,7 +16,7 @@ from ..data.examples import Examples, TensorExamples, as_examples, as_tensors
 from ..errors import InputError
 from ..models.own import check_examples
 from ..randomness import Streams
-from ..symmetry.laws import Law, check_law
+from ..symmetry.rescaling import Law, check_law
 from .coordinates import Coordinates, choose_coordinates
 from .covariance import Array
 from .diagonal_bound import diagonal_information_bound, sampled_gain

@@ -21,7 +21,7 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 
 from ..errors import InputError, nearest
-from ..symmetry.laws import LEAST_NORMAL, Law, check_law
+from ..symmetry.rescaling import LEAST_NORMAL, Law, check_law
 
 Which = Literal["out", "in", "between"]
 

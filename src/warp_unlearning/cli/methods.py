@@ -12,7 +12,7 @@ from .options import Json
 from .show import print_json
 
 if TYPE_CHECKING:
-    from ..symmetry.options import Option
+    from ..symmetry.base import Option
 
 _CHECK = "Run the conformance rules over a method, also one of yours: FILE.py:Class."
 
@@ -54,7 +54,7 @@ def defenses(
 ) -> None:
     """List the defences and the symmetries they move along, with each option and its default."""
     from ..defense.registry import defense_names, defense_options
-    from ..symmetry.registry import symmetry_names, symmetry_options
+    from ..symmetry.base import symmetry_names, symmetry_options
 
     if name is not None and name in symmetry_names():
         if as_json:

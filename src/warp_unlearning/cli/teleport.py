@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..defense.certificate import Certificate
     from ..report.schema import Teleport as Results
-    from ..symmetry.symmetry import Symmetry
+    from ..symmetry.base import Symmetry
 
 # Of the largest logit: what rounding does to a change of basis of a deep network, with room to spare.
 EXACT = {"float32": 1e-4, "float64": 1e-10}
@@ -56,7 +56,7 @@ def teleport(
     from ..errors import DataError, InputError
     from ..models.weights import model_digest
     from ..report.schema import Teleport
-    from ..symmetry.symmetry import settings_of
+    from ..symmetry.base import settings_of
     from .request import requested_rows
     from .subject import open_subject, save_subject
 
@@ -128,8 +128,7 @@ def teleport(
 def _choose_symmetry(names: Sequence[str], overrides: Sequence[str]) -> tuple[Symmetry, list[str]]:
     from ..config import Config, parse_override
     from ..errors import InputError, nearest
-    from ..symmetry.compose import Compose
-    from ..symmetry.registry import make_symmetry, symmetry_options
+    from ..symmetry.base import Compose, make_symmetry, symmetry_options
 
     known = {name: {option.name for option in symmetry_options(name)} for name in names}
     own: dict[str, dict[str, Any]] = {name: {} for name in names}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..models.networks import SmallResNet
-from ..symmetry.move import AxisMap, ChannelMove
+from ..symmetry.moves import AxisMap, ChannelMove
 
 
 def permutation(model: SmallResNet, *, generator: torch.Generator) -> ChannelMove:

@@ -15,7 +15,7 @@ from ..models.modes import batch_norms
 from ..models.networks import SmallResNet
 from ..models.weights import model_digest
 from ..randomness import Streams
-from ..symmetry.move import Move, apply_move
+from ..symmetry.moves import Move, apply_move
 from ..training.update import Update
 from ..unlearning.driver import Unlearned, unlearn
 from .moves import permutation, rescaling

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..defense.certificate import Certificate
 from ..methods.base import Task
 from ..randomness import Streams
-from ..symmetry.move import Move, apply_move
+from ..symmetry.moves import Move, apply_move
 from ..training.update import Update
 
 Look = Callable[[nn.Module, Task, Update], Move | None]

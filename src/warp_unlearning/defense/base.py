@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..methods.base import Task
 from ..randomness import Streams
-from ..symmetry.move import Move
+from ..symmetry.moves import Move
 from ..training.update import Update
 from .certificate import Certificate
 

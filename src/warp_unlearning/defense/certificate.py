@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..symmetry.base import Compose, Probe, Symmetry, settings_of
 from ..symmetry.channel_graph import PinnedChannels
-from ..symmetry.compose import Compose, ComposedMove
-from ..symmetry.layer_inputs import reached_inputs
-from ..symmetry.move import Move
-from ..symmetry.null_space import InputBasis, NullMove
-from ..symmetry.symmetry import Probe, Symmetry, settings_of
+from ..symmetry.layer_inputs import InputBasis, reached_inputs
+from ..symmetry.moves import ComposedMove, Move
+from ..symmetry.null_space import NullMove
 
 SCHEMA_VERSION = 1
 # These begin or end notes that other code looks for.

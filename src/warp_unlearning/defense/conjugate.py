@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from ..methods.base import Task, require
 from ..randomness import Streams
-from ..symmetry.change_of_basis import ChangeOfBasis
-from ..symmetry.move import Move
-from ..symmetry.symmetry import Probe, Sizes, Symmetry, require_symmetry
+from ..symmetry.base import Probe, Sizes, Symmetry, require_symmetry
+from ..symmetry.moves import Move
+from ..symmetry.rescaling import ChangeOfBasis
 from ..training.update import Update
 from .certificate import Certificate
 from .teleporter import Teleporter

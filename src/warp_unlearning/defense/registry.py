@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InputError, nearest
-from ..symmetry.options import Option, check_options, options_of
-from ..symmetry.registry import make_symmetry, symmetry_options
-from ..symmetry.symmetry import settings_of
+from ..symmetry.base import Option, check_options, make_symmetry, options_of, settings_of, symmetry_options
 from .base import Defense
 from .conjugate import Conjugate
 from .warp import Warp

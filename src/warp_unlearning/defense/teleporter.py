@@ -19,9 +19,9 @@ from ..methods.base import Task
 from ..models.modes import norm_mode
 from ..models.own import check_examples, check_network, failed
 from ..randomness import Streams, whole
-from ..symmetry.move import Move, apply_move
+from ..symmetry.base import Probe, Sizes, Symmetry, require_symmetry
+from ..symmetry.moves import Move, apply_move
 from ..symmetry.null_space import NullMove
-from ..symmetry.symmetry import Probe, Sizes, Symmetry, require_symmetry
 from ..training.scoring import checked_logits
 from .certificate import STAYED, Certificate, Drift, certified, drift
 

@@ -15,9 +15,9 @@ from ..errors import InputError, WarpWarning, nearest
 from ..methods.base import Task, require
 from ..models.modes import norm_mode
 from ..randomness import Streams
-from ..symmetry.move import MomentumReset, Move
+from ..symmetry.base import Symmetry, require_symmetry
+from ..symmetry.moves import MomentumReset, Move
 from ..symmetry.null_space import NullSpace
-from ..symmetry.symmetry import Symmetry, require_symmetry
 from ..training.update import Update
 from .certificate import TAKEN_BACK, Certificate
 from .teleporter import BATCH, Teleporter

@@ -17,7 +17,7 @@ from ..gpu.precision import Precision
 from ..models.fresh import fresh
 from ..models.modes import NormMode as NormMode
 from ..randomness import Streams
-from ..symmetry.options import Option as Option
+from ..symmetry.base import Option as Option
 from ..training.update import Updates
 
 SetName = Literal["forget", "retain"]

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from ..errors import InputError, WarpWarning
 from ..gradients.per_sample import clipped_mean_gradient
 from ..stats.langevin import langevin_noise
-from ..symmetry.move import Move
-from ..symmetry.then import then
+from ..symmetry.moves import Move, compose
 from ..training.stepper import Stepper
 from ..training.update import Update, Updates
 from .base import NormMode, Task, option, require
@@ -139,7 +138,7 @@ class _Noise:
 
     def carry(self, move: Move | None) -> None:
         if move is not None:
-            self._move = then(self._move, move)
+            self._move = compose(self._move, move)
 
 
 def _warn_if_drowned(model: nn.Module, spread: float, epsilon: float | None) -> None:

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..models.modes import predict
-from ..symmetry.move import Move
-from ..symmetry.then import then
+from ..symmetry.moves import Move, compose
 from ..training.scoring import losses
 from ..training.stepper import Number, Stepper
 from ..training.update import Update, Updates, cosine
@@ -100,4 +99,4 @@ class Anchor:
     def carry(self, move: Move | None) -> None:
         """Undo one more move before measuring."""
         if move is not None:
-            self._back = move.inverse() if self._back is None else then(move.inverse(), self._back)
+            self._back = move.inverse() if self._back is None else compose(move.inverse(), self._back)

@@ -14,9 +14,8 @@ from ..data.examples import Examples
 from ..errors import InputError, WarpWarning
 from ..linalg.subspace import Rule, SecondMoment
 from ..models.modes import norm_mode, predict
-from ..symmetry.layer_inputs import LinearWeight, linear_weights, observe, read_by_others
-from ..symmetry.move import Move
-from ..symmetry.null_space import InputBasis
+from ..symmetry.layer_inputs import InputBasis, LinearWeight, linear_weights, observe, read_by_others
+from ..symmetry.moves import Move
 from ..training.constraints import InputComplement
 from ..training.scoring import accuracy
 from ..training.stepper import Number, Stepper

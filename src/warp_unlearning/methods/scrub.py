@@ -16,7 +16,7 @@ from ..data.examples import Examples, TensorExamples, index_device
 from ..data.sampling import epoch
 from ..errors import InputError
 from ..models.modes import predict
-from ..symmetry.move import Move
+from ..symmetry.moves import Move
 from ..training.scoring import logits
 from ..training.stepper import Number, OptimizerName, Stepper
 from ..training.update import Update, Updates, staircase

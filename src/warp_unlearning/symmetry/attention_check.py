@@ -1,33 +1,35 @@
 """Which parts of a transformer may really move: names can deceive, so each part is tried on a random twin.
 
-The whole network is called on a random input where one can be found that it accepts, or else the largest module around
-the part that accepts one. A part is free if gradients reach all of it there and a random map of it leaves the outputs
-as they are; otherwise it stays, and the part says why. So a rotary embedding, a norm the layout does not know, or a
-second reader of a layer's output pin what they must, whatever they are called.
+The network is called on a random input that it accepts. A part is free if gradients reach all of it there and a random
+map of it leaves the outputs as they are; otherwise it stays, and the part says why. So a rotary embedding, a norm the
+layout does not know, or a second reader of a layer's output pin what they must, whatever they are called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from dataclasses import is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .attention_draw import draw_axes
-from .attention_examples import example_inputs
-from .attention_parts import Part, Place, columns, described, norm_part
-from .attention_trial import Trial, first_trial, random_twin, undisturbed
-from .laws import draw_scales
-from .move import AxisMap
-from .symmetry import Probe
+from .attention_layouts import Part, Place, columns, described, norm_part
+from .base import Probe
+from .moves import AxisMap, ChannelMove, HeadMap, TensorMap
+from .rescaling import Law, draw_scales
+
+Axes = Mapping[str, tuple[TensorMap, ...]]
 
 # A wrong map changes the outputs of a random network by about their own size, a right one by rounding; some networks
 # compute softmax in float32 whatever their precision.
-TOLERANCE = 1e-5
-SAME = 1e-9
+_TOLERANCE = 1e-5
+_BATCH, _TOKENS = 2, 6
 # transformers keeps hooks that record outputs and change none.
-RECORDING_HOOKS = "transformers.utils.output_capturing"
+_RECORDING_HOOKS = "transformers.utils.output_capturing"
 
 
 def checked_parts(
@@ -37,149 +39,71 @@ def checked_parts(
 
     The model is left as it is; its own generators are not drawn from.
     """
-    with undisturbed():
+    with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
+        warnings.simplefilter("ignore")  # Odd inputs cause some.
         movable = _Movable(model)
         parts = [movable.only(part) for part in parts]
         generator = torch.Generator().manual_seed(0)
         try:
-            twin = random_twin(model, generator)
+            twin = _random_twin(model, generator)
         except Exception as error:
-            why = f"{type(model).__name__}, which cannot be copied to be tried ({_first_line(error)})"
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            why = f"{type(model).__name__}, which cannot be copied to be tried ({first})"
             return tuple(part if part.pinned else replace(part, pinned=why) for part in parts)
-        trials = _Trials(twin, probe, generator)
+        trial = _first_trial(twin, _examples(twin, probe, generator))
         if outer_norms:
-            parts += [movable.only(part) for part in _outer_norms(twin, trials, parts)]
-        return tuple(_tried(parts, trials))
+            parts += [movable.only(part) for part in _outer_norms(twin, trial, parts)]
+        return _tried(parts, trial)
 
 
-class _Trials:
-    """Modules of the twin that could be run, by path; found when first asked for."""
+def draw_axes(parts: Iterable[Part], *, law: Law, spread: float, generator: torch.Generator) -> Axes:
+    """Independent random maps of all `parts`, by the tensors they act on, in float64 on the CPU.
 
-    def __init__(self, twin: nn.Module, probe: Probe | None, generator: torch.Generator) -> None:
-        self.twin = twin
-        self._parameters = dict(twin.named_parameters())
-        self._probe = probe
-        self._generator = generator
-        self._found: dict[str, Trial | None] = {}
-
-    def at(self, path: str) -> Trial | None:
-        if path not in self._found:
-            module = self.twin.get_submodule(path)
-            inputs = example_inputs(module, probe=None if path else self._probe, generator=self._generator)
-            self._found[path] = first_trial(module, inputs, self._parameters, whole=not path)
-        return self._found[path]
-
-    def reaching(self, part: Part) -> tuple[str, Trial] | None:
-        """The largest module around `part` that could be run and whose outputs depend on all of it."""
-        names = part.home.split(".") if part.home else []
-        for depth in range(len(names) + 1):
-            path = ".".join(names[:depth])
-            trial = self.at(path)
-            if trial is not None and _reaches(trial, part):
-                return path, trial
-        return None
-
-
-def _tried(parts: Sequence[Part], trials: _Trials) -> list[Part]:
-    result = list(parts)
-    groups: dict[tuple[str, bool], tuple[Trial, list[int]]] = {}
-    for number, part in enumerate(parts):
-        if part.pinned:
-            continue
-        found = trials.reaching(part)
-        if found is None:
-            why = f"{part.label}: no random input could be found that reaches it, so it could not be tried"
-            result[number] = replace(part, pinned=why)
-        else:
-            path, trial = found
-            dropout = part.kind != "units" or not trial.drops
-            groups.setdefault((path, dropout), (trial, []))[1].append(number)
-    for (path, dropout), (trial, numbers) in groups.items():
-        kept = _kept(trial, [parts[n] for n in numbers], where=described(path, trial.module), dropout=dropout)
-        for number, part in zip(numbers, kept, strict=True):
-            result[number] = part
-    return result
-
-
-def _kept(trial: Trial, parts: list[Part], *, where: str, dropout: bool) -> list[Part]:
-    """All at once, as nearly always all are right; one by one where the outputs change."""
-    if _change(trial, parts, dropout) <= TOLERANCE:
-        return parts
-    result = []
+    Heads: M = U diag(τ) Vᵀ, with U and V uniformly distributed orthogonal matrices (Haar measure) and independent
+    singular values τ from the law: the condition number of M is at most (1 + s) / (1 − s) for the uniform law on 1 ± s.
+    Norms: independent τ from the same law. Units: a uniform permutation.
+    """
+    axes: dict[str, tuple[TensorMap, ...]] = {}
     for part in parts:
-        change = _change(trial, [part], dropout)
-        why = (
-            f"{part.label}: a move of it changes the output of {where} by {change:.0e} of its size, so something else "
-            "depends on it (a rotary embedding, a norm, dropout, another reader)"
-        )
-        result.append(part if change <= TOLERANCE else replace(part, pinned=why))
-    left = [part for part in result if not part.pinned]
-    if left and not _change(trial, left, dropout) <= TOLERANCE:
-        why = f"the output of {where}, which changes under moves that keep it one by one"
-        return [part if part.pinned else replace(part, pinned=why) for part in result]
-    return result
+        maps = _drawn(part, law, spread, generator)
+        for places, map_at in zip((part.made, part.read), maps, strict=True):
+            for place in places:
+                axes[place.name] = (*axes.get(place.name, ()), map_at(place))
+    return axes
 
 
-def _change(trial: Trial, parts: Sequence[Part], dropout: bool) -> float:
-    generator = torch.Generator().manual_seed(2)
-    try:
-        return trial.change(draw_axes(parts, law="uniform", spread=0.5, generator=generator), dropout=dropout)
-    except Exception:
-        return float("inf")
+def _drawn(part: Part, law: Law, spread: float, generator: torch.Generator) -> Sequence[Callable[[Place], TensorMap]]:
+    """The map of what makes the channels and that of what reads them."""
+    if part.kind == "units":
+        order = torch.randperm(part.width, generator=generator, device=generator.device).cpu()
+        return [lambda place: AxisMap(place.axis, order)] * 2
+    scales = draw_scales(law, part.channels, spread=spread, generator=generator)
+    if part.kind == "norms":
+        return [lambda place: AxisMap(place.axis, None, scales), lambda place: AxisMap(place.axis, None, 1 / scales)]
+    left, right = (_orthogonal(part.groups, part.width, generator) for _ in range(2))
+    scales = scales.reshape(part.groups, 1, part.width)
+    matrices, contragredient = (left * scales) @ right.mT, (left / scales) @ right.mT
+    return [
+        lambda place: HeadMap(place.axis, matrices, place.start),
+        lambda place: HeadMap(place.axis, contragredient, place.start),
+    ]
 
 
-def _reaches(trial: Trial, part: Part) -> bool:
-    """Whether the outputs depend on every matrix of the part; a bias of keys never changes any."""
-    for place in part.places:
-        gradient = trial.gradients.get(place.name)
-        if gradient is None:
-            return False
-        needed = gradient.dim() > 1 or part.kind == "norms"
-        if needed and not bool(gradient.narrow(place.axis, place.start, part.channels).any()):
-            return False
-    return True
+def _orthogonal(count: int, width: int, generator: torch.Generator) -> Tensor:
+    normal = torch.randn(count, width, width, generator=generator, dtype=torch.float64, device=generator.device).cpu()
+    q, r = torch.linalg.qr(normal)
+    # Without the signs of R's diagonal, Q follows the convention of the routine and not the Haar measure.
+    signed: Tensor = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    return signed
 
 
-def _outer_norms(twin: nn.Module, trials: _Trials, parts: Sequence[Part]) -> Iterator[Part]:
-    homes = tuple(f"{part.home}." if part.home else "" for part in parts)
-    trial = trials.at("")
-    for path, norm in twin.named_modules():
-        if not isinstance(norm, nn.LayerNorm | nn.RMSNorm) or path.startswith(homes):
-            continue
-        (part,) = norm_part("", path, norm, ())
-        if part.pinned:
-            yield part
-        elif trial is None:
-            why = f"{type(twin).__name__}, which no random input could be found for, so that it could not be tried"
-            yield replace(part, pinned=why)
-        else:
-            yield _with_readers(part, trial)
-
-
-def _with_readers(part: Part, trial: Trial) -> Part:
-    """The norm with the linear layers whose every input takes on exactly the factors that its output is given."""
-    scales = draw_scales("uniform", part.width, spread=0.5, generator=torch.Generator().manual_seed(3))
-    after = trial.after({place.name: (AxisMap(0, None, scales),) for place in part.made})
-    if any(_scaled(old, new, scales) for old, new in zip(trial.before.outputs, after.outputs, strict=False)):
-        return replace(part, pinned="output")
-    readers: tuple[Place, ...] = ()
-    for path, new in after.entered.items():
-        old = trial.before.entered[path]
-        if new and len(new) == len(old) and all(map(_scaled, old, new, [scales] * len(new))):
-            readers += columns(path)
-    if not readers:
-        return replace(part, pinned=f"{part.label}, which no linear layer reads as it is")
-    return replace(part, read=readers)
-
-
-def _scaled(old: Tensor, new: Tensor, scales: Tensor) -> bool:
-    if old.shape != new.shape or old.dim() == 0 or old.shape[-1] != len(scales) or not bool(old.any()):
-        return False
-    return bool((new - old * scales.to(old)).abs().max() <= SAME * old.abs().max())
+# ------------------------------------------------------------------------------------------------ before any trial
 
 
 class _Movable:
-    """What rules a part out before any trial."""
+    """Rules out parts whose tensors are not plain parameters with one name and the size they need, and parts with
+    hooks, which see what happens inside.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -192,9 +116,6 @@ class _Movable:
                 self._names.setdefault(value.untyped_storage().data_ptr(), set()).add(name)
 
     def only(self, part: Part) -> Part:
-        """The part, pinned if its tensors are not plain parameters with one name and the size it needs, or if hooks see
-        what happens inside its home.
-        """
         reasons = (part.pinned, *(self._tensor(part, place) for place in part.places), self._hooks(part.home))
         return replace(part, pinned=next(filter(None, reasons), None))
 
@@ -215,10 +136,252 @@ class _Movable:
     def _hooks(self, home: str) -> str | None:
         for path, module in self._model.get_submodule(home).named_modules():
             hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-            if any(getattr(hook, "__module__", None) != RECORDING_HOOKS for hook in hooks):
+            if any(getattr(hook, "__module__", None) != _RECORDING_HOOKS for hook in hooks):
                 return f"{described('.'.join(filter(None, (home, path))), module)}, which has forward hooks"
         return None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+# ------------------------------------------------------------------------------------------------ trials
+
+
+def _tried(parts: Sequence[Part], trial: _Trial | None) -> tuple[Part, ...]:
+    stuck = {
+        part: f"{part.label}: no random input could be found that reaches it, so it could not be tried; give a probe "
+        "with inputs that the network accepts"
+        for part in parts
+        if not part.pinned and (trial is None or not trial.reaches(part))
+    }
+    free = [part for part in parts if not part.pinned and part not in stuck]
+    if trial is not None:
+        stuck |= _harmful(trial, [part for part in free if part.kind != "units"], dropout=True)
+        # A mask of dropout falls on each unit with the same probability, but on others after they changed places.
+        stuck |= _harmful(trial, [part for part in free if part.kind == "units"], dropout=False)
+    return tuple(replace(part, pinned=part.pinned or stuck.get(part)) for part in parts)
+
+
+def _harmful(trial: _Trial, parts: list[Part], *, dropout: bool) -> dict[Part, str]:
+    """Why parts change the outputs: all at once, as nearly always all are right, or else one by one."""
+    if trial.change(parts, dropout=dropout) <= _TOLERANCE:
+        return {}
+    where, found = type(trial.model).__name__, dict[Part, str]()
+    for part in parts:
+        change = trial.change([part], dropout=dropout)
+        if change > _TOLERANCE:
+            found[part] = (
+                f"{part.label}: a move of it changes the output of {where} by {change:.0e} of its size, so something "
+                "else depends on it (a rotary embedding, a norm, dropout, another reader)"
+            )
+    left = [part for part in parts if part not in found]
+    if trial.change(left, dropout=dropout) > _TOLERANCE:
+        found |= dict.fromkeys(left, f"the output of {where}, which changes under moves that keep it one by one")
+    return found
+
+
+def _outer_norms(twin: nn.Module, trial: _Trial | None, parts: Sequence[Part]) -> Iterator[Part]:
+    homes = tuple(f"{part.home}." if part.home else "" for part in parts)
+    for path, norm in twin.named_modules():
+        if isinstance(norm, nn.LayerNorm | nn.RMSNorm) and not path.startswith(homes):
+            (part,) = norm_part("", path, norm, ())
+            yield part if part.pinned or trial is None else _with_readers(part, trial)
+
+
+def _with_readers(part: Part, trial: _Trial) -> Part:
+    """The norm with the linear layers whose every input takes on exactly the factors that its output is given."""
+    scales = draw_scales("uniform", part.width, spread=0.5, generator=torch.Generator().manual_seed(3))
+    with trial.moved({place.name: (AxisMap(0, None, scales),) for place in part.made}):
+        entered, outputs = trial.watched()
+
+    def scaled(old: Tensor, new: Tensor) -> bool:
+        if old.shape != new.shape or old.dim() == 0 or old.shape[-1] != len(scales) or not bool(old.any()):
+            return False
+        return bool((new - old * scales.to(old)).abs().max() <= 1e-9 * old.abs().max())
+
+    if any(map(scaled, trial.outputs, outputs)):
+        return replace(part, pinned="output")
+    readers: tuple[Place, ...] = ()
+    for path, new in entered.items():
+        old = trial.entered[path]
+        if new and len(new) == len(old) and all(map(scaled, old, new)):
+            readers += columns(path)
+    return replace(
+        part, read=readers, pinned=None if readers else f"{part.label}, which no linear layer reads as it is"
+    )
+
+
+def _random_twin(model: nn.Module, generator: torch.Generator) -> nn.Module:
+    """A copy in float64 without hooks: weights N(0, 1/inputs), vectors N(1, 0.3²). On the GPU if all of the model is.
+
+    Weights of a trained or fresh network may hide what a move breaks: biases and layer scales near zero, attention near
+    uniform.
+    """
+    copy = deepcopy(model)
+    twin = (copy if all(p.is_cuda for p in copy.parameters()) else copy.cpu()).double()
+    for module in twin.modules():
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
+    for parameter in twin.parameters():
+        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        inputs = parameter.numel() / max(len(parameter), 1) if parameter.dim() > 1 else 0
+        parameter.data = (drawn / inputs**0.5 if inputs else 1 + 0.3 * drawn).to(parameter.device)
+        parameter.requires_grad_(True)
+    return twin
+
+
+def _first_trial(twin: nn.Module, inputs: Iterable[Tensor]) -> _Trial | None:
+    for x in inputs:
+        # Most candidates do not fit, and modules may raise any error.
+        with suppress(Exception):
+            return _Trial(twin, x)
+    return None
+
+
+class _Trial:
+    """A network with an input it accepts.
+
+    `outputs` and `entered`, what enters each linear layer at each call, are of a run in eval mode. In train mode the
+    same dropout is drawn before and after a move, or none.
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        self.model = model
+        self._parameters = dict(model.named_parameters())
+        self._x = x.to(next(model.parameters()).device)
+        with torch.enable_grad():
+            self.entered, outputs = self.watched()
+        if not outputs or not all(bool(output.isfinite().all()) for output in outputs):
+            raise ValueError("no finite output")
+        self._gradients = self._gradients_of(outputs)
+        self.outputs = [output.detach() for output in outputs]
+        self._dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout) and m.p > 0]
+        self._trained: dict[bool, list[Tensor]] = {}
+        # Some networks want labels in train mode.
+        with suppress(Exception):
+            for dropout in (True, False):
+                self._trained[dropout] = self._run(training=True, dropout=dropout)
+
+    def reaches(self, part: Part) -> bool:
+        """Whether the outputs depend on every matrix of the part; a bias of keys never changes any."""
+        for place in part.places:
+            gradient = self._gradients.get(place.name)
+            if gradient is None:
+                return False
+            needed = gradient.dim() > 1 or part.kind == "norms"
+            if needed and not bool(gradient.narrow(place.axis, place.start, part.channels).any()):
+                return False
+        return True
+
+    def change(self, parts: Sequence[Part], *, dropout: bool) -> float:
+        """The largest change of an output under a move of the parts, relative to its largest entry; in both modes."""
+        axes = draw_axes(parts, law="uniform", spread=0.5, generator=torch.Generator().manual_seed(2))
+        try:
+            with self.moved(axes):
+                change = _largest_change(self.outputs, self._run(training=False))
+                if dropout in self._trained:
+                    after = self._run(training=True, dropout=dropout)
+                    change = max(change, _largest_change(self._trained[dropout], after))
+            return change
+        except Exception:
+            return float("inf")
+
+    @contextmanager
+    def moved(self, axes: Axes) -> Iterator[None]:
+        """The twin moved within the block."""
+        move = ChannelMove(axes)
+        before = {name: self._parameters[name].data for name in axes}
+        try:
+            for name, value in before.items():
+                self._parameters[name].data = move.point(name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                self._parameters[name].data = value
+
+    def watched(self) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
+        """What enters each linear layer, and the outputs."""
+        entered: dict[str, list[Tensor]] = {}
+        handles = []
+        for path, layer in self.model.named_modules():
+            if isinstance(layer, nn.Linear):
+                found = entered.setdefault(path, [])
+
+                def record(_: nn.Module, args: Any, named: Any, found: list[Tensor] = found) -> None:
+                    found.append((args[0] if args else named["input"]).detach())
+
+                handles.append(layer.register_forward_pre_hook(record, with_kwargs=True))
+        try:
+            return entered, self._run(training=False)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _run(self, *, training: bool, dropout: bool = True) -> list[Tensor]:
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        device = self._x.device
+        self.model.train(training)
+        for layer in () if dropout else self._dropouts:
+            layer.eval()
+        try:
+            # The generators go back to where they were, so that every run draws the same dropout.
+            with torch.random.fork_rng([device] * self._x.is_cuda), torch.autocast(device.type, enabled=False):
+                return _floats(self.model(self._x))
+        finally:
+            # Train mode may have updated running statistics; a write to others would spoil the backward pass.
+            for buffer, value in buffers:
+                if not torch.equal(buffer, value):
+                    buffer.detach().copy_(value)
+
+    def _gradients_of(self, outputs: list[Tensor]) -> dict[str, Tensor | None]:
+        """The gradients of a random sum of the outputs."""
+        generator = torch.Generator().manual_seed(1)
+        outputs = [output for output in outputs if output.requires_grad]
+        if not outputs:
+            return {}
+        weights = [torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o) for o in outputs]
+        found = torch.autograd.grad(outputs, list(self._parameters.values()), weights, allow_unused=True)
+        return dict(zip(self._parameters, found, strict=True))
+
+
+def _largest_change(before: list[Tensor], after: list[Tensor]) -> float:
+    if [output.shape for output in before] != [output.shape for output in after]:
+        return float("inf")
+    pairs = [(old, new) for old, new in zip(before, after, strict=True) if bool(old.any())]
+    changes = [float((new - old).abs().max() / old.abs().max()) for old, new in pairs]
+    return max((float("inf") if change != change else change for change in changes), default=float("inf"))
+
+
+def _floats(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    if is_dataclass(value) and not isinstance(value, Mapping | type):
+        return _floats(vars(value))
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [found for part in parts for found in _floats(part)]
+
+
+# ------------------------------------------------------------------------------------------------ inputs to try
+
+
+def _examples(model: nn.Module, probe: Probe | None, generator: torch.Generator) -> Iterator[Tensor]:
+    """Random inputs in float64, the likeliest first: of the probe's shape (with its values if they are whole numbers),
+    an image, token numbers, token vectors.
+    """
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    if probe is not None and len(probe.retain):
+        given = probe.retain[0][:_BATCH]
+        yield normal(*given.shape) if given.is_floating_point() else given.cpu()
+    modules = list(model.modules())
+    convolution = next((m for m in modules if isinstance(m, nn.Conv2d)), None)
+    if convolution is not None:
+        height, width = convolution.kernel_size
+        # One patch alone would be attended to whatever the queries are.
+        for count in range(2, 33):
+            yield normal(_BATCH, convolution.in_channels, count * height, count * width)
+    tables = [m.num_embeddings for m in modules if isinstance(m, nn.Embedding)]
+    if tables:
+        yield torch.randint(min(tables), (_BATCH, _TOKENS), generator=generator)
+    norm = next((m for m in modules if isinstance(m, nn.LayerNorm | nn.RMSNorm)), None)
+    if norm is not None:
+        yield normal(_BATCH, _TOKENS, norm.normalized_shape[-1])

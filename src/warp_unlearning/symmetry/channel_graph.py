@@ -1,13 +1,15 @@
 """The channels of a network: which are tied, which are pinned and by what, and where each stands in the weights.
 
-The network is traced as it is; inputs are batches, with examples along the first axis. A channel is free if nothing
-pinned it; for `order`, a free channel may change places with those that stand in the same tensors as often as it does.
-Shapes are not known: a Linear layer on an input of unknown rank that leads to BatchNorm1d of the same width is taken to
-see (batch, features), not (batch, as many tokens as features, features).
+The network is traced by torch.fx as it is, in eval mode and in train mode, as it may take another way there (an
+auxiliary head, say), and a move must keep that one too. Inputs are batches, with examples along the first axis. A
+channel is free if nothing pinned it; for `order`, a free channel may change places with those that stand in the same
+tensors as often as it does. Shapes are not known: a Linear layer on an input of unknown rank that leads to BatchNorm1d
+of the same width is taken to see (batch, features), not (batch, as many tokens as features, features).
 """
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +18,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
-from .channel_operations import Rule, item
+from ..errors import InputError
 from .channel_rules import FUNCTIONS, METHODS, MODULES
-from .channel_trace import traced_graphs, unmovable_modules
-from .channel_values import Call, Fixed, Number, Value
-from .channel_walk import Kind, Use, Walk
+from .channels import Call, Fixed, Ids, Kind, Number, Use, Value, Walk
 
 
 @dataclass(frozen=True)
@@ -41,32 +41,41 @@ class ChannelReport:
 
 
 class ChannelGraph:
-    """The traced channels of `model` for moves of one kind."""
+    """The traced channels of `model` for moves of one kind. `roots` holds the class of each channel by its number."""
 
     def __init__(self, model: nn.Module, *, kind: Kind, through_norm: bool = True) -> None:
-        graphs, read = traced_graphs(model)
-        self._walk = Walk(kind, through_norm)
-        unmovable = unmovable_modules(model, read)
+        graphs, read = _traced(model)
+        self._walk = walk = Walk(kind, through_norm)
+        unmovable = _unmovable_modules(model, read)
         for graph in graphs:
-            _follow(self._walk, graph, model, unmovable)
-        _pin_ambiguous_splits(self._walk)
-        self._without_rule = _without_rule(model, self._walk, unmovable)
-        ties = self._walk.ties
-        self.uses: tuple[Use, ...] = tuple(self._walk.uses)
-        self.roots: Tensor = torch.tensor([ties.root(i) for i in range(len(ties))], dtype=torch.long)
+            _follow(walk, graph, model, unmovable)
+        if kind == "order":
+            for ids, _ in walk.splits:
+                if len({walk.root(channel) for channel in ids}) < len(ids):
+                    # Such a list does not say which part an entry may go to.
+                    walk.pin(ids, "repeated channels that are split in groups")
+        self._without_rule = _without_rule(model, walk, unmovable)
+        self.uses: tuple[Use, ...] = tuple(walk.uses)
+        self.roots: Tensor = torch.tensor(walk.roots(), dtype=torch.long)
+
+    def channels(self, use: Use) -> Tensor:
+        """The class of the channel of each entry of a use."""
+        return self.roots[list(use.ids)]
 
     def free_channels(self) -> list[int]:
-        """One channel of every class that may change, in the order they were met."""
-        roots = dict.fromkeys(self._walk.ties.root(channel) for use in self.uses for channel in use.ids)
-        return [root for root in roots if not self._walk.ties.reasons(root)]
+        """One channel of every class that may change, in the order of the walk."""
+        roots = dict.fromkeys(self._walk.root(channel) for use in self.uses for channel in use.ids)
+        return [root for root in roots if not self._walk.reasons(root)]
 
     def exchangeable(self) -> list[list[int]]:
         """Free channels in sets within which any order is as good as any other; sets of one are left out."""
-        lists: list[tuple[int, ...]] = [use.ids for use in self.uses]
-        lists += [part for ids, count in self._walk.splits for part in _parts(ids, count)]
+        lists: list[Ids] = [use.ids for use in self.uses]
+        for ids, count in self._walk.splits:
+            width = len(ids) // count
+            lists += [ids[i * width : (i + 1) * width] for i in range(count)]
         occurs: dict[int, list[tuple[int, int]]] = {root: [] for root in self.free_channels()}
         for number, ids in enumerate(lists):
-            for root, times in Counter(self._walk.ties.root(channel) for channel in ids).items():
+            for root, times in Counter(self._walk.root(channel) for channel in ids).items():
                 if root in occurs:
                     occurs[root].append((number, times))
         sets: dict[tuple[tuple[int, int], ...], list[int]] = {}
@@ -76,20 +85,14 @@ class ChannelGraph:
 
     def report(self) -> ChannelReport:
         """What is free and what is not."""
-        kind, ties = self._walk.kind, self._walk.ties
-        free = sum(map(len, self.exchangeable())) if kind == "order" else len(self.free_channels())
+        free = sum(map(len, self.exchangeable())) if self._walk.kind == "order" else len(self.free_channels())
         pinned: list[PinnedChannels] = []
         for use in self.uses:
-            stuck = [ties.reasons(channel) for channel in use.ids if ties.reasons(channel)]
+            stuck = [self._walk.reasons(channel) for channel in use.ids if self._walk.reasons(channel)]
             if use.axis == 0 and use.power == 1 and use.name.endswith("weight") and stuck:
-                reasons = dict.fromkeys(reason for reasons in stuck for reason in reasons)
-                pinned.append(PinnedChannels(use.name, len(stuck), tuple(reasons)))
+                each = dict.fromkeys(reason for reasons in stuck for reason in reasons)
+                pinned.append(PinnedChannels(use.name, len(stuck), tuple(each)))
         return ChannelReport(free, (*pinned, *self._without_rule))
-
-
-def pinned(model: nn.Module, *, kind: Kind = "scale", through_norm: bool = True) -> ChannelReport:
-    """What keeps the channels of `model` from being rescaled (or reordered), and how many are free."""
-    return ChannelGraph(model, kind=kind, through_norm=through_norm).report()
 
 
 def _follow(walk: Walk, graph: fx.Graph, model: nn.Module, unmovable: dict[str, str]) -> None:
@@ -112,21 +115,19 @@ def _result(
     named: Any = dict(map_arg(node.kwargs, values.__getitem__))  # type: ignore[arg-type]
     if not args and "input" in named:
         args = (named.pop("input"),)
-    rule: Rule | None
     if node.op == "call_module":
         path = str(node.target)
         module = model.get_submodule(path)
-        label = f"{type(module).__name__} {path}"
-        reason = unmovable.get(path)
-        call = Call(label if reason is None else f"{label}, which {reason}", args, named, path, module)
-        rule = MODULES.get(type(module)) if reason is None else None
+        label, why = f"{type(module).__name__} {path}", unmovable.get(path)
+        call = Call(label if why is None else f"{label}, which {why}", args, named, path, module)
+        rule = MODULES.get(type(module)) if why is None else None
     elif node.op == "call_method":
         rule, call = METHODS.get(str(node.target)), Call(str(node.target), args, named)
     else:
         rule, call = FUNCTIONS.get(node.target), Call(getattr(node.target, "__name__", node.name), args, named)
         # Arithmetic on sizes; anything else that is made without tensors may be a tensor.
         if not call.tensors() and getattr(node.target, "__module__", "") in ("_operator", "math"):
-            return Number() if rule is not item else item(walk, call)
+            return FUNCTIONS[operator.getitem](walk, call) if node.target is operator.getitem else Number()
     return walk.unknown(call) if rule is None or not call.tensors() else rule(walk, call)
 
 
@@ -145,14 +146,75 @@ def _without_rule(model: nn.Module, walk: Walk, unmovable: dict[str, str]) -> li
     return found
 
 
-def _parts(ids: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
-    width = len(ids) // count
-    return [ids[i * width : (i + 1) * width] for i in range(count)]
+class _Tracer(fx.Tracer):
+    """Notes each tensor that the network's own code reads: its layer computes with it where the trace cannot see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[int] = set()
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if isinstance(attr_val, Tensor):
+            self.read.add(id(attr_val))
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, Tensor) and not isinstance(a, nn.Parameter) and a.requires_grad:
+            raise ValueError("it computes a tensor from its weights outside its layers")
+        return super().create_arg(a)
 
 
-def _pin_ambiguous_splits(walk: Walk) -> None:
-    """A list that holds one channel twice and is cut in parts does not say which part an entry may go to."""
-    if walk.kind == "order":
-        for ids, _ in walk.splits:
-            if len({walk.ties.root(channel) for channel in ids}) < len(ids):
-                walk.ties.pin(ids, "repeated channels that are split in groups")
+def _traced(model: nn.Module) -> tuple[list[fx.Graph], set[int]]:
+    """The graphs in both modes, and the ids of tensors read outside the layers that own them."""
+    lazy = [name for name, value in model.named_parameters() if isinstance(value, nn.UninitializedParameter)]
+    if lazy:
+        raise InputError(f"{lazy[0]} has no values yet; call the model once on a batch, then move it")
+    before = [(module, module.training) for module in model.modules()]
+    attributes = set(vars(model))
+    read: set[int] = set()
+    graphs = []
+    try:
+        for training in (False, True):
+            model.train(training)
+            tracer = _Tracer()
+            graphs.append(tracer.trace(model))
+            read |= tracer.read
+    except Exception as error:
+        raise InputError(
+            f"{type(model).__name__} cannot be traced by torch.fx ({error}), so its channels are not known; "
+            "write its forward without branches or loops that depend on tensors, or use a symmetry that needs no trace"
+        ) from error
+    finally:
+        for module, training in before:
+            module.training = training
+        # fx keeps constants as attributes of the model it traces.
+        for name in set(vars(model)) - attributes:
+            delattr(model, name)
+    return graphs, read
+
+
+def _unmovable_modules(model: nn.Module, read: set[int]) -> dict[str, str]:
+    """Modules whose tensors must stay, by path, with the reason: tensors shared with another name, read outside the
+    module, or not plain parameters, and forward hooks, which may do anything.
+    """
+    held = {
+        path: {n: v for n, v in (*module._parameters.items(), *module._buffers.items()) if v is not None}
+        for path, module in model.named_modules(remove_duplicate=False)
+    }
+    owners: dict[int, set[str]] = {}
+    for path, tensors in held.items():
+        for name, value in tensors.items():
+            if value.numel():
+                owners.setdefault(value.untyped_storage().data_ptr(), set()).add(f"{path}.{name}")
+    found: dict[str, str] = {}
+    for path, tensors in held.items():
+        module = model.get_submodule(path)
+        if module._forward_hooks or module._forward_pre_hooks:
+            found[path] = "has forward hooks"
+        elif isinstance(vars(module).get("weight"), Tensor):
+            found[path] = "has a weight computed from others"
+        elif any(id(v) in read for v in tensors.values()):
+            found[path] = "has weights that the network reads by itself"
+        elif any(v.numel() and len(owners[v.untyped_storage().data_ptr()]) > 1 for v in tensors.values()):
+            found[path] = "shares its weights with another name"
+    return found

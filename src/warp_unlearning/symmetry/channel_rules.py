@@ -1,23 +1,396 @@
-"""Which rule each module, function and tensor method follows; what is not listed pins all it touches."""
+"""How each module, function and tensor method carries channels; what has no rule pins all it touches.
+
+Where channels entering a layer y = W x + b have factors τ_in and those leaving τ_out, W becomes τ_out W τ_in⁻¹ and b
+becomes τ_out b. Batch norm in eval mode, γ (x − m) / √(v + ε) + β, takes τ_in into m → τ_in m and
+v → τ_in² (v + ε) − ε, and τ_out into γ, β. Norms that measure their input (GroupNorm, LayerNorm, RMSNorm) pin its
+scales, and let those of their own affine free.
+
+Of operations without weights, positively homogeneous ones, f(τx) = τ f(x) for τ > 0, that treat each channel alone
+carry scales and order. Others that act on every entry alike carry the order and pin the scales. Sums tie their terms.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from . import channel_layers as layers
-from . import channel_operations as operations
-from . import channel_shapes as shapes
-from .channel_operations import Rule, homogeneous, over_positions, same_for_all
-from .channel_values import Call, Tensorial, Value
-from .channel_walk import Walk
+from .channels import Call, Channels, Fixed, Ids, Number, Tensorial, Use, Value, Walk
 
-# Modules that hold nothing a move could change, f(τx) = τ f(x).
+Rule = Callable[[Walk, Call], Value]
+
+
+def _unary(rule: Callable[[Walk, Call, Tensorial], Value]) -> Rule:
+    """A rule for calls with one tensor among their arguments; others are unknown."""
+
+    def checked(walk: Walk, call: Call) -> Value:
+        tensors = call.tensors()
+        return rule(walk, call, tensors[0]) if len(tensors) == 1 else walk.unknown(call)
+
+    return checked
+
+
+# ------------------------------------------------------------------------------------------------ layers with weights
+
+# From the channels that enter to the channels that leave, once a layer.
+_Body = Callable[[Walk, Call, Any, Ids], Ids]
+
+
+def _once(walk: Walk, call: Call, x: Tensorial, width: int, *, fits: bool, body: _Body) -> Ids:
+    """The channels that leave. A layer called twice is read once and its inputs tied, as it has one τ_in and τ_out."""
+    entering = walk.entering(x, width, fits=fits, label=call.label)
+    known = walk.layers.get(call.path)
+    if known is None:
+        known = walk.layers[call.path] = (entering, body(walk, call, call.module, entering))
+    else:
+        walk.tie(known[0], entering)
+    return known[1]
+
+
+@_unary
+def _linear_layer(walk: Walk, call: Call, x: Tensorial) -> Value:
+    module: Any = call.module
+    fits = isinstance(x, Channels) and x.axis == -1
+    return Channels(_once(walk, call, x, module.in_features, fits=fits, body=_linear), -1, x.rank)
+
+
+@_unary
+def _convolution(walk: Walk, call: Call, x: Tensorial) -> Value:
+    module: Any = call.module
+    axis = -1 - len(module.kernel_size)
+    fits = isinstance(x, Channels) and x.axis == axis
+    out = _once(walk, call, x, module.in_channels, fits=fits, body=_linear if module.groups == 1 else _grouped)
+    return Channels(out, axis, 1 - axis)
+
+
+@_unary
+def _batch_norm_layer(walk: Walk, call: Call, x: Tensorial) -> Value:
+    module: Any = call.module
+    rank = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}.get(type(module), x.rank)
+    if rank is None and isinstance(x, Channels) and x.axis == -1:
+        # BatchNorm1d takes two axes or three; what a Linear layer returned is taken to be (batch, features).
+        rank = 2
+    return _along_axis_1(walk, call, x, rank, module.num_features, _batch_norm)
+
+
+@_unary
+def _group_norm_layer(walk: Walk, call: Call, x: Tensorial) -> Value:
+    module: Any = call.module
+    return _along_axis_1(walk, call, x, x.rank, module.num_channels, _measuring_norm)
+
+
+def _along_axis_1(walk: Walk, call: Call, x: Tensorial, rank: int | None, width: int, body: _Body) -> Value:
+    if rank is None:
+        return walk.unknown(call)
+    fits = isinstance(x, Channels) and x.axis == 1 - rank and x.layout == "plain"
+    return Channels(_once(walk, call, x, width, fits=fits, body=body), 1 - rank, rank)
+
+
+@_unary
+def _last_axis_norm(walk: Walk, call: Call, x: Tensorial) -> Value:
+    module: Any = call.module
+    if len(module.normalized_shape) != 1:
+        return walk.unknown(call)
+    fits = isinstance(x, Channels) and x.axis == -1
+    return Channels(_once(walk, call, x, module.normalized_shape[0], fits=fits, body=_measuring_norm), -1, x.rank)
+
+
+@_unary
+def _sloped_relu(walk: Walk, call: Call, x: Tensorial) -> Value:
+    """PReLU is homogeneous, whatever its slopes; slopes of single channels, along axis 1, follow their order."""
+    module: Any = call.module
+    if walk.kind == "scale" or module.num_parameters == 1:
+        return x
+    fits = isinstance(x, Channels) and x.rank is not None and x.axis == 1 - x.rank and x.layout == "plain"
+    out = _once(walk, call, x, module.num_parameters, fits=fits, body=_slopes)
+    return Channels(out, x.axis, x.rank) if isinstance(x, Channels) and fits else walk.unknown(call)
+
+
+def _linear(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
+    walk.uses.append(Use(f"{call.path}.weight", 1, entering, power=-1))
+    return _affine(walk, call, module, walk.fresh(len(module.weight)))
+
+
+def _grouped(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
+    groups, name = module.groups, f"{call.path}.weight"
+    if module.in_channels > groups:
+        leaving = walk.fresh(module.out_channels)
+        walk.splits += [(entering, groups), (leaving, groups)]
+        walk.uses.append(Use(name, 1, entering, power=-1, blocks=groups))
+        return _affine(walk, call, module, leaving)
+    times = module.out_channels // groups
+    read = tuple(channel for channel in entering for _ in range(times))
+    if walk.kind == "order":
+        return _affine(walk, call, module, read)
+    leaving = walk.fresh(module.out_channels)
+    walk.uses.append(Use(name, 0, read, power=-1))
+    return _affine(walk, call, module, leaving)
+
+
+def _batch_norm(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
+    if module.running_var is not None:
+        walk.uses.append(Use(f"{call.path}.running_mean", 0, entering))
+        walk.uses.append(Use(f"{call.path}.running_var", 0, entering, power=2, offset=module.eps))
+    elif walk.kind == "scale":
+        walk.pin(entering, f"{call.label}, which measures each batch")
+    if not walk.through_norm and walk.kind == "scale":
+        walk.pin(entering, f"{call.label} (through_norm=False)")
+    return _after_norm(walk, call, module, entering)
+
+
+def _measuring_norm(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
+    if walk.kind == "scale":
+        walk.pin(entering, call.label)
+    elif isinstance(module, nn.GroupNorm):
+        walk.splits.append((entering, module.num_groups))
+    return _after_norm(walk, call, module, entering)
+
+
+def _after_norm(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
+    leaving = entering if walk.kind == "order" else walk.fresh(len(entering))
+    if module.weight is not None:
+        return _affine(walk, call, module, leaving)
+    if walk.kind == "scale":
+        walk.pin(leaving, f"{call.label}, which has no weight to rescale")
+    return leaving
+
+
+def _slopes(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
+    walk.uses.append(Use(f"{call.path}.weight", 0, entering))
+    return entering
+
+
+def _affine(walk: Walk, call: Call, module: Any, leaving: Ids) -> Ids:
+    walk.uses.append(Use(f"{call.path}.weight", 0, leaving))
+    if getattr(module, "bias", None) is not None:
+        walk.uses.append(Use(f"{call.path}.bias", 0, leaving))
+    return leaving
+
+
+# ------------------------------------------------------------------------------------------------ entry by entry
+
+
+@_unary
+def _homogeneous(walk: Walk, call: Call, x: Tensorial) -> Value:
+    return x
+
+
+@_unary
+def _same_for_all(walk: Walk, call: Call, x: Tensorial) -> Value:
+    """Alike for every entry or along any axis, but not homogeneous."""
+    if walk.kind == "scale" and isinstance(x, Channels):
+        walk.pin(x.ids, call.label)
+    return x
+
+
+def _sum(walk: Walk, call: Call) -> Value:
+    """The terms have one scale and one order."""
+    left, right = call.argument(0, "input"), call.argument(1, "other")
+    tensors = call.tensors()
+    if len(tensors) == 1 and tensors[0] in (left, right):
+        return _same_for_all(walk, call)
+    if len(tensors) == 2 and isinstance(left, Channels) and isinstance(right, Channels):
+        return _tied(walk, call.label, left, right)
+    return walk.unknown(call)
+
+
+def _product(walk: Walk, call: Call) -> Value:
+    """With a number homogeneous; with a tensor that stays, the scales of the left one pass."""
+    left, right = call.argument(0, "input"), call.argument(1, "other")
+    tensors = call.tensors()
+    if len(tensors) == 1 and tensors[0] in (left, right):
+        return tensors[0]
+    if len(tensors) != 2 or not isinstance(left, Channels):
+        return walk.unknown(call)
+    if walk.kind == "order":
+        return _tied(walk, call.label, left, right) if isinstance(right, Channels) else walk.unknown(call)
+    # fx does not tell x *= y from x * y: where x stays and y does not, an alias of x would change with y.
+    stays = isinstance(right, Fixed) or (isinstance(right, Channels) and all(map(walk.reasons, right.ids)))
+    if stays and left.layout == "plain" and len(left.ids) > 1:
+        return left if isinstance(right, Channels) and right.rank == left.rank else replace(left, rank=None)
+    return walk.unknown(call)
+
+
+@_unary
+def _quotient(walk: Walk, call: Call, x: Tensorial) -> Value:
+    return x if x is call.argument(0, "input") else walk.unknown(call)
+
+
+def _concatenation(walk: Walk, call: Call) -> Value:
+    """Along the channels one list after the other; along another axis the parts are tied."""
+    parts, axis = call.argument(0, "tensors"), call.argument(1, "dim", call.named.get("axis", 0))
+    if not isinstance(parts, list | tuple) or not all(isinstance(p, Channels) and p.layout == "plain" for p in parts):
+        return walk.unknown(call)
+    first: Channels = parts[0]
+    where = _from_end(axis, first.rank)
+    if where is None or any((p.axis, p.rank) != (first.axis, first.rank) for p in parts):
+        return walk.unknown(call)
+    if where == first.axis:
+        return replace(first, ids=tuple(channel for part in parts for channel in part.ids))
+    if any(len(p.ids) != len(first.ids) for p in parts):
+        return walk.unknown(call)
+    for part in parts[1:]:
+        walk.tie(first.ids, part.ids)
+    return first
+
+
+def _tied(walk: Walk, label: str, left: Channels, right: Channels) -> Tensorial:
+    """Two tensors of one shape, or of two that broadcast, joined entry by entry."""
+    long, short = (left, right) if len(left.ids) >= len(right.ids) else (right, left)
+    one = len(short.ids) == 1 and short.layout == long.layout == "plain"
+    if (left.axis, left.layout) != (right.axis, right.layout) or (len(long.ids) != len(short.ids) and not one):
+        walk.pin(left.ids + right.ids, f"{label} of other channels")
+        return Fixed(label)
+    if len(long.ids) == len(short.ids):
+        walk.tie(long.ids, short.ids)
+    elif walk.kind == "scale":
+        walk.tie(long.ids, short.ids * len(long.ids))
+    return long if left.rank == right.rank else replace(long, rank=None)
+
+
+# ------------------------------------------------------------------------------------------------ axes and shapes
+
+
+def _over_positions(count: int) -> Rule:
+    """Pooling: homogeneous over the last `count` axes, which must not hold the channels."""
+
+    @_unary
+    def rule(walk: Walk, call: Call, x: Tensorial) -> Value:
+        indices = call.named.get("return_indices", getattr(call.module, "return_indices", False))
+        return x if isinstance(x, Channels) and x.axis == -1 - count and not indices else walk.unknown(call)
+
+    return rule
+
+
+@_unary
+def _over_axes(walk: Walk, call: Call, x: Tensorial) -> Value:
+    """mean, sum and amax over axes that are not the channels'."""
+    axes, keep = call.argument(1, "dim"), call.argument(2, "keepdim", False)
+    if not isinstance(x, Channels) or not isinstance(keep, bool):
+        return walk.unknown(call)
+    removed = [_from_end(axis, x.rank) for axis in (axes if isinstance(axes, list | tuple) else [axes])]
+    if not removed or None in removed or x.axis in removed or x.layout != "plain":
+        return walk.unknown(call)
+    if keep:
+        return x
+    after = sum(axis is not None and axis > x.axis for axis in removed)
+    return replace(x, axis=x.axis + after, rank=None if x.rank is None else x.rank - len(removed))
+
+
+@_unary
+def _flatten(walk: Walk, call: Call, x: Tensorial) -> Value:
+    module: Any = call.module
+    start = module.start_dim if module is not None else call.argument(1, "start_dim", 0)
+    end = module.end_dim if module is not None else call.argument(2, "end_dim", -1)
+    return _flattened(walk, call, x, start) if end == -1 else walk.unknown(call)
+
+
+@_unary
+def _reshape(walk: Walk, call: Call, x: Tensorial) -> Value:
+    """x.view(x.size(0), -1) is a flatten; any other shape pins."""
+    shape = call.args[1:]
+    if len(shape) == 1 and isinstance(shape[0], list | tuple):
+        shape = tuple(shape[0])
+    rows = shape[0] if len(shape) == 2 else None
+    return _flattened(walk, call, x, 1) if isinstance(rows, Number) and rows.batch_of is x else walk.unknown(call)
+
+
+def _flattened(walk: Walk, call: Call, x: Tensorial, start: Any) -> Value:
+    """The axes from `start` on as one."""
+    if isinstance(x, Fixed):
+        return Fixed(x.reason, start + 1 if isinstance(start, int) and start >= 0 else None)
+    if x.rank is None and start == 1 and x.axis == -1:
+        return replace(x, rank=2, layout="whole" if x.layout == "plain" else x.layout)
+    if x.rank is None or not isinstance(start, int) or start < 0:
+        return walk.unknown(call)
+    position = x.rank + x.axis
+    if position < start:
+        return replace(x, rank=start + 1, axis=position - start - 1)
+    if x.rank == start + 1:
+        return x
+    if x.layout == "plain" and position == start:
+        return replace(x, rank=start + 1, axis=-1, layout="each")
+    if x.layout == "plain" and x.axis == -1:
+        return replace(x, rank=start + 1, layout="whole")
+    return walk.unknown(call)
+
+
+@_unary
+def _transpose(walk: Walk, call: Call, x: Tensorial) -> Value:
+    first, second = (_from_end(call.argument(i, f"dim{i - 1}"), x.rank) for i in (1, 2))
+    if not isinstance(x, Channels) or x.layout != "plain" or first is None or second is None:
+        return walk.unknown(call)
+    return replace(x, axis={first: second, second: first}.get(x.axis, x.axis))
+
+
+@_unary
+def _permute(walk: Walk, call: Call, x: Tensorial) -> Value:
+    axes = call.args[1:]
+    if len(axes) == 1 and isinstance(axes[0], list | tuple):
+        axes = tuple(axes[0])
+    if not isinstance(x, Channels) or x.layout != "plain" or not axes or call.named:
+        return walk.unknown(call)
+    places = [_from_end(axis, len(axes)) for axis in axes]
+    if None in places or x.rank not in (None, len(axes)):
+        return walk.unknown(call)
+    return replace(x, axis=places.index(x.axis) - len(axes), rank=len(axes))
+
+
+@_unary
+def _chunk(walk: Walk, call: Call, x: Tensorial) -> Value:
+    """Equal parts of the channels, each with a list of its own."""
+    count = call.argument(1, "chunks")
+    if not isinstance(x, Channels) or x.layout != "plain" or not isinstance(count, int):
+        return walk.unknown(call)
+    width, rest = divmod(len(x.ids), count)
+    if rest or width == 0 or _from_end(call.argument(2, "dim", 0), x.rank) != x.axis:
+        return walk.unknown(call)
+    walk.splits.append((x.ids, count))
+    return tuple(replace(x, ids=x.ids[i * width : (i + 1) * width]) for i in range(count))
+
+
+def _from_end(axis: Any, rank: int | None) -> int | None:
+    """An axis counted from the end; None where the number of axes would have to be known."""
+    if not isinstance(axis, int):
+        return None
+    if axis < 0:
+        return axis
+    return None if rank is None else axis - rank
+
+
+@_unary
+def _size(walk: Walk, call: Call, x: Tensorial) -> Value:
+    """x.size(), x.size(i), x.dim(): numbers that no move changes."""
+    which = call.argument(1, "dim")
+    return Number(shape_of=x) if which is None else Number(batch_of=x if which == 0 else None)
+
+
+@_unary
+def _attribute(walk: Walk, call: Call, x: Tensorial) -> Value:
+    if call.args[1] == "shape":
+        return Number(shape_of=x)
+    return Number() if call.args[1] in ("dtype", "device", "ndim") else walk.unknown(call)
+
+
+def _item(walk: Walk, call: Call) -> Value:
+    """One size of a shape, or one part of several."""
+    whole, index = call.args
+    if isinstance(whole, Number):
+        return Number(batch_of=whole.shape_of if isinstance(index, int) and index == 0 else None)
+    if isinstance(whole, tuple) and isinstance(index, int):
+        part: Value = whole[index]
+        return part
+    return walk.unknown(call)
+
+
+# ------------------------------------------------------------------------------------------------ which rule is whose
+
+# Modules without a parameter of their own that is a channel's.
 _HOMOGENEOUS = (
     nn.ReLU, nn.LeakyReLU, nn.RReLU, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
     nn.AlphaDropout, nn.FeatureAlphaDropout,
@@ -27,83 +400,46 @@ _SAME_FOR_ALL = (
     nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.LogSigmoid, nn.Softshrink, nn.Hardshrink, nn.Tanhshrink,
     nn.Threshold, nn.Softmax, nn.LogSoftmax,
 )  # fmt: skip
-_HOMOGENEOUS_NAMES = (
+# Functions of torch and torch.nn.functional, and methods of tensors.
+_NAMED: dict[str, Rule] = dict.fromkeys((
     "relu", "relu_", "leaky_relu", "leaky_relu_", "rrelu", "abs", "neg", "dropout", "dropout1d", "dropout2d",
     "dropout3d", "alpha_dropout", "feature_alpha_dropout", "contiguous", "clone", "detach", "float", "double",
-)  # fmt: skip
-_SAME_FOR_ALL_NAMES = (
+), _homogeneous) | dict.fromkeys((
     "gelu", "silu", "sigmoid", "tanh", "elu", "selu", "celu", "softplus", "softsign", "mish", "relu6", "hardswish",
     "hardsigmoid", "hardtanh", "logsigmoid", "softmax", "log_softmax", "exp", "square", "clamp", "sigmoid_", "tanh_",
-)  # fmt: skip
-_POOLS = ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool")
-
-
-def _layer(rule: Callable[[Walk, Call, Tensorial], Value]) -> Rule:
-    def one_tensor(walk: Walk, call: Call) -> Value:
-        tensors = call.tensors()
-        return rule(walk, call, tensors[0]) if len(tensors) == 1 else walk.unknown(call)
-
-    return one_tensor
-
-
-def _pool_modules() -> dict[type[nn.Module], Rule]:
-    names = ("MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool")
-    return {getattr(nn, f"{name}{d}d"): over_positions(d) for name in names for d in (1, 2, 3)}
-
-
-def _named_functions() -> dict[Any, Rule]:
-    found: dict[Any, Rule] = {}
-    rules: dict[str, Rule] = dict.fromkeys(_HOMOGENEOUS_NAMES, homogeneous)
-    rules |= dict.fromkeys(_SAME_FOR_ALL_NAMES, same_for_all)
-    rules |= {f"{pool}{d}d": over_positions(d) for pool in _POOLS for d in (1, 2, 3)}
-    for name, rule in rules.items():
-        for home in (torch, F):
-            if hasattr(home, name):
-                found[getattr(home, name)] = rule
-    return found
-
+), _same_for_all) | {
+    "add": _sum, "sub": _sum, "mul": _product, "div": _quotient, "mean": _over_axes, "sum": _over_axes,
+    "amax": _over_axes, "flatten": _flatten, "reshape": _reshape, "transpose": _transpose, "permute": _permute,
+    "chunk": _chunk,
+}  # fmt: skip
+_POOLS = {"MaxPool": "max_pool", "AvgPool": "avg_pool"}
+_POOLS |= {f"Adaptive{name}": f"adaptive_{function}" for name, function in _POOLS.items()}
+_POOL_FUNCTIONS = {f"{pool}{d}d": _over_positions(d) for pool in _POOLS.values() for d in (1, 2, 3)}
 
 MODULES: dict[type[nn.Module], Rule] = {
-    **dict.fromkeys(_HOMOGENEOUS, homogeneous),
-    **dict.fromkeys(_SAME_FOR_ALL, same_for_all),
-    **_pool_modules(),
-    nn.Flatten: shapes.flatten,
-    nn.Linear: _layer(layers.linear_layer),
-    nn.PReLU: _layer(layers.sloped_relu),
-    nn.GroupNorm: _layer(layers.group_norm),
-    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _layer(layers.convolution)),
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _layer(layers.batch_norm)),
-    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), _layer(layers.last_axis_norm)),
+    **dict.fromkeys(_HOMOGENEOUS, _homogeneous),
+    **dict.fromkeys(_SAME_FOR_ALL, _same_for_all),
+    **{getattr(nn, f"{pool}{d}d"): _over_positions(d) for pool in _POOLS for d in (1, 2, 3)},
+    nn.Flatten: _flatten,
+    nn.Linear: _linear_layer,
+    nn.PReLU: _sloped_relu,
+    nn.GroupNorm: _group_norm_layer,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm_layer),
+    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), _last_axis_norm),
 }
-
-FUNCTIONS: dict[Any, Rule] = {
-    **_named_functions(),
-    operator.neg: homogeneous,
-    **dict.fromkeys((operator.add, operator.iadd, torch.add, operator.sub, torch.sub), operations.addition),
-    **dict.fromkeys((operator.mul, operator.imul, torch.mul), operations.product),
-    **dict.fromkeys((operator.truediv, torch.div), operations.quotient),
-    **dict.fromkeys((torch.cat, torch.concat), operations.concatenation),
-    **dict.fromkeys((torch.mean, torch.sum, torch.amax), shapes.over_axes),
-    torch.flatten: shapes.flatten,
-    torch.reshape: shapes.reshape,
-    torch.transpose: shapes.transpose,
-    torch.permute: shapes.permute,
-    torch.chunk: shapes.chunk,
-    getattr: operations.attribute,
-    operator.getitem: operations.item,
-}
-
 METHODS: dict[str, Rule] = {
-    **dict.fromkeys(_HOMOGENEOUS_NAMES, homogeneous),
-    **dict.fromkeys(_SAME_FOR_ALL_NAMES, same_for_all),
-    **dict.fromkeys(("add", "add_", "sub", "sub_"), operations.addition),
-    **dict.fromkeys(("mul", "mul_"), operations.product),
-    **dict.fromkeys(("div", "div_"), operations.quotient),
-    **dict.fromkeys(("mean", "sum", "amax"), shapes.over_axes),
-    **dict.fromkeys(("size", "dim"), operations.size),
-    **dict.fromkeys(("view", "reshape"), shapes.reshape),
-    "flatten": shapes.flatten,
-    "transpose": shapes.transpose,
-    "permute": shapes.permute,
-    "chunk": shapes.chunk,
+    **_NAMED, "add_": _sum, "sub_": _sum, "mul_": _product, "div_": _quotient, "size": _size, "dim": _size,
+    "view": _reshape,
+}  # fmt: skip
+FUNCTIONS: dict[Any, Rule] = {
+    getattr(home, name): rule
+    for name, rule in (_NAMED | _POOL_FUNCTIONS).items()
+    for home in (torch, F)
+    if hasattr(home, name)
 }
+FUNCTIONS |= dict.fromkeys((operator.add, operator.iadd, operator.sub), _sum)
+FUNCTIONS |= dict.fromkeys((operator.mul, operator.imul), _product)
+FUNCTIONS |= dict.fromkeys((torch.cat, torch.concat), _concatenation)
+FUNCTIONS |= {operator.neg: _homogeneous, operator.truediv: _quotient}
+FUNCTIONS |= {getattr: _attribute, operator.getitem: _item}

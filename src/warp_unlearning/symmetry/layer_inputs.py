@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -22,6 +22,7 @@ from torch.autograd.graph import Node
 from ..errors import InputError
 from ..gradients.rules_conv import padding_of
 from ..gradients.tracing import copy_with_same_parameters, parameters_as_views, parameters_used_elsewhere
+from ..linalg.subspace import project_out
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Entries of patches that are laid out at once: 256 MiB in float32, and more on a GPU, which wants few launches.
@@ -46,6 +47,56 @@ class LinearWeight:
     def d(self) -> int:
         """Coordinates of an input, without a constant for the bias."""
         return self.tensor[0].numel()
+
+
+@dataclass(frozen=True, eq=False)
+class InputBasis:
+    """An orthonormal basis (groups, d, k) of the inputs of one weight, with 1 last for the bias that moves with it.
+
+    `ranks` says how many columns each group uses; the others are zero. `reached`, bool (groups, d), is False in
+    coordinates that were zero in every input. `captured` is the share of the energy of the inputs that the basis holds
+    in the group where it holds least. `positions` is how many inputs were seen: rows, or patches.
+    """
+
+    weight: str
+    bias: str | None
+    basis: Tensor
+    ranks: tuple[int, ...]
+    reached: Tensor
+    captured: float
+    positions: int
+
+    @property
+    def d(self) -> int:
+        """Coordinates of an input, the constant included."""
+        return self.basis.shape[1]
+
+    @property
+    def rank(self) -> int:
+        """Directions spanned, over all groups."""
+        return sum(self.ranks)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that move."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def project_out(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """An update of the weight and the bias, less the part that the inputs would notice."""
+        # Nearly all of a gradient may lie in the span: a second time takes away the rounding errors of the first.
+        return self._on_rows(values, lambda rows: project_out(project_out(rows, self.basis), self.basis))
+
+    def where_reached(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The values where some input reaches them, and zero elsewhere."""
+        return self._on_rows(values, lambda rows: rows)
+
+    def _on_rows(self, values: Mapping[str, Tensor], change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        own = [values[name] for name in self.names]
+        widths = [self.d - len(own) + 1, 1][: len(own)]
+        shaped = [v.reshape(len(self.basis), -1, width) for v, width in zip(own, widths, strict=True)]
+        changed = change(torch.cat(shaped, 2).to(self.basis)) * self.reached[:, None]
+        parts = zip(self.names, own, torch.split(changed, widths, 2), strict=True)
+        return {name: part.reshape(value.shape).to(value) for name, value, part in parts}
 
 
 # Takes a weight and inputs of one of its layers as columns, (groups, d, positions).
@@ -180,6 +231,37 @@ def reached_inputs(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Ten
 
     observe(model, batches, linear_weights(model), record)
     return reached
+
+
+def movable_weights(model: nn.Module, x: Tensor) -> tuple[list[LinearWeight], dict[str, str]]:
+    """The weights that a move may touch, each with its bias where that may move too, and why other parameters stay."""
+    elsewhere = read_by_others(model, x[:1])
+    parameters = dict(model.named_parameters())
+    left = {name: "frozen: requires_grad is False" for name, p in parameters.items() if not p.requires_grad}
+    free = {name for name, p in parameters.items() if name not in left and id(p) not in elsewhere}
+    weights = []
+    for weight in linear_weights(model):
+        if not weight.tensor.is_floating_point():
+            raise InputError(
+                f"{weight.name} is {weight.tensor.dtype}; the inputs of a layer of whole numbers have no span that "
+                "weights could be shifted beside. Convert the model with .float() first"
+            )
+        if weight.name not in free:
+            continue
+        if weight.tensor.dtype not in (torch.float32, torch.float64):
+            raise InputError(
+                f"{weight.name} is {weight.tensor.dtype}, in which a shift cannot be kept orthogonal to the layer's "
+                "inputs; convert the model with .float() first"
+            )
+        weights.append(weight if weight.bias in free else replace(weight, bias=None))
+    known = {weight.name for weight in weights} | {weight.bias for weight in weights}
+    for name, parameter in parameters.items():
+        if name not in known | left.keys() and parameter.dim() > 1:
+            left[name] = (
+                "not the weight of Linear, Conv or MultiheadAttention layers alone; or they differ in groups, or it "
+                "shares memory with another"
+            )
+    return weights, left
 
 
 def read_by_others(model: nn.Module, x: Tensor) -> set[int]:

@@ -11,12 +11,11 @@ this approximate. A bias moves with its weight: its input is the constant 1, the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, isfinite
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 from weakref import ReferenceType, ref
 
 import torch
@@ -27,11 +26,11 @@ from ..errors import DataError, InputError, nearest
 from ..gradients.energy import gradient_energy
 from ..gradients.energy_gradient import EnergyGradient
 from ..gradients.tracing import copy_with_same_parameters
-from ..linalg.subspace import Rule, SecondMoment, orthonormal, project_out
+from ..linalg.subspace import Rule, SecondMoment, orthonormal
 from ..modules import modes_of, restore_modes, set_mode
-from .layer_inputs import LinearWeight, Record, linear_weights, observe, read_by_others, run_hooked
-from .move import Translation
-from .symmetry import Probe, Sizes
+from .base import Probe, Sizes, option
+from .layer_inputs import InputBasis, LinearWeight, Record, movable_weights, observe, run_hooked
+from .moves import Translation
 
 Aim = Literal["descent", "random"]
 BatchNormRule = Literal["freeze", "project"]
@@ -41,56 +40,6 @@ Values = Mapping[str, Tensor]
 STEP_SIZE, DISPERSION = 0.05, 0.5
 # Single precision tells apart what holds this share of the energy from what does not.
 _FINEST_IN_SINGLE = 1e-4
-
-
-@dataclass(frozen=True, eq=False)
-class InputBasis:
-    """An orthonormal basis (groups, d, k) of the inputs of one weight, with 1 last for the bias that moves with it.
-
-    `ranks` says how many columns each group uses; the others are zero. `reached`, bool (groups, d), is False in
-    coordinates that were zero in every input. `captured` is the share of the energy of the inputs that the basis holds
-    in the group where it holds least. `positions` is how many inputs were seen: rows, or patches.
-    """
-
-    weight: str
-    bias: str | None
-    basis: Tensor
-    ranks: tuple[int, ...]
-    reached: Tensor
-    captured: float
-    positions: int
-
-    @property
-    def d(self) -> int:
-        """Coordinates of an input, the constant included."""
-        return self.basis.shape[1]
-
-    @property
-    def rank(self) -> int:
-        """Directions spanned, over all groups."""
-        return sum(self.ranks)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters that move."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
-
-    def project_out(self, values: Values) -> dict[str, Tensor]:
-        """An update of the weight and the bias, less the part that the inputs would notice."""
-        # Nearly all of a gradient may lie in the span: a second time takes away the rounding errors of the first.
-        return self._on_rows(values, lambda rows: project_out(project_out(rows, self.basis), self.basis))
-
-    def where_reached(self, values: Values) -> dict[str, Tensor]:
-        """The values where some input reaches them, and zero elsewhere."""
-        return self._on_rows(values, lambda rows: rows)
-
-    def _on_rows(self, values: Values, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        own = [values[name] for name in self.names]
-        widths = [self.d - len(own) + 1, 1][: len(own)]
-        shaped = [v.reshape(len(self.basis), -1, width) for v, width in zip(own, widths, strict=True)]
-        changed = change(torch.cat(shaped, 2).to(self.basis)) * self.reached[:, None]
-        parts = zip(self.names, own, torch.split(changed, widths, 2), strict=True)
-        return {name: part.reshape(value.shape).to(value) for name, value, part in parts}
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,20 +91,28 @@ class NullSpace:
     parameters, by the projection of channel features, which does not keep the function.
     """
 
-    energy: float = 0.99
-    k: int | None = None
-    k_max: int | None = None
-    rule: Rule = "energy"
-    batch_size: int = 512
-    forget_size: int = 256
-    steps: int = 1
-    step_size: float | None = None
-    eta: float | None = None
-    dispersion: float | None = None
-    beta: float | None = None
-    protect: Protected = "retain"
-    aim: Aim = "descent"
-    batch_norm: BatchNormRule = "freeze"
+    energy: float = option(0.99, "share of the inputs of every layer that is protected")
+    k: int | None = option(None, "directions protected in every layer, in place of a share")
+    k_max: int | None = option(None, "most directions protected in a layer")
+    rule: Rule = option("energy", "what the share is of: squared singular values (energy) or singular values")
+    batch_size: int = option(512, "retained examples a move looks at")
+    forget_size: int = option(256, "examples to forget that a move looks at")
+    steps: int = option(1, "steps of a move")
+    step_size: float | None = option(
+        None, "length of a step, relative to the original's weights; 0.05 unless eta is given"
+    )
+    eta: float | None = option(None, "the paper's step size: a step is so many times the projected gradient")
+    dispersion: float | None = option(
+        None, "pull away from the original, relative to the descent of the energy; 0.5 unless beta is given"
+    )
+    beta: float | None = option(None, "the paper's weight of the pull away from the original")
+    protect: Protected = option(
+        "retain", "whose layer inputs are protected: those of retained examples, or also of those to forget"
+    )
+    aim: Aim = option("descent", "where to: down the gradient energy, or at random")
+    batch_norm: BatchNormRule = option(
+        "freeze", "freeze batch-norm parameters, or project them, which does not keep the function"
+    )
     _memory: _Memory = field(default_factory=_Memory, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -165,8 +122,8 @@ class NullSpace:
                     f"{name} is {getattr(self, name)!r} and {other} is {getattr(self, other)!r}; give one of them: "
                     f"{name} in absolute numbers, or {other}, which is relative"
                 )
-        for name, least in (("batch_size", 1), ("forget_size", 1), ("steps", 1), ("k", 1), ("k_max", 1)):
-            _require_count(name, getattr(self, name), least)
+        for name in ("batch_size", "forget_size", "steps", "k", "k_max"):
+            _require_count(name, getattr(self, name))
         for name in ("energy", "step_size", "eta", "dispersion", "beta"):
             _require_number(name, getattr(self, name))
         if not 0 < self.energy <= 1:
@@ -197,21 +154,24 @@ class NullSpace:
             raise InputError("a null-space move goes down the gradients of examples to forget; give forget=...")
         if self._memory.of is None or self._memory.of() is not model:
             self._memory = _Memory(ref(model))
-        with _evaluated(model):
+        modes = modes_of(model)
+        start: dict[str, Tensor] = {}
+        named = dict(model.named_parameters())
+        try:
+            set_mode(model, training=False)
             # What a forward pass may change is the copy's; parameters are the model's, so that no memory is copied.
             working = copy_with_same_parameters(model)
             inputs = [*probe.retain, probe.forget[0]] if self.protect == "both" and probe.forget else list(probe.retain)
             bases, left, notes = self._bases(working, inputs)
-            named = dict(model.named_parameters())
             moving = {name: named[name] for basis in bases.values() for name in basis.names}
             start = {name: p.detach().clone() for name, p in moving.items()}
-            try:
-                energies = self._descend(model, moving, bases, probe, generator)
-                shifts = {name: p.detach() - start[name] for name, p in moving.items()}
-            finally:
-                with torch.no_grad():
-                    for name, p in moving.items():
-                        p.copy_(start[name])
+            energies = self._descend(model, moving, bases, probe, generator)
+            shifts = {name: p.detach() - start[name] for name, p in moving.items()}
+        finally:
+            with torch.no_grad():
+                for name, value in start.items():
+                    named[name].copy_(value)
+            restore_modes(modes)
         if not moving:
             notes.append("no layer could move")
         elif not any(bool(shift.any()) for shift in shifts.values()):
@@ -232,12 +192,12 @@ class NullSpace:
 
         observe(model, batches, weights, record)
         if self.batch_norm == "project":
-            of_norms = _batch_norms(model)
-            weights += [weight for own in of_norms.values() for weight in own]
-            run_hooked(model, batches, {norm: partial(_show_channels, record, own) for norm, own in of_norms.items()})
+            norms = _batch_norms(model)
+            weights += [weight for own in norms.values() for weight in own]
+            run_hooked(model, batches, {norm: partial(_show_channels, record, own) for norm, own in norms.items()})
         seen = {weight.name: weight for weight in weights if weight.name in moments}.values()
         left |= {w.name: "no input of its layer was seen" for w in weights if w.name not in moments}
-        _require_finite([(weight.name, moments[weight.name].energy) for weight in seen])
+        _require_finite(moments)
         bases = {weight.name: self._basis(weight, moments.pop(weight.name)) for weight in seen}
         free = torch.stack([basis.reached.sum() - basis.rank for basis in bases.values()]).tolist() if bases else []
         full = [name for name, room in zip(bases, free, strict=True) if room <= 0]
@@ -246,10 +206,10 @@ class NullSpace:
         moving = {name for basis in bases.values() for name in basis.names}
         biases = {weight.bias for weight in weights}
         for name, _ in model.named_parameters():
-            left.setdefault(
-                name,
-                "the bias of a weight that stays" if name in biases else "one-dimensional, and no moving weight's bias",
+            why = (
+                "the bias of a weight that stays" if name in biases else "one-dimensional, and no moving weight's bias"
             )
+            left.setdefault(name, why)
         left = {name: why for name, why in left.items() if name not in moving}
         return bases, left, self._notes(bases, features=self.batch_norm == "project")
 
@@ -296,7 +256,7 @@ class NullSpace:
         """Step in place; returns the energy before and after, None where there is nothing to forget."""
         given = dict(moving) if probe.reference is None else probe.reference
         origin = {name: given[name].detach().to(p, copy=True) for name, p in moving.items()}
-        energy = None if probe.forget is None else self._energy(model, probe.forget)
+        energy = None if probe.forget is None else _ForgetEnergy(model, probe.forget, self._memory)
         length = (self.step_size or 0.0) * _norm(_each(InputBasis.where_reached, bases, origin))
         energies: list[float] = []
         for _ in range(self.steps):
@@ -313,10 +273,9 @@ class NullSpace:
                 direction, far = self._direction(moving, bases, origin, slope, length)
                 if self.aim == "random":
                     # Drawn where the generator is, on the CPU for a secret one, and copied.
-                    drawn = {
-                        n: torch.randn(p.shape, generator=generator, device=generator.device) for n, p in moving.items()
-                    }
-                    direction = _each(InputBasis.project_out, bases, {n: drawn[n].to(p) for n, p in moving.items()})
+                    normal = partial(torch.randn, generator=generator, device=generator.device)
+                    drawn = {name: normal(p.shape).to(p) for name, p in moving.items()}
+                    direction = _each(InputBasis.project_out, bases, drawn)
                 size = _norm(direction)
                 for name, p in moving.items() if size > 0 else ():
                     p.sub_(direction[name], alpha=far / size)
@@ -337,12 +296,6 @@ class NullSpace:
         direction = {name: value - beta * outward[name] for name, value in descent.items()}
         return direction, length if self.eta is None else self.eta * _norm(direction)
 
-    def _energy(self, model: nn.Module, forget: tuple[Tensor, Tensor]) -> _ForgetEnergy:
-        energy = self._memory.energy or EnergyGradient(model)
-        # It holds the model, which is worth it for a graph alone.
-        self._memory.energy = energy if forget[0].is_cuda else None
-        return _ForgetEnergy(model, forget, energy)
-
 
 @dataclass(kw_only=True)
 class TrackedNullSpace(NullSpace):
@@ -352,11 +305,12 @@ class TrackedNullSpace(NullSpace):
     copy.
     """
 
-    rounds: int = 1
+    follows_one_network: ClassVar[bool] = True
+    rounds: int = option(1, "rounds of subspace iteration that follow the inputs from one move to the next")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_count("rounds", self.rounds, 1)
+        _require_count("rounds", self.rounds)
 
     def _moment(self, weight: LinearWeight) -> SecondMoment:
         moment = super()._moment(weight)
@@ -380,13 +334,8 @@ class TrackedNullSpace(NullSpace):
             total = moment.energy.sum(1)
             # A round only adds to what the basis before it holds.
             share = float(torch.where(total > 0, held / total, 1.0).min())
-            found = replace(
-                known,
-                basis=basis.to(known.basis),
-                reached=moment.energy > 0,
-                captured=share,
-                positions=moment.positions,
-            )
+            basis, reached = basis.to(known.basis), moment.energy > 0
+            found = replace(known, basis=basis, reached=reached, captured=share, positions=moment.positions)
         self._memory.bases[weight.name] = found
         return found
 
@@ -399,8 +348,11 @@ class TrackedNullSpace(NullSpace):
 class _ForgetEnergy:
     """Σᵢ ‖∇ℓᵢ‖² of a batch, with its gradient at the weights as they stand."""
 
-    def __init__(self, model: nn.Module, forget: tuple[Tensor, Tensor], energy: EnergyGradient) -> None:
-        self._model, self._forget, self._energy = model, forget, energy
+    def __init__(self, model: nn.Module, forget: tuple[Tensor, Tensor], memory: _Memory) -> None:
+        self._model, self._forget = model, forget
+        self._energy = memory.energy or EnergyGradient(model)
+        # It holds the model, which is worth it for a graph alone.
+        memory.energy = self._energy if forget[0].is_cuda else None
 
     def gradient(self, parameters: Mapping[str, nn.Parameter]) -> tuple[float, Values]:
         """The energy and its gradient by name."""
@@ -417,60 +369,14 @@ class _ForgetEnergy:
             return float(found.double().sum())
 
 
-@contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode within the block, then each module in the mode it had."""
-    before = modes_of(model)
-    try:
-        set_mode(model, training=False)
-        yield
-    finally:
-        restore_modes(before)
-
-
-def movable_weights(model: nn.Module, x: Tensor) -> tuple[list[LinearWeight], dict[str, str]]:
-    """The weights that a move may touch, each with its bias where that may move too, and why other parameters stay."""
-    elsewhere = read_by_others(model, x[:1])
-    parameters = dict(model.named_parameters())
-    left = {name: "frozen: requires_grad is False" for name, p in parameters.items() if not p.requires_grad}
-    free = {name for name, p in parameters.items() if name not in left and id(p) not in elsewhere}
-    weights = []
-    for weight in linear_weights(model):
-        if not weight.tensor.is_floating_point():
-            raise InputError(
-                f"{weight.name} is {weight.tensor.dtype}; the inputs of a layer of whole numbers have no span that "
-                "weights could be shifted beside. Convert the model with .float() first"
-            )
-        if weight.name not in free:
-            continue
-        if weight.tensor.dtype not in (torch.float32, torch.float64):
-            raise InputError(
-                f"{weight.name} is {weight.tensor.dtype}, in which a shift cannot be kept orthogonal to the layer's "
-                "inputs; convert the model with .float() first"
-            )
-        weights.append(weight if weight.bias in free else replace(weight, bias=None))
-    known = {weight.name for weight in weights} | {weight.bias for weight in weights}
-    for name in parameters.keys() - known - left.keys():
-        if parameters[name].dim() > 1:
-            left[name] = (
-                "not the weight of Linear, Conv or MultiheadAttention layers alone; or they differ in groups, or it "
-                "shares memory with another"
-            )
-    return weights, left
-
-
 def _batch_norms(model: nn.Module) -> dict[nn.Module, list[LinearWeight]]:
     """The trainable parameters of batch norms as maps of their channels' features, as the paper treats them."""
     names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-    return {
-        norm: [
-            LinearWeight(names[id(p)], p.detach()[None], None, 1, (norm,))
-            for p in norm.parameters(recurse=False)
-            if id(p) in names
-        ]
-        for norm in model.modules()
-        if isinstance(norm, _BatchNorm)
-    }
+    found: dict[nn.Module, list[LinearWeight]] = {}
+    for norm in model.modules():
+        own = norm.parameters(recurse=False) if isinstance(norm, _BatchNorm) else ()
+        found[norm] = [LinearWeight(names[id(p)], p.detach()[None], None, 1, (norm,)) for p in own if id(p) in names]
+    return {norm: weights for norm, weights in found.items() if weights}
 
 
 def _show_channels(
@@ -481,10 +387,10 @@ def _show_channels(
         record(weight, x.movedim(1, 0).flatten(1)[None])
 
 
-def _require_finite(named: Sequence[tuple[str, Tensor]]) -> None:
+def _require_finite(moments: Mapping[str, SecondMoment]) -> None:
     """Refuse inputs that hold NaN or infinity, by the energy they sum to."""
-    finite = torch.stack([energy.isfinite().all() for _, energy in named]).tolist() if named else []
-    for (name, _), sound in zip(named, finite, strict=True):
+    finite = torch.stack([moment.energy.isfinite().all() for moment in moments.values()]).tolist() if moments else []
+    for name, sound in zip(moments, finite, strict=True):
         if not sound:
             raise DataError(
                 f"inputs of the layer of {name} hold NaN or infinity, and have no span; "
@@ -514,6 +420,6 @@ def _require_number(name: str, value: float | None) -> None:
         raise InputError(f"{name} is {value}; it must be {'above 0' if positive else 'at least 0'}")
 
 
-def _require_count(name: str, value: int | None, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise InputError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+def _require_count(name: str, value: int | None) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise InputError(f"{name} is {value!r}; it must be a whole number of at least 1")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..linalg.subspace import orthonormal, project_out
-from ..symmetry.move import Move
-from ..symmetry.null_space import InputBasis
+from ..symmetry.layer_inputs import InputBasis
+from ..symmetry.moves import Move
 
 
 class Constraint(Protocol):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError, WeightsError
 from ..gpu.graphs import Number as Number
-from ..symmetry.move import MomentumReset, Move
+from ..symmetry.moves import MomentumReset, Move
 from .constraints import Constraint
 
 OptimizerName = Literal["sgd", "adam"]

@@ -8,7 +8,7 @@ from math import cos, pi
 
 from torch import Tensor
 
-from ..symmetry.move import Move
+from ..symmetry.moves import Move
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,9 +29,9 @@ from ..models.own import check_examples as check_examples
 from ..randomness import Streams
 from ..stats.exchange import sign_p
 from ..stats.intervals import Estimate, proportion
-from ..symmetry.compose import Compose
-from ..symmetry.null_space import NullSpace, movable_weights
-from ..symmetry.symmetry import Probe, Symmetry
+from ..symmetry.base import Compose, Probe, Symmetry
+from ..symmetry.layer_inputs import movable_weights
+from ..symmetry.null_space import NullSpace
 from ..training.scoring import checked_logits
 from .guard import generators_kept
 

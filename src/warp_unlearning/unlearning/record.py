@@ -20,7 +20,7 @@ from ..data.files import array_digest, to_json
 from ..defense.base import Defense
 from ..errors import DataError
 from ..methods.base import Method
-from ..symmetry.symmetry import settings_of
+from ..symmetry.base import settings_of
 from ..version import __version__
 
 SCHEMA_VERSION = 2

@@ -17,7 +17,7 @@ from ..data.files import array_digest, to_json
 from ..data.table import Index
 from ..models.weights import model_digest
 from ..runs.directory import RunDirectory, open_run, start_run
-from ..symmetry.laws import Law
+from ..symmetry.rescaling import Law
 
 BOUNDS = "bounds.json"
 FIGURE = "bounds.png"

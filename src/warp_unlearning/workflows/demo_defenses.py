@@ -13,7 +13,7 @@ from ..cli.subject import load_run
 from ..data.examples import TensorExamples
 from ..defense.certificate import lengths, measured, reached_weights
 from ..runs.directory import open_run
-from ..symmetry.move import ChannelMove
+from ..symmetry.moves import ChannelMove
 from ..training.scoring import accuracy, mean_energy
 
 SHOWN = ("warp", "fastwarp", "conjugate")

@@ -27,7 +27,7 @@ from ..defense.teleporter import teleport
 from ..randomness import Streams
 from ..stats.intervals import Estimate
 from ..stats.reading import strength_of
-from ..symmetry.change_of_basis import ChangeOfBasis
+from ..symmetry.rescaling import ChangeOfBasis
 from ..training.scoring import logit_confidence, logits
 from .planted_leak import (
     PlantedProblem,

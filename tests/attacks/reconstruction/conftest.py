@@ -21,8 +21,8 @@ from warp_unlearning.data.preprocess import Pixels, load_data, pixels_of
 from warp_unlearning.methods.base import Task
 from warp_unlearning.models.generator import StageList
 from warp_unlearning.randomness import Streams
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.move import Move, apply_move
+from warp_unlearning.symmetry.moves import Move, apply_move
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis
 from warp_unlearning.training.update import Update
 
 Named = dict[str, Tensor]

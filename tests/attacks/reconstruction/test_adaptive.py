@@ -14,8 +14,8 @@ from warp_unlearning.attacks.reconstruction.threat import Schedule
 from warp_unlearning.attacks.undoing.channel_factors import channels_of
 from warp_unlearning.attacks.undoing.protocol import NotApplicable
 from warp_unlearning.errors import InputError
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.move import apply_move
+from warp_unlearning.symmetry.moves import apply_move
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis
 
 
 def scales_of(channels: Any, move: Any, model: nn.Module) -> torch.Tensor:

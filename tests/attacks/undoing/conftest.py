@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from warp_unlearning.attacks.undoing import Held
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.move import apply_move
-from warp_unlearning.symmetry.symmetry import Symmetry
+from warp_unlearning.symmetry.base import Symmetry
+from warp_unlearning.symmetry.moves import apply_move
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis
 
 Inner = Literal["plain", "grouped", "depthwise"]
 Norm = Literal["none", "affine", "bare"]

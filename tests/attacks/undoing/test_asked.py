@@ -11,8 +11,7 @@ from warp_unlearning.attacks.undoing.channel_scales import ChannelScales
 from warp_unlearning.attacks.undoing.span import Span
 from warp_unlearning.attacks.undoing.states import checked_difference, checked_state, difference
 from warp_unlearning.errors import InputError
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
 
 
 def update(kit, model: nn.Module) -> nn.Module:

@@ -10,8 +10,7 @@ from torch import nn
 
 from warp_unlearning.attacks.undoing import Held, NotApplicable, difference
 from warp_unlearning.attacks.undoing.canonical import Canonical
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
 
 MOVES = {"scales": (ChangeOfBasis(),), "order": (Permutation(),), "both": (ChangeOfBasis(), Permutation())}
 

@@ -5,8 +5,7 @@ from torch import nn
 
 from warp_unlearning.attacks.undoing import Held
 from warp_unlearning.attacks.undoing.channel_order import ChannelOrder
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
 
 
 def test_the_order_is_found_through_scales_and_noise(kit) -> None:

@@ -16,8 +16,7 @@ from warp_unlearning.attacks.undoing import (
 )
 from warp_unlearning.defense.registry import defense_names
 from warp_unlearning.errors import InputError
-from warp_unlearning.symmetry.change_of_basis import ChangeOfBasis
-from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
 
 NAMES = [
     "naive",

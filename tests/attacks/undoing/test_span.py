@@ -10,9 +10,9 @@ from warp_unlearning.attacks.undoing import difference
 from warp_unlearning.attacks.undoing.input_spectra import input_spectra
 from warp_unlearning.attacks.undoing.span import Span
 from warp_unlearning.errors import InputError
-from warp_unlearning.symmetry.move import apply_move
+from warp_unlearning.symmetry.base import Probe
+from warp_unlearning.symmetry.moves import apply_move
 from warp_unlearning.symmetry.null_space import NullSpace
-from warp_unlearning.symmetry.symmetry import Probe
 
 
 @pytest.mark.parametrize("inner", ["plain", "grouped"])

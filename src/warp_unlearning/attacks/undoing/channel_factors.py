@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...symmetry.channel_graph import ChannelGraph
-from ...symmetry.channel_walk import Kind, Use
+from ...symmetry.channels import Kind, Use
 from .pair_sums import along, pair_sums
 from .protocol import Held, NotApplicable, Weights
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ...symmetry.channel_graph import ChannelGraph
-from ...symmetry.channel_walk import Use
+from ...symmetry.channels import Use
 from .balanced import balanced
 from .channel_factors import traced
 from .protocol import Held, Weights

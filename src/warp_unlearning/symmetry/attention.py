@@ -11,28 +11,28 @@ dropout of units falls on others than before, and is as likely to.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import InputError
-from .attention_check import checked_parts
-from .attention_draw import draw_axes
-from .attention_layouts import known_parts
-from .attention_parts import Kind, Part, described
+from .attention_check import checked_parts, draw_axes
+from .attention_layouts import Part, described, known_parts
+from .base import Probe, Sizes, option
 from .channel_graph import ChannelReport, PinnedChannels
-from .laws import Law, check_law
-from .move import ChannelMove
-from .symmetry import Probe, Sizes
+from .moves import ChannelMove
+from .rescaling import Law, check_law
 
 
+@dataclass(kw_only=True)
 class AttentionBasis:
     """Independent random maps of all heads, norms and units of the attention blocks whose layout is known.
 
     `heads`, `norms` and `units` switch a kind off. Singular values of the matrices of heads and factors of norms are
-    independent and from one law (see `laws`); at the default, uniform on 1 ± 0.5, no matrix has a condition number
-    above 3. Matrices are rotated at random, so a smaller spread does not make the move short.
+    independent and from one law (see `draw_scales`); at the default, uniform on 1 ± 0.5, no matrix has a condition
+    number above 3. Matrices are rotated at random, so a smaller spread does not make the move short.
 
     What a layout says is tried on a random copy of the network before it is relied on, at the cost of some forward
     passes and a backward pass of two inputs in float64. What cannot be confirmed stays, and `report` says why. Without
@@ -40,15 +40,16 @@ class AttentionBasis:
     cannot be guessed; of its values, only whole numbers are used.
     """
 
-    def __init__(
-        self, *, spread: float = 0.5, law: Law = "uniform", heads: bool = True, norms: bool = True, units: bool = True
-    ) -> None:
-        check_law(law, spread)
-        if not (heads or norms or units):
-            raise InputError("AttentionBasis was told to move neither heads nor norms nor units; leave one of them on")
-        self.spread = spread
-        self.law: Law = law
-        self.heads, self.norms, self.units = heads, norms, units
+    spread: float = option(0.5, "width of the law of the scales")
+    law: Law = option("uniform", "law of the scales: uniform on 1 ± spread, or log-normal or normal of that deviation")
+    heads: bool = option(True, "move the bases of attention heads")
+    norms: bool = option(True, "rescale between layer norms and the layers that read them")
+    units: bool = option(True, "reorder the hidden units of MLPs")
+
+    def __post_init__(self) -> None:
+        check_law(self.law, self.spread)
+        if not (self.heads or self.norms or self.units):
+            raise InputError("AttentionBasis moves neither heads nor norms nor units; leave one of them on")
 
     @property
     def looks_at(self) -> Sizes:
@@ -69,30 +70,31 @@ class AttentionBasis:
         """A random member of the family for `model`, which is left as it is."""
         parts = _moving(self._parts(model, probe))
         state = model.state_dict()
-        for part in parts:
-            for place in part.places:
-                _check_precision(place.name, state[place.name], part)
+        for name in (place.name for part in parts if part.kind != "units" for place in part.places):
+            if state[name].dtype not in (torch.float32, torch.float64):
+                raise InputError(
+                    f"{name} is {state[name].dtype}: rescaling would round it and change the function; convert the "
+                    "model with .float() first, or use AttentionBasis(heads=False, norms=False), which is exact in "
+                    "any precision"
+                )
         return ChannelMove(draw_axes(parts, law=self.law, spread=self.spread, generator=generator))
 
     def _parts(self, model: nn.Module, probe: Probe | None) -> tuple[Part, ...]:
+        off = [kind for kind in ("heads", "norms", "units") if not getattr(self, kind)]
         parts = known_parts(model)
-        if not parts:
-            return ()
-        moved: dict[Kind, bool] = {"heads": self.heads, "norms": self.norms, "units": self.units}
-        wanted = [part if part.pinned or moved[part.kind] else _switched_off(part) for part in parts]
-        return checked_parts(model, wanted, probe=probe, outer_norms=self.norms)
+        wanted = [
+            part if part.kind not in off else replace(part, pinned=part.pinned or f"{part.kind}=False")
+            for part in parts
+        ]
+        return checked_parts(model, wanted, probe=probe, outer_norms=self.norms) if parts else ()
 
 
-def _switched_off(part: Part) -> Part:
-    return replace(part, pinned=f"{part.kind}=False")
-
-
-def _moving(parts: tuple[Part, ...]) -> list[Part]:
+def _moving(parts: Sequence[Part]) -> list[Part]:
     """Those free to move; a single unit has no other place to go to."""
     return [part for part in parts if not part.pinned and (part.kind != "units" or part.width > 1)]
 
 
-def _outside(model: nn.Module, parts: tuple[Part, ...]) -> list[PinnedChannels]:
+def _outside(model: nn.Module, parts: Sequence[Part]) -> list[PinnedChannels]:
     """Weights that no part holds; to read what a norm makes says nothing about a layer's own channels."""
     held = {place.name for part in parts for place in (part.made if part.kind == "norms" else part.places)}
     found = []
@@ -104,11 +106,3 @@ def _outside(model: nn.Module, parts: tuple[Part, ...]) -> list[PinnedChannels]:
         why = f"{owner}, which belongs to no attention block of a known layout"
         found.append(PinnedChannels(name, len(value) if value.dim() else 1, (why,)))
     return found
-
-
-def _check_precision(name: str, value: Tensor, part: Part) -> None:
-    if part.kind != "units" and value.dtype not in (torch.float32, torch.float64):
-        raise InputError(
-            f"{name} is {value.dtype}: rescaling would round it and change the function; convert the model with "
-            ".float() first, or use AttentionBasis(heads=False, norms=False), which is exact in any precision"
-        )

@@ -1,0 +1,184 @@
+"""What a walk over a traced network knows: the channels of each value, which of them are tied or pinned, and where they
+stand in the weights.
+
+Walks are of two kinds. For `scale`, channels are tied that must be multiplied by the same factor τ > 0, and pinned by
+whatever is not homogeneous. For `order`, channels are tied that must stand in the same order, and pinned by whatever
+knows one position from another. Batch norm, say, ties the order of what enters to the order of what leaves, not the
+scales; GELU pins scales alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+Kind = Literal["scale", "order"]
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """A tensor with the channels `ids` along `axis`, counted from the end; `rank` axes in all where that is known.
+
+    A flattened tensor holds several positions of every channel along its last axis: `each` as (channel, position),
+    `whole` as (position, channel). How many is seen where a layer of known width reads it.
+    """
+
+    ids: Ids
+    axis: int
+    rank: int | None
+    layout: Literal["plain", "each", "whole"] = "plain"
+
+    def spread_over(self, width: int) -> Ids | None:
+        """The channel of each of `width` entries along the axis; None where they do not fit."""
+        times, rest = divmod(width, len(self.ids))
+        if rest or times == 0 or (self.layout == "plain" and times != 1):
+            return None
+        if self.layout == "each":
+            return tuple(channel for channel in self.ids for _ in range(times))
+        return self.ids * times
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed:
+    """A tensor whose entries all stay what and where they are, because of `reason`."""
+
+    reason: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Number:
+    """No tensor: a size, a shape, or arithmetic on them. `batch_of` is the tensor whose first size it is."""
+
+    shape_of: Channels | Fixed | None = None
+    batch_of: Channels | Fixed | None = None
+
+
+Tensorial = Channels | Fixed
+Value = Channels | Fixed | Number | tuple[Channels, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation of the traced network, with values in the place of its tensors."""
+
+    label: str
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+    path: str = ""
+    module: nn.Module | None = None
+
+    def tensors(self) -> list[Tensorial]:
+        """Every tensor among the arguments, however deep."""
+        return list(_tensors((self.args, self.named)))
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument given by position or by name."""
+        return self.args[position] if len(self.args) > position else self.named.get(name, default)
+
+
+@dataclass(frozen=True)
+class Use:
+    """Channels along one axis of a state tensor; entry i is multiplied by τ(ids[i]) to the `power`.
+
+    With `blocks` above 1 the ids run through the blocks of a grouped convolution, each with its own part of axis 1.
+    """
+
+    name: str
+    axis: int
+    ids: Ids
+    power: int = 1
+    offset: float = 0.0
+    blocks: int = 1
+
+
+@dataclass
+class Walk:
+    """What is known so far; rules add to it.
+
+    Every channel of every tensor is a number. Classes of tied channels are a union-find, and remember what pinned them.
+    `splits` are lists of channels that are cut in so many parts, `layers` what enters and leaves each layer by path.
+    """
+
+    kind: Kind
+    through_norm: bool = True
+    uses: list[Use] = field(default_factory=list)
+    splits: list[tuple[Ids, int]] = field(default_factory=list)
+    layers: dict[str, tuple[Ids, Ids]] = field(default_factory=dict)
+    _parent: list[int] = field(default_factory=list)
+    _reasons: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def fresh(self, count: int) -> Ids:
+        """New channels, each a class of its own."""
+        first = len(self._parent)
+        self._parent.extend(range(first, first + count))
+        return tuple(range(first, first + count))
+
+    def root(self, channel: int) -> int:
+        """The channel that stands for the class."""
+        parent = self._parent
+        while parent[channel] != channel:
+            parent[channel] = parent[parent[channel]]
+            channel = parent[channel]
+        return channel
+
+    def roots(self) -> list[int]:
+        """The root of every channel."""
+        return [self.root(channel) for channel in range(len(self._parent))]
+
+    def tie(self, left: Iterable[int], right: Iterable[int]) -> None:
+        """Make the channels of both sides, in turn, one class each."""
+        for a, b in zip(left, right, strict=True):
+            low, high = sorted((self.root(a), self.root(b)))
+            if low != high:
+                self._parent[high] = low
+                reasons = dict.fromkeys((*self._reasons.get(low, ()), *self._reasons.pop(high, ())))
+                if reasons:
+                    self._reasons[low] = tuple(reasons)
+
+    def pin(self, channels: Iterable[int], reason: str) -> None:
+        """Keep the classes of these channels as they are, because of `reason`."""
+        for channel in channels:
+            root = self.root(channel)
+            reasons = self._reasons.get(root, ())
+            if reason not in reasons:
+                self._reasons[root] = (*reasons, reason)
+
+    def reasons(self, channel: int) -> tuple[str, ...]:
+        """What pinned the channel; empty where it is free."""
+        return self._reasons.get(self.root(channel), ())
+
+    def unknown(self, call: Call) -> Fixed:
+        """Pin all that an operation without a rule touches; what it returns stays too."""
+        tensors = call.tensors()
+        for value in tensors:
+            if isinstance(value, Channels):
+                self.pin(value.ids, call.label)
+        stays = next((value.reason for value in tensors if isinstance(value, Fixed)), None)
+        return Fixed(call.label if stays is None or len(tensors) > 1 else stays)
+
+    def entering(self, value: Tensorial, width: int, *, fits: bool, label: str) -> Ids:
+        """The channel of each of the `width` entries that a layer reads."""
+        ids = value.spread_over(width) if isinstance(value, Channels) and fits else None
+        if ids is None:
+            ids = self.fresh(width)
+            if isinstance(value, Channels):
+                self.pin(value.ids, f"{label}, which reads another axis")
+            self.pin(ids, value.reason if isinstance(value, Fixed) else label)
+        return ids
+
+
+def _tensors(thing: Any) -> Iterator[Tensorial]:
+    if isinstance(thing, Channels | Fixed):
+        yield thing
+    elif isinstance(thing, list | tuple):
+        for part in thing:
+            yield from _tensors(part)
+    elif isinstance(thing, dict):
+        yield from _tensors(tuple(thing.values()))
+    elif isinstance(thing, slice):
+        yield from _tensors((thing.start, thing.stop, thing.step))

@@ -1,0 +1,346 @@
+"""Moves: invertible maps of a network's weights that keep its function, and how everything else follows them.
+
+Under θ′ = T(θ), with T affine and acting on each tensor by itself:
+
+- a *point* (weights, an anchor, a snapshot) becomes T(point);
+- a *covector* (a gradient, a momentum buffer that sums gradients) becomes T⁻ᵀ(covector), so that the loss changes along
+  a step by the same amount in either coordinates;
+- the *inputs* of a layer whose weight W became A W B become B⁻¹ inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Move(Protocol):
+    """What a method that keeps state in weight coordinates needs to carry it across a teleport. Names are `state_dict`
+    keys.
+    """
+
+    def point(self, name: str, value: Tensor) -> Tensor:
+        """Where the weights `value` of tensor `name` lie after the move."""
+
+    def covector(self, name: str, value: Tensor) -> Tensor:
+        """A gradient with respect to tensor `name`, seen after the move."""
+
+    def selection(self, name: str, value: Tensor) -> Tensor:
+        """A label on each entry of tensor `name` (a mask, say), following the entries wherever they go."""
+
+    def inputs(self, name: str, value: Tensor) -> Tensor:
+        """Columns of layer inputs, shape (d, k) or (groups, d, k), of the layer whose weight is `name`; directions
+        only, not orthonormal.
+        """
+
+    def inverse(self) -> Move:
+        """The move back."""
+
+
+@dataclass(frozen=True, eq=False)
+class AxisMap:
+    """One axis of a tensor reordered, then rescaled: new entry i is `scale[i]` times old entry `order[i]`."""
+
+    axis: int
+    order: Tensor | None = None
+    scale: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Entries along the axis."""
+        given = self.order if self.order is not None else self.scale
+        return 0 if given is None else len(given)
+
+    def apply(self, value: Tensor) -> Tensor:
+        """The tensor reordered and rescaled."""
+        value = self.reorder(value)
+        return value if self.scale is None else value * self._shaped(self.scale, value)
+
+    def apply_inverse_transpose(self, value: Tensor) -> Tensor:
+        """The gradient reordered and divided by the scale."""
+        value = self.reorder(value)
+        return value if self.scale is None else value / self._shaped(self.scale, value)
+
+    def reorder(self, value: Tensor) -> Tensor:
+        """The tensor reordered."""
+        return value if self.order is None else value.index_select(self.axis, self.order.to(value.device))
+
+    def inverse(self) -> AxisMap:
+        """The map back."""
+        back = None if self.order is None else torch.argsort(self.order)
+        if self.scale is None:
+            return AxisMap(self.axis, back, None)
+        return AxisMap(self.axis, back, 1 / (self.scale if back is None else self.scale[back]))
+
+    def _shaped(self, scale: Tensor, value: Tensor) -> Tensor:
+        shape = [1] * value.dim()
+        shape[self.axis] = -1
+        return scale.to(device=value.device, dtype=value.dtype).reshape(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockMap:
+    """Rows in equal blocks, each through a map of its own: the kernel of a grouped convolution, whose axis 1 is another
+    part of the input in every block.
+    """
+
+    blocks: tuple[AxisMap, ...]
+
+    def apply(self, value: Tensor) -> Tensor:
+        """Each block reordered and rescaled."""
+        return self._each(value, AxisMap.apply)
+
+    def apply_inverse_transpose(self, value: Tensor) -> Tensor:
+        """Each block of the gradient reordered and divided by the scale."""
+        return self._each(value, AxisMap.apply_inverse_transpose)
+
+    def reorder(self, value: Tensor) -> Tensor:
+        """Each block reordered."""
+        return self._each(value, AxisMap.reorder)
+
+    def inverse(self) -> BlockMap:
+        """The map back."""
+        return BlockMap(tuple(block.inverse() for block in self.blocks))
+
+    def _each(self, value: Tensor, how: Callable[[AxisMap, Tensor], Tensor]) -> Tensor:
+        parts = value.chunk(len(self.blocks))
+        return torch.cat([how(block, part) for block, part in zip(self.blocks, parts, strict=True)])
+
+
+@dataclass(frozen=True, eq=False)
+class HeadMap:
+    """Heads of an attention layer: runs of d entries along `axis`, from `start` on, each through a matrix of its own.
+
+    `matrices` A has shape (heads, d, d): entry i of head h becomes Σⱼ A[h, i, j] · entry j of head h; what lies before
+    and after the heads stays. Rows W of a head become A W; columns W, which are axis 1, become W Aᵀ. Computed in
+    float64 and rounded once to the precision of the tensor.
+    """
+
+    axis: int
+    matrices: Tensor
+    start: int = 0
+
+    def apply(self, value: Tensor) -> Tensor:
+        """The tensor with its heads mixed."""
+        return self._mix(value, self.matrices)
+
+    def apply_inverse_transpose(self, value: Tensor) -> Tensor:
+        """The gradient with its heads mixed by A⁻ᵀ."""
+        return self._mix(value, torch.linalg.inv(self.matrices).mT)
+
+    def reorder(self, value: Tensor) -> Tensor:
+        """The labels as they are: a general matrix mixes all entries of a head."""
+        return value
+
+    def inverse(self) -> HeadMap:
+        """The map back."""
+        return HeadMap(self.axis, torch.linalg.inv(self.matrices), self.start)
+
+    def _mix(self, value: Tensor, matrices: Tensor) -> Tensor:
+        heads, width, _ = matrices.shape
+        end = self.start + heads * width
+        before, part, after = value.tensor_split((self.start, end), dim=self.axis)
+        moved = part.movedim(self.axis, 0)
+        blocks = moved.reshape(heads, width, -1).to(torch.float64)
+        mixed = (matrices.to(device=value.device) @ blocks).to(value.dtype).reshape(moved.shape)
+        return torch.cat((before, mixed.movedim(0, self.axis), after), dim=self.axis)
+
+
+# A linear map of one tensor: `reorder` moves labels of entries, `apply_inverse_transpose` gradients.
+TensorMap = AxisMap | BlockMap | HeadMap
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelMove:
+    """Hidden channels permuted and rescaled: each named tensor through its axes; tensors not named stay.
+
+    `offsets` holds the ε of running variances: they become τ²(v + ε) − ε, exact including ε.
+    """
+
+    axes: Mapping[str, tuple[TensorMap, ...]]
+    offsets: Mapping[str, float] = field(default_factory=dict)
+
+    def point(self, name: str, value: Tensor) -> Tensor:
+        """Weights after the move."""
+        offset = self.offsets.get(name, 0.0)
+        value = value + offset if offset else value
+        for tensor_map in self.axes.get(name, ()):
+            value = tensor_map.apply(value)
+        return value - offset if offset else value
+
+    def covector(self, name: str, value: Tensor) -> Tensor:
+        """Gradients after the move."""
+        for tensor_map in self.axes.get(name, ()):
+            value = tensor_map.apply_inverse_transpose(value)
+        return value
+
+    def selection(self, name: str, value: Tensor) -> Tensor:
+        """Labels of entries after the move."""
+        for tensor_map in self.axes.get(name, ()):
+            value = tensor_map.reorder(value)
+        return value
+
+    def inputs(self, name: str, value: Tensor) -> Tensor:
+        """Layer inputs after the move: axis 1 of the weight, whose taps lie as (in, taps) along d."""
+        groups = len(value) if value.dim() == 3 else 1
+        for tensor_map in self.axes.get(name, ()):
+            first = tensor_map.blocks[0] if isinstance(tensor_map, BlockMap) else tensor_map
+            if isinstance(first, HeadMap) and first.axis == 1:
+                rows = value.reshape(groups, *value.shape[-2:])
+            elif isinstance(first, AxisMap) and first.axis == 1 and first.length:
+                rows = value.reshape(groups, first.length, value.numel() // (groups * first.length))
+            else:
+                if groups > 1 and isinstance(first, AxisMap) and first.order is not None:
+                    # Groups of rows that trade places take their inputs with them.
+                    size = len(first.order) // groups
+                    value = value[(first.order[::size] // size).to(value.device)]
+                continue
+            value = tensor_map.apply_inverse_transpose(rows).reshape(value.shape)
+        return value
+
+    def inverse(self) -> ChannelMove:
+        """The move back."""
+        axes = {name: tuple(one.inverse() for one in reversed(maps)) for name, maps in self.axes.items()}
+        return ChannelMove(axes, self.offsets)
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """Weights shifted: θ′ = θ + δ, each named tensor by its own; tensors not named stay.
+
+    Gradients and labels are as before, and so are layer inputs, to which the shift is orthogonal.
+    """
+
+    shifts: Mapping[str, Tensor]
+
+    def point(self, name: str, value: Tensor) -> Tensor:
+        """Weights after the move."""
+        return value + self.shifts[name].to(value) if name in self.shifts else value
+
+    def covector(self, name: str, value: Tensor) -> Tensor:
+        """The gradient as it is."""
+        return value
+
+    def selection(self, name: str, value: Tensor) -> Tensor:
+        """The labels as they are."""
+        return value
+
+    def inputs(self, name: str, value: Tensor) -> Tensor:
+        """The inputs as they are."""
+        return value
+
+    def scaled(self, factor: float) -> Translation:
+        """θ′ = θ + factor · δ."""
+        return Translation({name: factor * shift for name, shift in self.shifts.items()})
+
+    def inverse(self) -> Translation:
+        """The move back."""
+        return self.scaled(-1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class ComposedMove:
+    """Moves one after another, in the order they are made."""
+
+    moves: tuple[Move, ...]
+
+    def point(self, name: str, value: Tensor) -> Tensor:
+        """Weights after all moves."""
+        for move in self.moves:
+            value = move.point(name, value)
+        return value
+
+    def covector(self, name: str, value: Tensor) -> Tensor:
+        """Gradients after all moves."""
+        for move in self.moves:
+            value = move.covector(name, value)
+        return value
+
+    def selection(self, name: str, value: Tensor) -> Tensor:
+        """Labels of entries after all moves."""
+        for move in self.moves:
+            value = move.selection(name, value)
+        return value
+
+    def inputs(self, name: str, value: Tensor) -> Tensor:
+        """Layer inputs after all moves."""
+        for move in self.moves:
+            value = move.inputs(name, value)
+        return value
+
+    def inverse(self) -> ComposedMove:
+        """The moves back, last one first."""
+        return ComposedMove(tuple(move.inverse() for move in reversed(self.moves)))
+
+
+class MomentumReset(ComposedMove):
+    """A move after which optimizers forget their state; everything else follows the move inside. Its inverse, and what
+    it is composed to, reset nothing.
+    """
+
+    def __init__(self, move: Move) -> None:
+        super().__init__((move,))
+
+
+def compose(first: Move | None, second: Move) -> Move:
+    """`second` after `first`; None is no move. Shifts add up, and maps along the same axis are multiplied out, so that
+    many moves cost no more than one.
+    """
+    for move in _in_turn(second):
+        first = move if first is None else _merged(first, move)
+    assert first is not None
+    return first
+
+
+def apply_move(model: nn.Module, move: Move) -> None:
+    """Move every parameter and buffer of `model` in place."""
+    with torch.no_grad():
+        for name, value in model.state_dict(keep_vars=True).items():
+            value.copy_(move.point(name, value))
+
+
+def _in_turn(move: Move) -> Iterator[Move]:
+    if isinstance(move, ComposedMove):
+        for part in move.moves:
+            yield from _in_turn(part)
+    else:
+        yield move
+
+
+def _merged(first: Move, second: Move) -> Move:
+    if isinstance(first, ComposedMove):
+        return ComposedMove((*first.moves[:-1], *_in_turn(_merged(first.moves[-1], second))))
+    if isinstance(first, Translation) and isinstance(second, Translation):
+        added = {name: first.shifts[name] + shift for name, shift in second.shifts.items() if name in first.shifts}
+        return Translation({**first.shifts, **second.shifts, **added})
+    if isinstance(first, ChannelMove) and isinstance(second, ChannelMove):
+        axes = dict(first.axes)
+        for name, maps in second.axes.items():
+            for one in maps:
+                axes[name] = _appended(axes.get(name, ()), one)
+        return ChannelMove(axes, {**first.offsets, **second.offsets})
+    return ComposedMove((first, second))
+
+
+def _appended(maps: tuple[TensorMap, ...], last: TensorMap) -> tuple[TensorMap, ...]:
+    """Maps of different axes commute, so one along an axis joins the map of that axis if all are of this kind."""
+    if isinstance(last, AxisMap) and all(isinstance(one, AxisMap) for one in maps):
+        for place, one in enumerate(maps):
+            if isinstance(one, AxisMap) and one.axis == last.axis:
+                return (*maps[:place], _product(one, last), *maps[place + 1 :])
+    return (*maps, last)
+
+
+def _product(first: AxisMap, second: AxisMap) -> AxisMap:
+    """New entry i is s₂[i] s₁[o₂[i]] times old entry o₁[o₂[i]]."""
+    order, scale = second.order, second.scale
+    if first.order is not None:
+        order = first.order if second.order is None else first.order[second.order]
+    if first.scale is not None:
+        earlier = first.scale if second.order is None else first.scale[second.order]
+        scale = earlier if scale is None else earlier * scale
+    return AxisMap(first.axis, order, scale)
