@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from warp_unlearning.symmetry.attention import AttentionBasis
 from warp_unlearning.symmetry.attention_check import draw_axes
 from warp_unlearning.symmetry.attention_layouts import Part, Place
 from warp_unlearning.symmetry.base import Compose, Probe
+from warp_unlearning.symmetry.layer_inputs import linear_weights, observe
 from warp_unlearning.symmetry.moves import HeadMap, Move, apply_move
 from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Law
 
@@ -277,18 +279,10 @@ def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 
 def entering(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """What enters each linear layer, shape (d, positions), by the name of its weight."""
+    """What enters each linear map, (d, positions) or (3, d, positions), by the name of its weight."""
     found: dict[str, Tensor] = {}
-    other = deepcopy(model)
-    for path, layer in other.named_modules():
-        if isinstance(layer, nn.Linear):
-
-            def record(module: nn.Module, args: tuple[Tensor, ...], name: str = f"{path}.weight") -> None:
-                found[name] = args[0].detach().flatten(0, -2).T
-
-            layer.register_forward_pre_hook(record)
-    with torch.no_grad():
-        other(x)
+    weights = [replace(weight, bias=None) for weight in linear_weights(model)]
+    observe(model, [x], weights, lambda weight, columns: found.update({weight.name: columns.squeeze(0)}))
     return found
 
 
@@ -809,29 +803,6 @@ def test_layers_that_are_shared_called_twice_hooked_or_computed() -> None:
     # The hook is on the MLP, out of sight of the attention layer.
     assert free(model) == BLOCK + 2 * WIDTH
     assert not calls
-
-
-class LowRank(nn.Module):
-    """An adapter around a layer."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base, self.low = base, nn.Linear(base.in_features, 2, bias=False)
-        self.high = nn.Linear(2, base.out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.high(self.low(x))
-
-
-def test_layers_inside_adapters_are_not_known_and_are_named() -> None:
-    model = randomised(Net(Block(), Block()))
-    model.blocks[0].attn.qkv = LowRank(model.blocks[0].attn.qkv).double()
-    named = {p.tensor: p.reasons[0] for p in AttentionBasis().report(model).pinned}
-    for layer in ("attn.qkv.base", "attn.qkv.low", "attn.qkv.high", "attn.proj", "mlp.fc1", "mlp.fc2"):
-        assert f"Linear blocks.0.{layer}, which belongs to no attention block" in named[f"blocks.0.{layer}.weight"]
-    # Both layers behind the first norm read it as it is.
-    assert free(model) == 2 * WIDTH + BLOCK + WIDTH
-    assert_kept(model)
 
 
 class CrossAttention(nn.Module):

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import InputError
 from ..gradients.rules_conv import padding_of
@@ -191,10 +192,29 @@ def observe(model: nn.Module, batches: Iterable[Tensor], weights: Iterable[Linea
             hooks[module] = partial(_show_attention, record, module, own + of_layers.get(module.out_proj, []))
         elif own:
             hooks[module] = partial(_show, record, module, own[0])
-    run_hooked(model, batches, hooks)
+    _run_hooked(model, batches, hooks)
 
 
-def run_hooked(model: nn.Module, batches: Iterable[Tensor], hooks: Mapping[nn.Module, Hook]) -> None:
+def observe_norms(model: nn.Module, batches: Iterable[Tensor], record: Record) -> list[LinearWeight]:
+    """Show `record` the features of each batch norm as inputs of its trainable parameters, and return these as maps of
+    their channels: the paper's treatment, which does not keep the function.
+    """
+    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    found: dict[nn.Module, list[LinearWeight]] = {}
+    for norm in model.modules():
+        own = norm.parameters(recurse=False) if isinstance(norm, _BatchNorm) else ()
+        found[norm] = [LinearWeight(names[id(p)], p.detach()[None], None, 1, (norm,)) for p in own if id(p) in names]
+
+    def show(weights: list[LinearWeight], args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        x: Tensor = (args[0] if args else named["input"]).detach()
+        for weight in weights:
+            record(weight, x.movedim(1, 0).flatten(1)[None])
+
+    _run_hooked(model, batches, {norm: partial(show, weights) for norm, weights in found.items() if weights})
+    return [weight for weights in found.values() for weight in weights]
+
+
+def _run_hooked(model: nn.Module, batches: Iterable[Tensor], hooks: Mapping[nn.Module, Hook]) -> None:
     """Run the model, as it stands, over the batches, calling each module's hook with its arguments beforehand.
 
     A hook must use what it is given at once: a later in-place operation may write over it.

@@ -12,24 +12,23 @@ this approximate. A bias moves with its weight: its input is the constant 1, the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from math import inf, isfinite
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..errors import DataError, InputError, nearest
+from ..errors import DataError, InputError
 from ..gradients.energy import gradient_energy
 from ..gradients.energy_gradient import EnergyGradient
 from ..gradients.tracing import copy_with_same_parameters
 from ..linalg.subspace import Rule, SecondMoment, orthonormal
 from ..modules import modes_of, restore_modes, set_mode
-from .base import Probe, Sizes, option
-from .layer_inputs import InputBasis, LinearWeight, Record, movable_weights, observe, run_hooked
+from .base import Probe, Sizes, check_options, option
+from .layer_inputs import InputBasis, LinearWeight, movable_weights, observe, observe_norms
 from .moves import Translation
 
 Aim = Literal["descent", "random"]
@@ -37,7 +36,8 @@ BatchNormRule = Literal["freeze", "project"]
 Protected = Literal["retain", "both"]
 Values = Mapping[str, Tensor]
 
-STEP_SIZE, DISPERSION = 0.05, 0.5
+_STEP_SIZE, _DISPERSION = 0.05, 0.5
+_COUNTS = ("k", "k_max", "batch_size", "forget_size", "steps", "rounds")
 # Single precision tells apart what holds this share of the energy from what does not.
 _FINEST_IN_SINGLE = 1e-4
 
@@ -59,10 +59,6 @@ class NullMove(Translation):
         """θ′ = θ + factor · δ; the energy at the end is then unknown."""
         shifts = {name: factor * shift for name, shift in self.shifts.items()}
         return replace(self, shifts=shifts, energies=self.energies if factor == 1 else None)
-
-    def inverse(self) -> NullMove:
-        """The move back."""
-        return self.scaled(-1.0)
 
 
 @dataclass(eq=False)
@@ -116,26 +112,29 @@ class NullSpace:
     _memory: _Memory = field(default_factory=_Memory, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        check_options(type(self).__name__, type(self), given)
         for name, other in (("eta", "step_size"), ("beta", "dispersion")):
-            if getattr(self, name) is not None and getattr(self, other) is not None:
+            if given[name] is not None and given[other] is not None:
                 raise InputError(
-                    f"{name} is {getattr(self, name)!r} and {other} is {getattr(self, other)!r}; give one of them: "
-                    f"{name} in absolute numbers, or {other}, which is relative"
+                    f"{name} is {given[name]!r} and {other} is {given[other]!r}; give one of them: {name} in absolute "
+                    f"numbers, or {other}, which is relative"
                 )
-        for name in ("batch_size", "forget_size", "steps", "k", "k_max"):
-            _require_count(name, getattr(self, name))
-        for name in ("energy", "step_size", "eta", "dispersion", "beta"):
-            _require_number(name, getattr(self, name))
+        for name, value in given.items():
+            if name in _COUNTS and value is not None and value < 1:
+                raise InputError(f"{name} is {value}; it must be a whole number of at least 1")
+            if isinstance(value, float) and not isfinite(value):
+                raise InputError(f"{name} is {value}; it must be a finite number")
+            if name in ("eta", "step_size") and value is not None and value <= 0:
+                raise InputError(f"{name} is {value}; it must be above 0")
+            if name in ("beta", "dispersion") and value is not None and value < 0:
+                raise InputError(f"{name} is {value}; it must be at least 0")
         if not 0 < self.energy <= 1:
             raise InputError(f"the energy to protect is {self.energy}; it must be above 0 and at most 1")
-        for name, kinds in (("aim", Aim), ("batch_norm", BatchNormRule), ("protect", Protected), ("rule", Rule)):
-            value = getattr(self, name)
-            if value not in get_args(kinds):
-                raise InputError(f"{name} is {value!r}; {nearest(str(value), get_args(kinds))}")
         if self.eta is None and self.step_size is None:
-            self.step_size = STEP_SIZE
+            self.step_size = _STEP_SIZE
         if self.beta is None and self.dispersion is None:
-            self.dispersion = DISPERSION
+            self.dispersion = _DISPERSION
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings alone: a copy remembers no network."""
@@ -192,9 +191,7 @@ class NullSpace:
 
         observe(model, batches, weights, record)
         if self.batch_norm == "project":
-            norms = _batch_norms(model)
-            weights += [weight for own in norms.values() for weight in own]
-            run_hooked(model, batches, {norm: partial(_show_channels, record, own) for norm, own in norms.items()})
+            weights += observe_norms(model, batches, record)
         seen = {weight.name: weight for weight in weights if weight.name in moments}.values()
         left |= {w.name: "no input of its layer was seen" for w in weights if w.name not in moments}
         _require_finite(moments)
@@ -211,9 +208,9 @@ class NullSpace:
             )
             left.setdefault(name, why)
         left = {name: why for name, why in left.items() if name not in moving}
-        return bases, left, self._notes(bases, features=self.batch_norm == "project")
+        return bases, left, self._notes(bases)
 
-    def _notes(self, bases: Mapping[str, InputBasis], *, features: bool) -> list[str]:
+    def _notes(self, bases: Mapping[str, InputBasis]) -> list[str]:
         notes = []
         few = [basis for basis in bases.values() if basis.positions < basis.d]
         if few:
@@ -230,7 +227,7 @@ class NullSpace:
                 f"{len(short)} of {len(bases)} layers have fewer than k={self.k} directions in their inputs that "
                 f"{worst.basis.dtype} tells apart ({worst.weight}: {min(worst.ranks)}); their bases hold all of these"
             )
-        if features:
+        if self.batch_norm == "project":
             notes.append("batch-norm parameters were projected by channel features, which does not keep the function")
         return notes
 
@@ -308,10 +305,6 @@ class TrackedNullSpace(NullSpace):
     follows_one_network: ClassVar[bool] = True
     rounds: int = option(1, "rounds of subspace iteration that follow the inputs from one move to the next")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_count("rounds", self.rounds)
-
     def _moment(self, weight: LinearWeight) -> SecondMoment:
         moment = super()._moment(weight)
         known = self._known(weight)
@@ -361,30 +354,11 @@ class _ForgetEnergy:
 
     def value(self) -> float:
         """The energy; infinite where a step went too far for it."""
-        with torch.no_grad():
-            try:
-                found = gradient_energy(self._model, *self._forget)
-            except InputError:  # Losses are no numbers.
-                return inf
-            return float(found.double().sum())
-
-
-def _batch_norms(model: nn.Module) -> dict[nn.Module, list[LinearWeight]]:
-    """The trainable parameters of batch norms as maps of their channels' features, as the paper treats them."""
-    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-    found: dict[nn.Module, list[LinearWeight]] = {}
-    for norm in model.modules():
-        own = norm.parameters(recurse=False) if isinstance(norm, _BatchNorm) else ()
-        found[norm] = [LinearWeight(names[id(p)], p.detach()[None], None, 1, (norm,)) for p in own if id(p) in names]
-    return {norm: weights for norm, weights in found.items() if weights}
-
-
-def _show_channels(
-    record: Record, weights: Sequence[LinearWeight], args: tuple[Any, ...], named: Mapping[str, Any]
-) -> None:
-    x: Tensor = (args[0] if args else named["input"]).detach()
-    for weight in weights:
-        record(weight, x.movedim(1, 0).flatten(1)[None])
+        try:
+            with torch.no_grad():
+                return float(gradient_energy(self._model, *self._forget).double().sum())
+        except InputError:  # Losses are no numbers.
+            return inf
 
 
 def _require_finite(moments: Mapping[str, SecondMoment]) -> None:
@@ -408,18 +382,3 @@ def _norm(values: Values) -> float:
     if not values:
         return 0.0
     return float(torch.stack(torch._foreach_norm(list(values.values()), 2, dtype=torch.float64)).norm())
-
-
-def _require_number(name: str, value: float | None) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise InputError(f"{name} is {value!r}; it must be a finite number")
-    positive = name in ("eta", "step_size")
-    if value < 0 or (value == 0 and positive):
-        raise InputError(f"{name} is {value}; it must be {'above 0' if positive else 'at least 0'}")
-
-
-def _require_count(name: str, value: int | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise InputError(f"{name} is {value!r}; it must be a whole number of at least 1")
