@@ -1,15 +1,12 @@
 """Whether captured work is right on this GPU, and what it takes beside another version:
 `python benchmarks/gpu_check.py --beside OTHER/src --out gpu_check`.
 
-First a training and the updates of each method, captured and one operation after another, in float64: both must end
-with the same weights. Then the seconds of:
+A training and the updates of each method, captured and one operation after another in float64, must end with the same
+weights. After that the seconds of: `fleet`, a model by the paper's recipe, 8 of them side by side; `move NAME`, one
+move of the null space (`teleports.py`); `energy STEM`, energies of 256 examples and their gradient as one graph.
 
-- `fleet`: a model by the paper's recipe (ResNet-18 with the ImageNet stem), 8 of them side by side;
-- `move warp`, `move fastwarp`: one move of the null space (`teleports.py`);
-- `energy cifar`, `energy imagenet`: energies of 256 examples and their gradient, as one captured graph.
-
-Each version works in a process of its own, in turn; who goes first alternates. Writes OUT.json with all runs and
-OUT.txt with medians, and the median of ratios of neighbouring runs (smallest to largest).
+Each version works in a process of its own, in turn; who goes first alternates. OUT.json has all runs, OUT.txt medians
+and the median of ratios of neighbouring runs (smallest to largest).
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from teleports import HERE, known, move, problem
 from torch import nn
 
 WORKS = ("fleet", "move warp", "move fastwarp", "energy cifar", "energy imagenet")
-METHODS = ("ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on")
+UPDATES = ("training", "ngp", "scrub", "salun", "pgu", "bad_teacher", "srf_on")
 Work = Callable[[], object]
 
 
@@ -69,7 +66,7 @@ def serve(source: str, options: argparse.Namespace, pipe: Connection) -> None:
     """Time works with the package in the folder `source`, in a process of its own."""
     sys.path.insert(0, source)
     warnings.simplefilter("ignore")
-    wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
+    wait = torch.cuda.synchronize if options.device == "cuda" else int
     made: dict[str, Work] = {}
     while work := pipe.recv():
         kind, _, name = work.partition(" ")
@@ -84,31 +81,21 @@ def serve(source: str, options: argparse.Namespace, pipe: Connection) -> None:
         pipe.send(found if kind == "fleet" else perf_counter() - began)
 
 
-def measure(options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    """Seconds by work and version."""
-    context, pipes = get_context("spawn"), {}
-    for name, source in {"new": HERE, "other": options.beside}.items():
-        if source is not None:
-            pipes[name], theirs = context.Pipe()
-            context.Process(target=serve, args=(str(source.resolve()), options, theirs), daemon=True).start()
-    taken: dict[str, dict[str, list[float]]] = {work: {name: [] for name in pipes} for work in options.works}
-    for work in options.works:
-        for i in range(-1, options.runs):
-            for name in list(pipes)[:: 1 if i % 2 == 0 else -1]:
-                pipes[name].send(work)
-                seconds = pipes[name].recv()
-                taken[work][name] += [seconds] if i >= 0 else []
-    for pipe in pipes.values():
-        pipe.send(None)
-    return taken
+def measure(work: str, workers: dict[str, Connection], runs: int) -> dict[str, list[float]]:
+    """Seconds by version, after one run that is not counted."""
+    taken: dict[str, list[float]] = {name: [] for name in workers}
+    for i in range(runs + 1):
+        for name in list(workers)[:: 1 if i % 2 == 0 else -1]:
+            workers[name].send(work)
+            taken[name].append(workers[name].recv())
+    return {name: seconds[1:] for name, seconds in taken.items()}
 
 
 def line(work: str, taken: dict[str, list[float]]) -> str:
     text = f"{work}: " + ", ".join(f"{name} {median(each):.4g} s" for name, each in taken.items())
-    if "other" not in taken:
-        return text
-    ratios = [a / b for a, b in zip(taken["new"], taken["other"], strict=True)]
-    return f"{text}; new takes {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) of the time"
+    ratios = [a / b for a, b in zip(taken["new"], taken.get("other", []), strict=False)]
+    ends = f"; new takes {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) of the time" if ratios else ""
+    return text + ends
 
 
 def difference(name: str, device: torch.device) -> float:
@@ -118,12 +105,11 @@ def difference(name: str, device: torch.device) -> float:
     ends = [nn.utils.parameters_to_vector(given.original.parameters()).detach().to(device)]
     for capture in (False, True):
         original, model = (deepcopy(given.original).to(device) for _ in range(2))
-        compute = known("gpu.graphs:Compute")(device, capture=capture)
-        streams = known("randomness:Streams")(0)
+        compute, streams = known("gpu.graphs:Compute")(device, capture=capture), known("randomness:Streams")(0)
         if name == "training":
             recipe = known("training.training:Recipe")(epochs=4, batch_size=12, crop_padding=1, flip=True)
-            start = known("training.training:Training")
-            updates = start(model, sets[1], recipe=recipe, streams=streams, compute=compute).updates()
+            options = {"recipe": recipe, "streams": streams, "compute": compute}
+            updates = known("training.training:Training")(model, sets[1], **options).updates()
         else:
             make_task = known("methods.base:Task", "methods.protocol:Task")
             task = make_task(*sets, original.requires_grad_(False).eval(), 3, streams, compute)
@@ -147,13 +133,22 @@ def main() -> None:
     parser.set_defaults(network="resnet18", retain=2048, forget=256)
     options = parser.parse_args()
     sys.path.insert(0, str(HERE))
-    apart = {name: difference(name, torch.device(options.device)) for name in ("training", *METHODS)}
+    apart = {name: difference(name, torch.device(options.device)) for name in UPDATES}
     lines = [f"{name}: captured weights end {share:.1e} of the way from plain ones" for name, share in apart.items()]
-    taken = measure(options)
-    lines += [line(work, each) for work, each in taken.items()]
-    print(*lines, sep="\n")
-    options.out.with_suffix(".txt").write_text("\n".join(lines) + "\n")
-    options.out.with_suffix(".json").write_text(json.dumps({"differences": apart, "seconds": taken}, indent=1))
+    print(*lines, sep="\n", flush=True)
+    context, workers, taken = get_context("spawn"), {}, {}
+    for name, source in (("new", HERE), ("other", options.beside)):
+        if source is not None:
+            workers[name], theirs = context.Pipe()
+            context.Process(target=serve, args=(str(source.resolve()), options, theirs), daemon=True).start()
+    for work in options.works:
+        taken[work] = measure(work, workers, options.runs)
+        lines.append(line(work, taken[work]))
+        print(lines[-1], flush=True)
+        options.out.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+        options.out.with_suffix(".json").write_text(json.dumps({"differences": apart, "seconds": taken}, indent=1))
+    for worker in workers.values():
+        worker.send(None)
     sys.exit(max(apart.values()) > 1e-3)
 
 
