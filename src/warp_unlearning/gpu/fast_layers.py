@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+# True within `FastLayers` where Triton is there.
 _fusing: ContextVar[bool] = ContextVar("fusing", default=False)
 
 

@@ -82,7 +82,10 @@ class Captured:
                 pool = None if self._pool is None else self._pool.handle(self._device)
                 self._graph = CudaGraph(lambda: self._run(*self._inputs), pool=pool)
             for place, argument in zip(self._inputs, arguments, strict=True):
-                place.copy_(argument) if isinstance(argument, Tensor) else place.fill_(argument)
+                if isinstance(argument, Tensor):
+                    place.copy_(argument)
+                else:
+                    place.fill_(argument)
             return {name: value.clone() for name, value in self._graph.replay().items()}
 
     def forget(self) -> None:

@@ -144,23 +144,14 @@ class Training:
         self.epoch = restore(self.model, self._stepper, state)
 
 
-def run_training(training: Training, *, check_every: int = 20) -> float:
-    """Run to the end without watching; the mean loss of the last epoch. Stops with an error at a loss that is not
-    finite.
-    """
-    this_epoch: list[Tensor] = []
-    last = 0.0
-    for update in training.updates():
-        this_epoch.append(update.losses["train"])
-        if update.ends_epoch or len(this_epoch) % check_every == 0:
-            last = check_finite(this_epoch, training, update.step)
-        if update.ends_epoch:
-            this_epoch.clear()
-    return last
+def run_training(training: Training) -> None:
+    """Run to the end; a loss that is not finite is an error at the end of its epoch."""
+    for _ in training_steps(training, check_every=1):
+        pass
 
 
 def training_steps(training: Training, *, check_every: int = 10) -> Generator[Update, None, None]:
-    """Run to the end, an update at a time, so that many trainings can take turns; losses are read once in so many
+    """Run to the end, an update at a time, so that many trainings can run side by side; losses are read once in so many
     epochs, and one that is not finite is an error.
     """
     recent: list[Tensor] = []
