@@ -16,6 +16,56 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from warp_unlearning.gradients.energy import cross_entropy, gradient_energy
 
 
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.layer(x)))
+
+
+class WithoutRules(nn.Module):
+    """A scale that no layer owns, a scalar, a layer whose weight is also read elsewhere, and one that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.heat = nn.Parameter(torch.linspace(0.5, 1.5, 6)), nn.Parameter(torch.tensor(0.7))
+        self.layer, self.other, self.unused = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.heat * self.other(self.layer(x * self.scale).sin()) + x @ self.layer.weight.square()
+
+
+class Folded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.reshape(-1, 2)).reshape(len(x), 6).sin()
+
+
+class Overwriting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.layer = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.before(x)
+        return self.layer(hidden) + hidden.mul_(2.0)
+
+
 def _materialised(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor]) -> Tensor:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
@@ -120,3 +170,9 @@ def drawn() -> Any:
 def examples() -> Any:
     """Normal inputs (count, *shape), images with channels running fastest if asked to, and labels."""
     return _examples
+
+
+@pytest.fixture(scope="session")
+def odd() -> dict[str, type[nn.Module]]:
+    """Networks of six features whose parameters no rule knows in full, by name."""
+    return {kind.__name__: kind for kind in (Tied, Twice, WithoutRules, Folded, Overwriting)}

@@ -74,11 +74,6 @@ def test_module_used_twice_counts_the_cross_terms(assert_exact: Any, drawn: Any,
     assert_exact(model, *examples(3, 2, 6, 6))
 
 
-def test_two_axes_between_batch_and_width(assert_exact: Any, drawn: Any, examples: Any) -> None:
-    model = drawn(lambda: Calls(lambda m, x: m.b(m.a(x).sin()).mean((1, 2)), a=nn.Linear(2, 4), b=nn.Linear(4, 3)))
-    assert_exact(model, *examples(3, 5, 2, 2))
-
-
 @pytest.mark.parametrize("batch", [1, 3])
 def test_layers_that_do_not_have_the_batch_first(assert_exact: Any, drawn: Any, examples: Any, batch: int) -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
@@ -101,14 +96,6 @@ def test_layers_that_do_not_have_the_batch_first(assert_exact: Any, drawn: Any, 
 def test_parameter_used_inside_and_outside_a_layer(assert_exact: Any, drawn: Any, examples: Any) -> None:
     model = drawn(lambda: Calls(lambda m, x: m.a(x) + (x @ m.a.weight.mT).sin(), a=nn.Linear(3, 3)))
     assert_exact(model, *examples(4, 3))
-
-
-def test_kernel_used_inside_and_outside_a_layer(assert_exact: Any, drawn: Any, examples: Any) -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        return self.out((self.conv(x).sin() + F.conv2d(x.cos(), self.conv.weight)).mean((2, 3)))
-
-    model = drawn(lambda: Calls(forward, conv=nn.Conv2d(2, 3, 3, bias=False), out=nn.Linear(3, 3)))
-    assert_exact(model, *examples(3, 2, 5, 5))
 
 
 def test_attention_falls_back(assert_exact: Any, drawn: Any, examples: Any) -> None:
@@ -246,12 +233,6 @@ def test_another_loss(assert_exact: Any, drawn: Any, examples: Any) -> None:
     x, _ = examples(3, 3)
     y = torch.linspace(0, 1, 6, dtype=torch.float64).reshape(3, 2)
     assert_exact(model, x, y, loss=lambda output, target: (output - target).square().sum(1))
-
-
-def test_parameters_the_loss_does_not_reach_count_nothing(drawn: Any, examples: Any) -> None:
-    model = drawn(lambda: Calls(lambda m, x: m.a(x), a=nn.Linear(3, 3), idle=nn.Linear(5, 5)))
-    x, y = examples(2, 3)
-    torch.testing.assert_close(gradient_energy(model, x, y), gradient_energy(model.a, x, y))
 
 
 def test_float32_within_its_rounding(drawn: Any, examples: Any) -> None:

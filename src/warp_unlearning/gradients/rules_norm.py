@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .rules import GhostRule, Phase, register
@@ -22,7 +23,7 @@ class AffineRule(GhostRule):
 
     def summed(self, layer: nn.Module, g: Tensor) -> Tensor:
         """Σₜ gₜ, shape (batch, *parameter)."""
-        return g.flatten(2).sum(2) if g.dim() > 2 else g
+        return _summed(g)
 
     def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
         """(batch, *parameter)."""
@@ -63,8 +64,8 @@ class BatchNormRule(AffineRule):
         if norm.training or norm.running_mean is None or norm.weight is None:
             return forward(a)
         norm._check_input_dim(a)
-        scale = norm.weight * _inverse_deviation(norm)
-        shift = -norm.running_mean * scale if norm.bias is None else norm.bias - norm.running_mean * scale
+        mean, scale = norm.running_mean, norm.weight * _inverse_deviation(norm)
+        shift = -mean * scale if norm.bias is None else torch.addcmul(norm.bias, mean, scale, value=-1)
         return a * _of_channels(scale, a) + _of_channels(shift, a)
 
     def normalised(self, layer: nn.Module, a: Tensor) -> Tensor:
@@ -73,14 +74,35 @@ class BatchNormRule(AffineRule):
         return F.batch_norm(a, norm.running_mean, norm.running_var, eps=norm.eps)
 
     def squared_norm(self, layer: nn.Module, names: Collection[str], a: Tensor, g: Tensor) -> Tensor:
-        """By ∂ℓ/∂γ = (Σₜ gₜaₜ − μ Σₜ gₜ)r, for which x̂ need not be laid out."""
+        """In closed form, for which x̂ is not laid out."""
         norm = cast(nn.BatchNorm2d, layer)
-        shift = self.summed(layer, g)
-        found = shift.square().sum(1) if "bias" in names else 0
-        if "weight" not in names:
-            return cast(Tensor, found)
-        scale = (self.summed(layer, a * g) - cast(Tensor, norm.running_mean) * shift) * _inverse_deviation(norm)
-        return scale.square().sum(1) + found
+        return cast(Tensor, _AffineNorm.apply(a, g, norm.running_mean, _inverse_deviation(norm), names))  # type: ignore[no-untyped-call]
+
+
+class _AffineNorm(torch.autograd.Function):
+    """n = ‖h‖² + ‖k‖² with h = (Σₜ gₜaₜ − μk)r and k = Σₜ gₜ: ∂n/∂a = 2hrG and ∂n/∂G = 2(hr(a − μ) + k)."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, g: Tensor, mean: Tensor, r: Tensor, names: Collection[str]) -> Tensor:
+        k, products = _summed(g), _summed(a * g)
+        h = torch.addcmul(products, k, mean, value=-1).mul_(r) if "weight" in names else torch.zeros_like(products)
+        k = k if "bias" in names else torch.zeros_like(k)
+        ctx.save_for_backward(a, g, h * r, k, mean)
+        return torch.cat((h, k), 1).square().sum(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor, None, None, None]:
+        a, g, scale, shift, mean = ctx.saved_tensors
+        shift = torch.addcmul(shift, scale, mean, value=-1)
+        scale, shift = (
+            (2 * upstream[:, None] * each).reshape(*a.shape[:2], *[1] * (a.dim() - 2)) for each in (scale, shift)
+        )
+        return g * scale if ctx.needs_input_grad[0] else None, torch.addcmul(shift, a, scale), None, None, None
+
+
+def _summed(g: Tensor) -> Tensor:
+    return g.flatten(2).sum(2) if g.dim() > 2 else g
 
 
 def _inverse_deviation(norm: nn.BatchNorm2d) -> Tensor:

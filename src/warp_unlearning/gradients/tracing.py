@@ -167,6 +167,8 @@ def _traced_call(
     replaced = any(layer._parameters.get(name) is not p for name, p in trained.items())
     if a is None or replaced or not torch.is_grad_enabled():
         return forward(*args, **named)
+    # A tensor that a transform such as torch.func.grad has left behind stands for another.
+    a = torch._C._functorch.unwrap_if_dead(a)
     version = a._version
     with parameters_as_views([layer], trace.nodes, constant=inputs_only and a.requires_grad):
         output = rule.output(layer, forward, a, trace.phase)
