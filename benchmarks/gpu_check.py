@@ -106,8 +106,8 @@ def main() -> None:
         for work in options.works:
             taken[work] = measure(pipes, dict.fromkeys(pipes, work), options)
             lines.append(show(work, taken[work]))
-    options.out.with_suffix(".txt").write_text("\n".join(lines) + "\n")
-    options.out.with_suffix(".json").write_text(json.dumps({"differences": apart, "runs": taken}, indent=1))
+            options.out.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+            options.out.with_suffix(".json").write_text(json.dumps({"differences": apart, "runs": taken}, indent=1))
     sys.exit(max(apart.values()) > 1e-3)
 
 
