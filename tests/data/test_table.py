@@ -89,6 +89,7 @@ def test_however_rows_are_asked_for_they_are_the_same(
         ("n.csv", b"id\n\xff\xfe", {}, "cannot be read as text"),
         ("n.txt", b"1", {"column": "id"}, "no column"),
         ("r.npy", b"not an array", {}, "no whole .npy"),
+        ("r.npy", np.array(3.0), {}, "holds a single value; write an array with one row"),
         ("r.xlsx", b"x", {}, "no request that can be read; give .* as .npy, .txt or .csv"),
     ],
 )

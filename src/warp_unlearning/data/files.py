@@ -112,9 +112,12 @@ def open_npy(path: Path) -> NDArray[Any]:
     if not path.is_file():
         raise DataError(f"there is no file {path}; write it with numpy.save")
     try:
-        return np.lib.format.open_memmap(path, mode="r")
+        found: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     except Exception as error:
         raise DataError(f"{path} is no whole .npy of a plain array ({error}); write it with numpy.save") from error
+    if found.ndim == 0:
+        raise DataError(f"{path} holds a single value; write an array with one row an example")
+    return found
 
 
 def array_digest(*arrays: NDArray[Any]) -> str:
