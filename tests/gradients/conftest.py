@@ -168,7 +168,7 @@ def drawn() -> Any:
 
 @pytest.fixture(scope="session")
 def examples() -> Any:
-    """Normal inputs (count, *shape), images with channels running fastest if asked to, and labels."""
+    """Normal inputs (count, *shape), with `last` images whose channels run fastest, and labels."""
     return _examples
 
 

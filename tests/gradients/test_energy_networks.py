@@ -33,7 +33,7 @@ class Pooled(nn.Module):
 
 
 class Unknown(nn.Module):
-    """A layer nobody has a rule for: an elementwise polynomial with a scale of its own."""
+    """A layer without a rule: an elementwise polynomial with a scale of its own."""
 
     def __init__(self) -> None:
         super().__init__()

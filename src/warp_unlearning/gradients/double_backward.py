@@ -71,9 +71,8 @@ class _Convolution(torch.autograd.Function):
         if ctx.phase.outputs_only:
             found = _InputGradient.apply(g, a, weight, ctx.geometry) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
             return found, None, None, None
-        kernel = _laid_out_like(a, weight)
-        at_a = input_gradient(g, a, kernel, ctx.geometry) if ctx.needs_input_grad[0] else None
-        at_kernel = kernel_gradient(g, a, kernel, ctx.geometry) if ctx.needs_input_grad[1] else None
+        wanted = (*ctx.needs_input_grad[:2], False)
+        at_a, at_kernel, _ = _gradients(g, a, _laid_out_like(a, weight), ctx.geometry, wanted)
         return at_a, at_kernel, None, None
 
 
