@@ -65,11 +65,15 @@ def prepare(options: argparse.Namespace, work: str) -> Work:
     return {"fleet": fleet, "move": move, "energy": energy}[kind](given, name)
 
 
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
 def difference(name: str, device: torch.device) -> float:
     """How far captured weights end from plain ones, as a share of how far those were moved."""
     given = known("conformance.problem:noise_problem")()
     sets = [part.to(device) for part in (given.forget, given.retain, given.validation)]
-    ends = [nn.utils.parameters_to_vector(given.original.parameters()).detach().to(device)]
+    ends = [flat(given.original).to(device)]
     for capture in (False, True):
         original, model = (deepcopy(given.original).to(device) for _ in range(2))
         compute = known("gpu.graphs:Compute")(device, capture=capture)
@@ -85,7 +89,7 @@ def difference(name: str, device: torch.device) -> float:
             updates = method.updates(model.train(method.norm_mode == "train"), task)
         for _ in updates:
             pass
-        ends.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+        ends.append(flat(model))
     start, plain, captured = ends
     return float((plain - captured).norm() / (plain - start).norm())
 

@@ -305,3 +305,12 @@ def test_networks_on_a_gpu(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     build, shape = BY_HAND[name]
     assert_exact(drawn(build), *examples(3, *shape), device="cuda", dtype=dtype, tolerance=tolerance)
+
+
+def test_a_group_norm_behind_frozen_layers_whose_channels_run_fastest(
+    assert_exact: Any, drawn: Any, examples: Any
+) -> None:
+    model = drawn(lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(1, 4), nn.ReLU(), Pooled(), nn.Linear(4, 3)))
+    model[0].requires_grad_(False)
+    for seed in range(10):
+        assert_exact(model, *examples(3, 4, 4, 4, seed=seed, last=True))

@@ -8,7 +8,8 @@ pass:
   positions, Kₜₜ' = Σ_δ A[s(t, δ), s(t', δ)]. With S the sum of the cuts of Γ pasted back to where those of A came from,
   ∂n/∂a = 2aS and ∂n/∂G = 2GK.
 - Kernel gradients, nᵢ = ‖Mᵢ‖². One convolution in which each image is a group gives all Mᵢ. For a cotangent U of M the
-  derivatives are such convolutions too, ∂/∂G = a * U and ∂/∂a = G *ᵀ U.
+  derivatives are such convolutions too, ∂/∂G = a * U and ∂/∂a = G *ᵀ U. A GPU is slow with so many groups, and there
+  all three are products with the patches, laid out in memory.
 
 A Conv1d is a Conv2d of height 1. Groups count as images, and strides of 1x1 kernels leave out inputs beforehand.
 """
@@ -59,9 +60,8 @@ class ConvolutionRule(GhostRule):
         images, gradients, geometry = _single_group(layer, a, g)
         if _is_pointwise(geometry):
             return (gradients.flatten(2) @ images.flatten(2).mT).reshape(len(a), *kernel.shape)
-        images, gradients, geometry = _in_fast_form(images, gradients, geometry)
         found = cast(Tensor, _KernelGradient.apply(images, gradients, geometry))  # type: ignore[no-untyped-call]
-        return found[:, :, : kernel.shape[1]].reshape(len(a), *kernel.shape)
+        return found.reshape(len(a), *kernel.shape)
 
     def squared_norm(self, layer: nn.Module, names: Collection[str], a: Tensor, g: Tensor) -> Tensor:
         """The kernel's by the cheaper contraction."""
@@ -72,8 +72,6 @@ class ConvolutionRule(GhostRule):
             norms = outer_norm(images.flatten(2).mT, gradients.flatten(2).mT)
         else:
             by_positions = _positions_are_cheaper(images, gradients, geometry)
-            if not by_positions:
-                images, gradients, geometry = _in_fast_form(images, gradients, geometry)
             norms = cast(Tensor, _KernelNorm.apply(images, gradients, geometry, by_positions))  # type: ignore[no-untyped-call]
         norms = norms.reshape(len(a), -1).sum(1)
         return norms + super().squared_norm(layer, ["bias"], a, g) if "bias" in names else norms
@@ -87,12 +85,7 @@ class ConvolutionRule(GhostRule):
         if _is_pointwise(geometry):
             along = kernels.flatten(2) @ images.flatten(2)
         else:
-            (down, right), channels = geometry.stride, geometry.width
-            images, _, geometry = _in_fast_form(images, gradients, geometry)
-            if geometry.width > channels:
-                kernels = F.pad(kernels, (0, 0, 0, 0, 0, geometry.width - channels))
-            along = _each_convolved(images, kernels.flatten(0, 1), geometry)
-            along = along[:, :, ::down, ::right] if geometry.stride != (down, right) else along
+            along = _each_convolved(images, kernels, geometry)
         return (gradients.flatten(2) * along.flatten(2)).reshape(len(a), -1).sum(1)
 
 
@@ -133,7 +126,8 @@ def _parts(a: Tensor, g: Tensor, geometry: Geometry, by_positions: bool) -> list
     if by_positions:
         numbers = a[0, 0].numel() ** 2 + g[0, 0].numel() ** 2
     else:
-        numbers = geometry.out * geometry.width * geometry.size[0] * geometry.size[1]
+        positions = g[0, 0].numel() if g.is_cuda else 0
+        numbers = max(geometry.out, positions) * geometry.width * geometry.size[0] * geometry.size[1]
     pieces = min(len(a), -(-len(a) * numbers // (_CHUNK_ON_GPU if a.is_cuda else _CHUNK)))
     many = -(-len(a) // pieces)
     return [slice(first, first + many) for first in range(0, len(a), many)]
@@ -200,8 +194,13 @@ def _norms_by_kernels(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
 
 def _halves_by_kernels(a: Tensor, g: Tensor, geometry: Geometry, wants_a: bool) -> tuple[Tensor | None, Tensor]:
     """The halves G *ᵀ M and a * M of the derivatives."""
-    kernels = _kernels(a, g, geometry).flatten(0, 1)
-    return _each_sent_back(g, a, kernels, geometry) if wants_a else None, _each_convolved(a, kernels, geometry)
+    if not a.is_cuda:
+        kernels = _kernels(a, g, geometry)
+        return _each_sent_back(g, a, kernels, geometry) if wants_a else None, _each_convolved(a, kernels, geometry)
+    patches = _patches(a, geometry)
+    kernels = g.flatten(2) @ patches
+    of_a = _patches_sent_back(kernels, g, a, geometry) if wants_a else None
+    return of_a, (kernels @ patches.mT).reshape(g.shape)
 
 
 class _KernelGradient(torch.autograd.Function):
@@ -209,68 +208,78 @@ class _KernelGradient(torch.autograd.Function):
     def forward(ctx: Any, a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
         ctx.save_for_backward(a, g)
         ctx.geometry = geometry
-        return _kernels(a, g, geometry)
+        with _precision_of_convolutions():
+            return _kernels(a, g, geometry)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         a, g = ctx.saved_tensors
-        for_a = _each_sent_back(g, a, u.flatten(0, 1), ctx.geometry) if ctx.needs_input_grad[0] else None
-        return for_a, _each_convolved(a, u.flatten(0, 1), ctx.geometry) if ctx.needs_input_grad[1] else None, None
+        with _precision_of_convolutions():
+            for_a = _each_sent_back(g, a, u, ctx.geometry) if ctx.needs_input_grad[0] else None
+            return for_a, _each_convolved(a, u, ctx.geometry) if ctx.needs_input_grad[1] else None, None
 
 
 def _kernels(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     """Mᵢ, shape (n, out, width, *size)."""
-    shape = len(a) * geometry.out, geometry.width, *geometry.size
-    like = torch.empty(shape, dtype=a.dtype, device=a.device, memory_format=_format(a))
-    found = kernel_gradient(_side_by_side(g, a), _side_by_side(a, a), like, replace(geometry, groups=len(a)))
+    if a.is_cuda:
+        found = g.flatten(2) @ _patches(a, geometry)
+        return found.reshape(*g.shape[:2], *geometry.size, geometry.width).permute(0, 1, 4, 2, 3)
+    like = a.new_empty(len(a) * geometry.out, geometry.width, *geometry.size)
+    found = kernel_gradient(_side_by_side(g), _side_by_side(a), like, replace(geometry, groups=len(a)))
     return found.reshape(len(a), -1, *found.shape[1:])
 
 
 def _each_convolved(a: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
-    """Every image convolved with its own kernel, of kernels (n·out, width, *size)."""
-    kernels = kernels.contiguous(memory_format=_format(a))
-    found = convolve(_side_by_side(a, a), kernels, replace(geometry, groups=len(a)))
+    """Every image convolved with its own kernel, of kernels (n, out, width, *size)."""
+    if a.is_cuda:
+        found = _channels_last(kernels) @ _patches(a, geometry).mT
+        return found.reshape(*found.shape[:2], *_output_size(a, geometry))
+    found = convolve(_side_by_side(a), kernels.flatten(0, 1), replace(geometry, groups=len(a)))
     return found.reshape(len(a), -1, *found.shape[2:])
 
 
 def _each_sent_back(g: Tensor, a: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
     """The transpose of `_each_convolved`, shape of a."""
-    kernels = kernels.contiguous(memory_format=_format(a))
-    images = _side_by_side(a, a)
-    found = input_gradient(_side_by_side(g, a), images, kernels, replace(geometry, groups=len(a)))
-    return found.reshape(a.shape)
+    if a.is_cuda:
+        return _patches_sent_back(_channels_last(kernels), g, a, geometry)
+    geometry = replace(geometry, groups=len(a))
+    return input_gradient(_side_by_side(g), _side_by_side(a), kernels.flatten(0, 1), geometry).reshape(a.shape)
 
 
-def _runs_channels_last(a: Tensor) -> bool:
-    """Whether images are laid side by side with channels running fastest, where a GPU is fast with groups."""
-    return a.is_cuda or (a.is_contiguous(memory_format=torch.channels_last) and not a.is_contiguous())
+def _side_by_side(x: Tensor) -> Tensor:
+    """One image (1, n·channels, height, width) with the channels of all."""
+    return x.reshape(1, -1, *x.shape[2:])
 
 
-def _format(a: Tensor) -> torch.memory_format:
-    return torch.channels_last if _runs_channels_last(a) else torch.contiguous_format
+def _channels_last(kernels: Tensor) -> Tensor:
+    """Kernels (n, out, width, *size) as matrices (n, out, *size·width), in the order of `_patches`."""
+    return kernels.permute(0, 1, 3, 4, 2).flatten(2)
 
 
-def _side_by_side(x: Tensor, a: Tensor) -> Tensor:
-    """One image (1, n·channels, height, width) with the channels of all, in the layout that suits a."""
-    if not _runs_channels_last(a):
-        return x.reshape(1, -1, *x.shape[2:])
-    return x.permute(2, 3, 0, 1).flatten(2)[None].permute(0, 3, 1, 2)
+def _output_size(a: Tensor, geometry: Geometry) -> tuple[int, int]:
+    axes = zip(a.shape[2:], geometry.padding, geometry.dilation, geometry.size, geometry.stride, strict=True)
+    height, width = ((length + 2 * p - d * (k - 1) - 1) // s + 1 for length, p, d, k, s in axes)
+    return height, width
 
 
-def _in_fast_form(a: Tensor, g: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor, Geometry]:
-    """The same kernel gradients by a stride of 1 and channels in fours, for which a GPU's convolutions of groups are
-    fast: zeros between the output gradients, and channels of zeros.
-    """
-    if not _runs_channels_last(a) or geometry.width == 1:
-        return a, g, geometry
-    (down, right), missing = geometry.stride, -geometry.width % 4
-    if geometry.stride != (1, 1):
-        axes = zip(a.shape[2:], geometry.padding, geometry.dilation, geometry.size, strict=True)
-        apart = g.new_zeros(*g.shape[:2], *(length + 2 * p - d * (k - 1) for length, p, d, k in axes))
-        apart[:, :, : (g.shape[2] - 1) * down + 1 : down, : (g.shape[3] - 1) * right + 1 : right] = g
-        g = apart
-    return F.pad(a, (0, 0, 0, 0, 0, missing)), g, replace(geometry, width=geometry.width + missing, stride=(1, 1))
+def _patches(a: Tensor, geometry: Geometry) -> Tensor:
+    """What the kernel sees at every position, shape (n, positions, *size·width), by one copy."""
+    (down, right), (step_down, step_right) = geometry.padding, geometry.stride
+    padded = F.pad(a, (right, right, down, down))
+    image, channel, row, column = padded.stride()
+    shape = (len(a), *_output_size(a, geometry), *geometry.size, geometry.width)
+    between_taps = row * geometry.dilation[0], column * geometry.dilation[1]
+    strides = (image, row * step_down, column * step_right, *between_taps, channel)
+    return padded.as_strided(shape, strides).reshape(len(a), shape[1] * shape[2], -1)
+
+
+def _patches_sent_back(kernels: Tensor, g: Tensor, a: Tensor, geometry: Geometry) -> Tensor:
+    """Σₜ of kernels (n, out, *size·width) times gₜ, added where the patch at t was taken; shape of a."""
+    kernels = kernels.reshape(*kernels.shape[:2], -1, geometry.width).permute(0, 3, 2, 1).flatten(1, 2)
+    return F.fold(
+        kernels @ g.flatten(2), a.shape[2:], geometry.size, geometry.dilation, geometry.padding, geometry.stride
+    )
 
 
 @contextmanager

@@ -34,6 +34,10 @@ class AffineRule(GhostRule):
 class GroupNormRule(AffineRule):
     """Normalises within groups of channels."""
 
+    def output(self, layer: nn.Module, forward: Callable[[Tensor], Tensor], a: Tensor, phase: Phase) -> Tensor:
+        """The layer's own. Where a needs no gradient, torch's backward pass crashes if channels run fastest (2.13)."""
+        return forward(a if a.requires_grad else a.contiguous())
+
     def normalised(self, layer: nn.Module, a: Tensor) -> Tensor:
         """x̂, shape of a."""
         norm = cast(nn.GroupNorm, layer)
