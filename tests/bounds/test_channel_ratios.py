@@ -165,21 +165,18 @@ def test_ratios_are_those_by_which_moves_rescale_gradients(name: str, through_no
 
 def test_energies_of_a_log_normal_by_hand() -> None:
     """Into a free channel exp(4s²), between two exp(4s²), out of one 1; conjugated 4 log factors instead of 2."""
-    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
-    chosen, s = choose(model), 0.4
-    ratios = ratios_of(model, chosen)
-    by_name = np.split(ratios.log_energies("lognormal", s), np.cumsum([len(p) for p in chosen.positions.values()]))
-    for part, value in zip(by_name, [4 * s**2, 4 * s**2, 4 * s**2, 4 * s**2, 0.0, 0.0], strict=False):
-        assert part == pytest.approx(value, abs=1e-12)
-    moments = ratios.log_moments(s)
+    model, s = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)), 0.4
+    chosen = choose(model)
+    once, twice = ratios_of(model, chosen), ratios_of(model, chosen, seen="conjugated")
+    moments, energies = once.log_moments(s), once.log_energies("lognormal", s)
     assert moments is not None
-    mean, deviation = moments
-    assert (mean[0], deviation[0]) == pytest.approx((2 * s**2, 2 * s))
-    inner = 6 + 3
-    assert (mean[inner], deviation[inner]) == pytest.approx((0.0, 2 * s * np.sqrt(2)))
-    assert mean + 0.5 * deviation**2 == pytest.approx(ratios.log_energies("lognormal", s), abs=1e-12)
-    twice = ratios_of(model, chosen, seen="conjugated")
-    assert (twice.powers.toarray() == 2 * ratios.powers.toarray()).all()
+    assert energies == pytest.approx(np.repeat([4 * s**2, 0.0], [6 + 3 + 9 + 3, 6 + 2]), abs=1e-12)
+    assert moments[0] + 0.5 * moments[1] ** 2 == pytest.approx(energies, abs=1e-12)
+    assert [(moments[0][i], moments[1][i]) for i in (0, 9)] == [
+        pytest.approx((2 * s**2, 2 * s)),
+        pytest.approx((0.0, 2 * s * np.sqrt(2))),
+    ]
+    assert (twice.powers.toarray() == 2 * once.powers.toarray()).all()
     assert twice.log_energies("lognormal", s)[-3] == pytest.approx(4 * s**2)
 
 

@@ -31,6 +31,7 @@ from .report import EnergySpread, FloorRow, ReconstructionFloor
 
 SPREADS = (0.1, 0.2, 0.4, 0.8)
 NOISE_FLOOR = 1e-12
+LARGEST_GAIN = 700.0  # exp of it is a float
 
 
 def reconstruction_floor(
@@ -83,26 +84,31 @@ def reconstruction_floor(
     def floor(nats: float) -> float | None:
         return None if entropy is None else entropy_floor(entropy - nats, dimensions=dimensions)
 
-    found = []
-    for one in spreads:
-        energies = ratios.log_energies(law, one)
+    found: list[FloorRow] = []
+    for s in spreads:
+        energies = ratios.log_energies(law, s)
         if require_energy:
-            _require_energy(energies, law, one, chosen.label)
+            _require_energy(energies, law, s, chosen.label)
         # The same generator for every spread makes their draws alike.
-        drawn = ratios.log_squares(law, one, draws=draws, generator=streams.generator("factors"))
+        drawn = ratios.log_squares(law, s, draws=draws, generator=streams.generator("factors"))
         gain = sampled_gain(fit.weights, fit.snr, drawn, dimensions=dimensions)
-        exact = _quadrature_gains(fit, ratios, one, dimensions) if law == "lognormal" else None
-        left = information - 0.5 * gain.value * dimensions
+        exact = _quadrature_gains(fit, ratios, s, dimensions) if law == "lognormal" else None
+        after = information - 0.5 * gain.value * dimensions
         row = FloorRow(
-            spread=one,
+            spread=s,
             energy=_energy_spread(np.exp(energies)),
             gain=gain,
             matched_gain=sampled_gain(fit.weights, fit.snr, drawn - energies, dimensions=dimensions),
             quadrature_gain=None if exact is None else exact[0],
             matched_quadrature_gain=None if exact is None else exact[1],
-            information=left,
-            floor=floor(left),
+            information=after,
+            floor=floor(after),
         )
+        if max(gain.value, row.matched_gain.value) > LARGEST_GAIN:
+            raise InputError(
+                f"the floor ratio of {len(chosen)} coordinates at spread {s:g} is too large for a number, with only "
+                f"{dimensions} input numbers; give fewer coordinates or a smaller spread"
+            )
         found.append(row)
     return ReconstructionFloor(
         law=law,
