@@ -24,8 +24,7 @@ from scattered_problem import scattered_problem
 from torch import Tensor, nn
 
 from warp_unlearning import unlearn
-from warp_unlearning.conformance.forgetting import gap
-from warp_unlearning.conformance.problem import Problem, digits_problem
+from warp_unlearning.conformance.problem import Problem, digits_problem, gap
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.defense import Defense

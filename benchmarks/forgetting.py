@@ -12,8 +12,7 @@ import json
 from pathlib import Path
 
 from warp_unlearning import unlearn
-from warp_unlearning.conformance.forgetting import gap
-from warp_unlearning.conformance.problem import digits_problem
+from warp_unlearning.conformance.problem import digits_problem, gap
 from warp_unlearning.methods.references import Retrain
 from warp_unlearning.methods.registry import SMALL_DATA, small_data_method
 from warp_unlearning.runs.workers import run_all

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .attacks.reconstruction.reconstruct import reconstruct as reconstruct
     from .attacks.reconstruction.reconstruction import Reconstruction as Reconstruction
     from .attacks.reconstruction.threat import Threat as Threat
-    from .bounds.floor_report import ReconstructionFloor as ReconstructionFloor
-    from .bounds.reconstruction_floor import reconstruction_floor as reconstruction_floor
+    from .bounds.floor import reconstruction_floor as reconstruction_floor
+    from .bounds.report import ReconstructionFloor as ReconstructionFloor
     from .conformance import check_method as check_method
     from .defense.certificate import Certificate as Certificate
     from .defense.conjugate import Conjugate as Conjugate
@@ -57,7 +57,7 @@ _HOMES = {
     "PairAudit": "attacks.membership.pair_report",
     "Permutation": "symmetry.rescaling",
     "Reconstruction": "attacks.reconstruction.reconstruction",
-    "ReconstructionFloor": "bounds.floor_report",
+    "ReconstructionFloor": "bounds.report",
     "Threat": "attacks.reconstruction.threat",
     "TrackedNullSpace": "symmetry.null_space",
     "Unlearned": "unlearning",
@@ -73,7 +73,7 @@ _HOMES = {
     "langevin_epsilon": "stats.langevin",
     "langevin_noise": "stats.langevin",
     "reconstruct": "attacks.reconstruction.reconstruct",
-    "reconstruction_floor": "bounds.reconstruction_floor",
+    "reconstruction_floor": "bounds.floor",
     "shadow_audit": "attacks.membership.shadow_audit",
     "shadow_design": "attacks.membership.shadow_design",
     "teleport": "defense.teleporter",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from warp_unlearning.bounds.reconstruction_floor import reconstruction_floor
+from warp_unlearning.bounds.floor import reconstruction_floor
 from warp_unlearning.cli.options import Options
 from warp_unlearning.cli.subject import load_run
 from warp_unlearning.data.files import to_json

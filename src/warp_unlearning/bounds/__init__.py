@@ -1,1 +1,1 @@
-"""Floors, from information theory, under the error of whoever reconstructs an input from gradients."""
+"""Information-theoretic floors under the error of reconstructing an input from gradients."""

@@ -2,7 +2,7 @@
 
 For a coordinate of signal-to-noise ratio α,
 
-    ψ(α, s) = E log(1 + α e^Y)   and   Δψ(α, s) = log(1 + α) − ψ(α, s) ≥ 0.
+    Δψ(α, s) = log(1 + α) − E log(1 + α e^Y) ≥ 0.
 
 Expectations are trapezoidal sums over z = (Y + s²/2) / s. The integrand is analytic for |Im z| < π/s and falls off like
 a Gaussian, so the error falls exponentially in 1/step; Gauss-Hermite nodes spread as the root of their number and
@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import InputError
-from .covariance import Array
+from .information import Array
 
-# Beyond so many standard deviations a Gaussian has no mass in float64.
+# A Gaussian has no mass in float64 beyond so many standard deviations.
 _REACH = 10.0
-_AT_ONCE = 1 << 21
+_ENTRIES_AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,39 +48,25 @@ def log_normal_gain(snr: ArrayLike, spread: float) -> Quadrature:
     z = step * np.arange(np.floor(-_REACH / step), np.ceil((s + _REACH) / step) + 1)
     flat = ratio.reshape(-1)
     fine, coarse = np.empty_like(flat), np.empty_like(flat)
-    for begin in range(0, len(flat), rows := max(1, _AT_ONCE // len(z))):
-        terms = _terms(flat[begin : begin + rows, None], z, s) * step
-        fine[begin : begin + rows] = terms.sum(1)
-        coarse[begin : begin + rows] = 2 * terms[:, ::2].sum(1)
-    error = float(np.abs(fine - coarse).max(initial=0.0))
-    return Quadrature(fine.reshape(ratio.shape), error, len(z))
-
-
-def log_normal_psi(snr: ArrayLike, spread: float) -> Quadrature:
-    """ψ(α, s) = E log(1 + α e^Y) for each α of `snr`."""
-    gain = log_normal_gain(snr, spread)
-    return Quadrature(np.log1p(np.asarray(snr, dtype=np.float64)) - gain.values, gain.error, gain.nodes)
+    rows = max(1, _ENTRIES_AT_ONCE // len(z))
+    for begin in range(0, len(flat), rows):
+        part = slice(begin, begin + rows)
+        terms = _integrand(flat[part, None], z, s) * step
+        fine[part], coarse[part] = terms.sum(1), 2 * terms[:, ::2].sum(1)
+    return Quadrature(fine.reshape(ratio.shape), float(np.abs(fine - coarse).max(initial=0.0)), len(z))
 
 
 def small_spread_gain(snr: ArrayLike, spread: float) -> Array:
     """The expansion Δψ ≈ ½ p² (e^{s²} − 1), p = α/(1 + α), for s ≪ 1. It is no bound: it lies above Δψ for small s.
 
     With w = e^Y − 1, E[w³] = 3s⁴ + O(s⁶) = E[w⁴] + O(s⁶), though E|w|³ is of order s³. So the error is of order s⁴:
-    Δψ less the expansion is −p³ (1 − ¾p) s⁴ + O(s⁶), see `small_spread_error`.
+    Δψ less the expansion is −p³ (1 − ¾p) s⁴ + O(s⁶).
     """
     ratio, s = _checked(snr, spread)
-    share = ratio / (1 + ratio)
-    return np.asarray(0.5 * share**2 * np.expm1(s**2))
+    return np.asarray(0.5 * (ratio / (1 + ratio)) ** 2 * np.expm1(s**2))
 
 
-def small_spread_error(snr: ArrayLike, spread: float) -> Array:
-    """The leading term of Δψ less its expansion, −p³ (1 − ¾p) s⁴."""
-    ratio, s = _checked(snr, spread)
-    share = ratio / (1 + ratio)
-    return np.asarray(-(share**3) * (1 - 0.75 * share) * s**4)
-
-
-def _terms(snr: Array, z: Array, s: float) -> Array:
+def _integrand(snr: Array, z: Array, s: float) -> Array:
     """φ(z) (p w − log(1 + p w)) for each α and node."""
     y = s * z - 0.5 * s**2
     share = snr / (1 + snr)
@@ -98,9 +84,9 @@ def _terms(snr: Array, z: Array, s: float) -> Array:
 
 def _checked(snr: ArrayLike, spread: float) -> tuple[Array, float]:
     ratio = np.asarray(snr, dtype=np.float64)
-    if not np.isfinite(ratio).all() or (ratio < 0).any():
-        wrong = ratio[~(np.isfinite(ratio) & (ratio >= 0))].flat[0]
-        raise InputError(f"a signal-to-noise ratio is {wrong}; they are finite and at least 0")
+    wrong = ratio[~(np.isfinite(ratio) & (ratio >= 0))]
+    if wrong.size:
+        raise InputError(f"a signal-to-noise ratio is {wrong[0]}; they are finite and at least 0")
     if isinstance(spread, bool) or not np.isfinite(spread) or spread <= 0:
         raise InputError(f"spread is {spread}; give the standard deviation of log r², a number above 0")
     return ratio, float(spread)

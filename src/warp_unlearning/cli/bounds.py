@@ -48,7 +48,7 @@ def bounds(
     It reports and exits with 0 whatever it finds. The floors hold inside a model of the gradients and are relative;
     what they assume, and where this model breaks it, is part of the output.
     """
-    from ..bounds.reconstruction_floor import SPREADS
+    from ..bounds.floor import SPREADS
     from ..workflows.bounds import BoundsRequest, bounds_run
 
     request = BoundsRequest(
@@ -78,7 +78,7 @@ def bounds(
 
 
 def _show(found: dict[str, Any]) -> None:
-    from ..bounds.floor_report import factor_text, head_lines, tail_lines
+    from ..bounds.report import factor_text, head_lines, tail_lines
     from .show import print_table
 
     for line in head_lines(found):

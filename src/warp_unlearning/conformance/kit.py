@@ -9,8 +9,7 @@ from ..errors import ConformanceError
 from ..methods.base import Method
 from ..methods.registry import as_method
 from . import rules
-from .forgetting import forgets
-from .problem import Problem, digits_problem, noise_problem
+from .problem import Problem, digits_problem, forgets, noise_problem
 
 Rule = Callable[[Method, Problem], str | None]
 

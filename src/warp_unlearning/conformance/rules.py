@@ -1,28 +1,32 @@
-"""The rules every method keeps, each a function that says how a method broke it, or returns None."""
+"""The rules every method keeps, each a function that says how a method broke it, or returns None.
+
+The moves between updates are those of the package's symmetries, exact for batch norm in train and in eval mode:
+channels in a random order, or rescaled by factors that no batch norm has to follow.
+"""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from ..data.examples import Batch, TensorExamples
+from ..data.examples import Batch, Examples, TensorExamples
 from ..errors import WarpWarning
 from ..methods.base import Method, Task
 from ..models.modes import batch_norms
-from ..models.networks import SmallResNet
 from ..models.weights import model_digest
 from ..randomness import Streams
 from ..symmetry.moves import Move, apply_move
+from ..symmetry.rescaling import ChangeOfBasis, Permutation
 from ..training.update import Update
 from ..unlearning.driver import Unlearned, unlearn
-from .moves import permutation, rescaling
 from .problem import Problem
-from .spy import Glance, Look, Spy
+from .spy import Spy
 
 TOLERANCE = 1e-7  # relative, in float64, after many updates that each add rounding
+PERMUTATION, RESCALING = Permutation(), ChangeOfBasis(through_norm=False)
 
 
 def original_untouched(method: Method, problem: Problem) -> str | None:
@@ -46,7 +50,7 @@ def teacher_frozen(method: Method, problem: Problem) -> str | None:
         if any(p.grad is not None for p in task.original.parameters()):
             found.append(f"update {update.step}: task.original holds a gradient")
 
-    _run(method, problem, look)
+    _run(method, problem, Spy(look))
     return found[0] if found else None
 
 
@@ -56,13 +60,11 @@ def frozen_weights_stay(method: Method, problem: Problem) -> str | None:
     """
     previous: dict[str, Tensor] = {}
     found: list[str] = []
-    network = _network(problem)
+    declared: list[int] = []
     draws = Streams(0, "frozen").generator("moves")
 
-    declared: list[int] = []
-
-    def remember(model: nn.Module, task: Task | None = None) -> None:
-        previous.update({n: p.detach().clone() for n, p in model.named_parameters()})
+    def remember(model: nn.Module, task: Task, move: Move | None = None) -> None:
+        previous.update({n: (move.point(n, p) if move else p).detach().clone() for n, p in model.named_parameters()})
 
     def look(model: nn.Module, task: Task, update: Update) -> Move | None:
         declared.extend([update.step] if update.frozen else [])
@@ -71,11 +73,11 @@ def frozen_weights_stay(method: Method, problem: Problem) -> str | None:
             if mask is not None and not torch.equal(value[mask], previous[name][mask]):
                 moved = int((value[mask] != previous[name][mask]).sum())
                 found.append(f"update {update.step} moved {moved} frozen entries of {name}")
-        move = permutation(network, generator=draws) if update.step % 3 == 0 else None
-        previous.update({n: (move.point(n, p) if move else p).detach().clone() for n, p in model.named_parameters()})
+        move = PERMUTATION.move(model, generator=draws) if update.step % 3 == 0 else None
+        remember(model, task, move)
         return move
 
-    _run(method, problem, look, at_start=remember)
+    _run(method, problem, Spy(look, at_start=remember))
     if getattr(method, "masks", False) and not declared:
         return "masks is True, but no update declares what is frozen"
     return found[0] if found else None
@@ -104,7 +106,7 @@ def norm_mode_kept(method: Method, problem: Problem) -> str | None:
         for norm in batch_norms(model):
             norm.register_forward_pre_hook(watch)
 
-    result = _run(method, problem, look, at_start=at_start)
+    result = _run(method, problem, Spy(look, at_start=at_start))
     changed = any(not torch.equal(last[n], start[n]) for n in start)
     if found:
         return found[0]
@@ -138,8 +140,8 @@ def start_move_followed(method: Method, problem: Problem) -> str | None:
     """
     if getattr(method, "adds_noise", False):
         return None
-    move = permutation(_network(problem), generator=Streams(0, "start").generator("moves"))
-    moved = _run(method, problem, at_start=lambda model, task: apply_move(model, move)).history
+    move = PERMUTATION.move(problem.original, generator=Streams(0, "start").generator("moves"))
+    moved = _run(method, problem, Spy(at_start=lambda model, task: apply_move(model, move))).history
     different = _first_difference(_run(method, problem).history, moved)
     return None if different is None else f"after channels were permuted before the first update, {different}"
 
@@ -149,9 +151,8 @@ def last_move_kept(method: Method, problem: Problem) -> str | None:
     the method puts back followed it.
     """
     plain = _run(method, problem)
-    move = rescaling(_network(problem), generator=Streams(0, "last").generator("moves"))
-    count = len(plain.history)
-    moved = _run(method, problem, lambda model, task, update: move if update.step == count else None)
+    move = RESCALING.move(problem.original, generator=Streams(0, "last").generator("moves"))
+    moved = _run(method, problem, _moving_after(len(plain.history), move))
     for (name, expected), got in zip(plain.model.state_dict().items(), moved.model.state_dict().values(), strict=True):
         if not _close(move.point(name, expected), got):
             return f"after a change of basis following the last update, {name} of the final model is not in that basis"
@@ -159,23 +160,17 @@ def last_move_kept(method: Method, problem: Problem) -> str | None:
 
 
 def permutations_followed(method: Method, problem: Problem) -> str | None:
-    """Hidden channels permuted after every single update leave every later loss, and the final function, as they were.
+    """Channels permuted after every single update leave every later loss, and the final function, as they were.
 
-    Gradient steps do not care in which order channels stand. So whatever differs is state that did not follow the
-    weights.
+    Gradient steps do not depend on the order of channels. So any difference is state that did not follow the weights.
     """
-    network = _network(problem)
     draws = Streams(0, "permutations").generator("moves")
-
-    def look(model: nn.Module, task: Task, update: Update) -> Move:
-        return permutation(network, generator=draws)
-
-    plain, moved = _run(method, problem), _run(method, problem, look)
+    plain = _run(method, problem)
+    moved = _run(method, problem, Spy(lambda model, task, update: PERMUTATION.move(model, generator=draws)))
     different = _first_difference(plain.history, moved.history)
     if different is not None:
         return f"after channels were permuted between updates, {different}"
-    outputs = [_outputs(result.model, problem) for result in (plain, moved)]
-    if not _close(*outputs):
+    if not _close(_outputs(plain.model, problem), _outputs(moved.model, problem)):
         return "permuting channels between updates changed the function of the final model"
     return None
 
@@ -186,17 +181,12 @@ def rescaling_unseen(method: Method, problem: Problem, *, positions: int = 6) ->
 
     Steps after that may differ, since a gradient step depends on the scales; what the method *sees* may not.
     """
-    network = _network(problem)
     plain = _run(method, problem).history
     count = len(plain)
     spread = {1 + (count - 2) * i // (positions - 1) for i in range(positions)}
     for k in range(1, count) if count <= 2 * positions else sorted(spread):
-        move = rescaling(network, generator=Streams(k, "rescaling").generator("moves"))
-
-        def look(model: nn.Module, task: Task, update: Update, k: int = k, move: Move = move) -> Move | None:
-            return move if update.step == k else None
-
-        moved = _run(method, problem, look).history
+        move = RESCALING.move(problem.original, generator=Streams(k, "rescaling").generator("moves"))
+        moved = _run(method, problem, _moving_after(k, move)).history
         different = _first_difference(plain[: k + 1], moved[: k + 1])
         if different is not None:
             return f"after a change of basis following update {k}, {different}"
@@ -205,73 +195,57 @@ def rescaling_unseen(method: Method, problem: Problem, *, positions: int = 6) ->
 
 def forget_unread(method: Method, problem: Problem) -> str | None:
     """From the first update to the last, no forget example or label is fetched."""
-    trap = Tripwire(problem.forget)
+    counted = _CountedReads(problem.forget)
     reads: list[int] = []
-    spy = Spy(
-        lambda model, task, update: None,
-        at_start=lambda model, task: trap.reset(),
-        at_end=lambda model, task: reads.append(trap.reads),
-    )
-    unlearn(
-        problem.original,
-        forget=trap,
-        retain=problem.retain,
-        validation=problem.validation,
-        method=method,
-        defense=spy,
-    )
-    return f"the forget set was read {reads[0]} times" if reads[0] else None
+
+    def count(model: nn.Module, task: Task) -> None:
+        reads.append(counted.reads)
+
+    _run(method, problem, Spy(at_start=count, at_end=count), forget=counted)
+    before, after = reads
+    return f"the forget set was read {after - before} times" if after > before else None
 
 
-class Tripwire:
-    """Examples that count how often they are read."""
+@dataclass(eq=False)
+class _CountedReads:
+    """Examples that count how often they are read. They stay where they are: the kit runs where its problem lies."""
 
-    def __init__(self, examples: TensorExamples) -> None:
-        self._examples = examples
-        self.reads = 0
+    examples: TensorExamples
+    reads: int = 0
 
     @property
     def y(self) -> Tensor:
-        """The labels, counted as one read."""
         self.reads += 1
-        return self._examples.y
+        return self.examples.y
 
     def take(self, index: Tensor) -> Batch:
-        """The examples at `index`, counted as one read."""
         self.reads += 1
-        return self._examples.take(index)
+        return self.examples.take(index)
 
-    def to(self, device: torch.device | str) -> Tripwire:
-        """The same tripwire: the kit runs where its problem lies."""
+    def to(self, device: torch.device | str) -> _CountedReads:
         return self
 
-    def reset(self) -> None:
-        """Count from zero."""
-        self.reads = 0
-
     def __len__(self) -> int:
-        return len(self._examples)
+        return len(self.examples)
 
 
-def _run(
-    method: Method,
-    problem: Problem,
-    look: Look = lambda model, task, update: None,
-    *,
-    at_start: Glance = lambda model, task: None,
-) -> Unlearned:
+def _run(method: Method, problem: Problem, spy: Spy | None = None, *, forget: Examples | None = None) -> Unlearned:
     with warnings.catch_warnings():
         # On so small a problem a method may well leave the model as it is.
         warnings.simplefilter("ignore", WarpWarning)
         return unlearn(
             problem.original,
-            forget=problem.forget,
+            forget=problem.forget if forget is None else forget,
             retain=problem.retain,
             validation=problem.validation,
             method=method,
-            defense=Spy(look, at_start=at_start),
+            defense=spy or Spy(),
             seed=5,
         )
+
+
+def _moving_after(count: int, move: Move) -> Spy:
+    return Spy(lambda model, task, update: move if update.step == count else None)
 
 
 def _condition(model: nn.Module) -> dict[str, object]:
@@ -281,11 +255,6 @@ def _condition(model: nn.Module) -> dict[str, object]:
         "requires_grad": [p.requires_grad for p in model.parameters()],
         "the gradients": [p.grad is None for p in model.parameters()],
     }
-
-
-def _network(problem: Problem) -> SmallResNet:
-    assert isinstance(problem.original, SmallResNet)
-    return problem.original
 
 
 def _statistics(model: nn.Module) -> dict[str, Tensor]:

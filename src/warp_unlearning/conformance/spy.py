@@ -1,4 +1,4 @@
-"""A defence that only looks, or forces a given move, to see what a method does between its updates."""
+"""A defence that only looks, or applies a given move, to see what a method does between its updates."""
 
 from __future__ import annotations
 
@@ -26,36 +26,35 @@ class Spy:
     """
 
     name: ClassVar[str] = "spy"
-    look: Look
+    look: Look = lambda model, task, update: None
     at_start: Glance = lambda model, task: None
     at_end: Glance = lambda model, task: None
 
     def start(self, model: nn.Module, task: Task, *, streams: Streams) -> SpySession:
         """Begin to watch."""
         self.at_start(model, task)
-        return SpySession(self.look, self.at_end, model, task)
+        return SpySession(self, model, task)
 
 
 @dataclass(frozen=True, eq=False)
 class SpySession:
     """The spy at work."""
 
-    look: Look
-    at_end: Glance
+    spy: Spy
     model: nn.Module
     task: Task
     certificates: Sequence[Certificate] = ()
 
     def between(self, update: Update) -> Move | None:
-        """Look, and move where told to."""
-        move = self.look(self.model, self.task, update)
+        """Look, and apply the move if there is one."""
+        move = self.spy.look(self.model, self.task, update)
         if move is not None:
             apply_move(self.model, move)
         return move
 
     def finish(self) -> None:
         """Look a last time."""
-        self.at_end(self.model, self.task)
+        self.spy.at_end(self.model, self.task)
 
     def brought_back(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The state as it is."""

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..bounds.graph_ratios import Seen
-from ..bounds.plot import plot_floor
-from ..bounds.reconstruction_floor import SPREADS, reconstruction_floor
+from ..bounds.channel_ratios import Seen
+from ..bounds.floor import SPREADS, reconstruction_floor
 from ..cli.options import Options
 from ..cli.subject import PLACES, Subject, open_subject
 from ..config import RESOLVED, as_plain
 from ..data.files import array_digest, to_json
 from ..data.table import Index
 from ..models.weights import model_digest
+from ..report.bounds_plots import plot_floor
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..symmetry.rescaling import Law
 

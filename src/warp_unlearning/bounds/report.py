@@ -1,4 +1,4 @@
-"""What `reconstruction_floor` found, as plain data and in words."""
+"""The result of `reconstruction_floor`, as plain data and in words."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 from math import exp
 from typing import Any
 
-from .monte_carlo import MonteCarlo
+from .information import MonteCarlo
 
 SCHEMA_VERSION = 1
 
 CAUTIONS = (
     "This is a floor inside the model's assumptions (a mixture of Gaussians, each coordinate by itself, Gaussian "
     "noise), not a guarantee: real gradients are none of these, and an attacker may do better than the model allows.",
-    "It is relative only: the floor with teleportation against the floor without. Both hold the entropy of the data, "
-    "which nobody knows, and a ratio of two lower bounds does not order the true errors.",
+    "It is relative only: the floor with teleportation against the floor without. Both contain the entropy of the "
+    "data, which is unknown, and a ratio of two lower bounds does not order the true errors.",
     "The bound lets the attacker know τ, so its gain is not secrecy of τ. It comes from the noise, which the model "
     "adds after the rescaling; noise that is rescaled with the gradient, as that of a retain batch in the same step "
     "is, leaves the bound exactly as it was.",
@@ -105,32 +105,34 @@ class ReconstructionFloor:
 
     def lines(self) -> list[str]:
         """The result in words, cautions included."""
-        return floor_lines(self.as_json())
-
-
-def floor_lines(found: Mapping[str, Any]) -> list[str]:
-    """The lines of a result as plain data."""
-    return [*head_lines(found), *(_row_line(row) for row in found["rows"]), *tail_lines(found)]
+        found = self.as_json()
+        return [*head_lines(found), *(_row_line(row) for row in found["rows"]), *tail_lines(found)]
 
 
 def head_lines(found: Mapping[str, Any]) -> list[str]:
-    """What was fitted, and the floor without teleportation."""
+    """The fit and the floor without teleportation, from the plain data of a result."""
     snr = " / ".join(f"{value:.3g}" for value in found["snr"])
+    error = "" if found["floor"] is None else f", a mean squared error of {found['floor']:.3g}"
     return [
         f"{found['coordinates']} of {found['available']:,} gradient coordinates ({found['parameters']}) of "
         f"{found['examples']} examples, {found['components']} components, in the noise of a retain batch of "
         f"{found['batch']}; signal-to-noise ratios 5 / 50 / 95 %: {snr}",
-        f"without teleportation they tell at most {found['information']:.4g} nats about {found['dimensions']} numbers: "
-        f"the floor is {found['relative_floor']:.3g} of the one without a gradient"
-        + ("" if found["floor"] is None else f", a mean squared error of {found['floor']:.3g}"),
+        f"without teleportation they hold at most {found['information']:.4g} nats about {found['dimensions']} numbers: "
+        f"the floor is {found['relative_floor']:.3g} of the one without a gradient{error}",
         f"{found['seen']} by {found['law']} factors of {found['channels']} channels, which rescale {found['rescaled']} "
         "of these coordinates:",
     ]
 
 
 def tail_lines(found: Mapping[str, Any]) -> list[str]:
-    """What was noticed on the way, and how far the result goes."""
+    """The notes and cautions of a result as plain data."""
     return [*(f"note: {note}" for note in found["notes"]), *found["cautions"]]
+
+
+def factor_text(row: Mapping[str, Any], which: str) -> str:
+    """exp(gain) with its standard error."""
+    factor = exp(row[which]["value"])
+    return f"{factor:.4g} ± {factor * row[which]['standard_error']:.1g}"
 
 
 def _row_line(row: Mapping[str, Any]) -> str:
@@ -140,10 +142,3 @@ def _row_line(row: Mapping[str, Any]) -> str:
         f"{factor_text(row, 'matched_gain')} energy-matched; E[r²] {energy['least']:.3g} to {energy['largest']:.3g}, "
         f"median {energy['median']:.3g}, {100 * energy['outside']:.0f} % of coordinates further than 5 % from 1"
     )
-
-
-def factor_text(row: Mapping[str, Any], which: str) -> str:
-    """exp(gain) with its standard error."""
-    gain = row[which]
-    factor = exp(gain["value"])
-    return f"{factor:.4g} ± {factor * gain['standard_error']:.1g}"
