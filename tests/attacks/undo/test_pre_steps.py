@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from warp_unlearning.attacks.undoing import (
+from warp_unlearning.attacks.undo import (
     Held,
     NotApplicable,
     default_steps,
@@ -32,7 +32,7 @@ NAMES = [
 ]
 
 
-def test_names_are_in_order_and_their_steps_bear_them() -> None:
+def test_steps_have_their_names_in_order() -> None:
     assert list(pre_steps()) == NAMES
     assert all(pre_steps().values())
     assert [make_pre_step(name).name for name in NAMES] == NAMES
