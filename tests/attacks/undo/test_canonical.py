@@ -140,15 +140,6 @@ def test_a_first_layer_that_says_nothing_is_settled_by_the_next(kit) -> None:
         assert torch.equal(found[name], value), name
 
 
-def test_the_given_state_is_left_as_it_was(kit) -> None:
-    model = kit.residual()
-    moved = kit.moved(model, Permutation())
-    before = {name: value.clone() for name, value in moved.state_dict().items()}
-    ChannelOrder(kit.held(model, 2)).undone(moved.state_dict())
-    for name, value in moved.state_dict().items():
-        assert torch.equal(value, before[name]), name
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 6), st.integers(2, 6), st.integers(0, 10_000))
 def test_balanced_weights_ignore_scales_and_follow_orders(kit, out: int, width: int, seed: int) -> None:
@@ -157,12 +148,9 @@ def test_balanced_weights_ignore_scales_and_follow_orders(kit, out: int, width: 
     order = torch.randperm(out, generator=torch.Generator().manual_seed(seed))
     moved = (weight * rows[:, None, None] * columns[None, :, None])[order]
     torch.testing.assert_close(balanced(moved), balanced(weight)[order], rtol=1e-4, atol=1e-4)
-
-
-def test_balanced_rows_are_unit_and_columns_equal(kit) -> None:
-    energies = balanced(kit.normal(5, 3, 2, 2, seed=0)).square().sum((2, 3))
-    torch.testing.assert_close(energies.sum(1), torch.ones(5, dtype=torch.float64))
-    torch.testing.assert_close(energies.sum(0), torch.full((3,), 5 / 3, dtype=torch.float64), rtol=1e-5, atol=0)
+    energies = balanced(weight).square().sum(2)
+    torch.testing.assert_close(energies.sum(1), torch.ones(out, dtype=torch.float64))
+    torch.testing.assert_close(energies.sum(0), torch.full((width,), out / width).double(), rtol=1e-3, atol=0)
 
 
 def test_blocks_are_balanced_by_themselves(kit) -> None:

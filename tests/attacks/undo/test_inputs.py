@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 
 import pytest
@@ -23,6 +24,8 @@ from warp_unlearning.symmetry.base import Probe
 from warp_unlearning.symmetry.moves import apply_move
 from warp_unlearning.symmetry.null_space import NullSpace
 
+LAYERS = ("stem", "first", "inner", "last", "head")
+
 
 def patches(model: nn.Module, path: str, x: Tensor) -> Tensor:
     """Inputs [p; 1] of every group, (groups, n, d), by unfolding channels of one group at a time."""
@@ -41,47 +44,18 @@ def patches(model: nn.Module, path: str, x: Tensor) -> Tensor:
     return stacked if layer.bias is None else torch.cat([stacked, torch.ones_like(stacked[..., :1])], dim=2)
 
 
-@pytest.mark.parametrize("inner", ["plain", "grouped"])
-@pytest.mark.parametrize("count", [2, 80])
-def test_spectra_are_the_singular_values_and_vectors_of_all_patches(kit, inner, count) -> None:
-    held = kit.held(kit.residual(inner=inner), count)
-    found = {spectrum.weight: spectrum for spectrum in input_spectra(held)}
-    assert set(found) == {"stem.weight", "first.weight", "inner.weight", "last.weight", "head.weight"}
-    for name, spectrum in found.items():
-        rows = patches(held.model, name.removesuffix(".weight"), held.x)
-        assert len(spectrum.vectors) == len(rows)
-        for group, vectors, energies in zip(rows, spectrum.vectors, spectrum.energies, strict=True):
-            values = torch.linalg.svdvals(group).square()
-            torch.testing.assert_close(energies[: len(values)], values[: len(energies)], rtol=1e-7, atol=1e-9)
-            k = int((values > 1e-9 * values[0]).sum())
-            lead = vectors[:, :k]
-            torch.testing.assert_close(lead.mT @ lead, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-9)
-            torch.testing.assert_close(group @ lead @ lead.mT, group, rtol=1e-7, atol=1e-7)
-            torch.testing.assert_close((group @ lead).square().sum(0), energies[:k], rtol=1e-6, atol=1e-9)
+def joined(model: nn.Module, values: Mapping[str, Tensor], path: str) -> Tensor:
+    """[W b] as rows (groups, rows, d)."""
+    layer = model.get_submodule(path)
+    groups = getattr(layer, "groups", 1)
+    weight = values[f"{path}.weight"].flatten(1).reshape(groups, len(layer.weight) // groups, -1)
+    if layer.bias is None:
+        return weight
+    return torch.cat([weight, values[f"{path}.bias"].reshape(*weight.shape[:2], 1)], dim=2)
 
 
-def test_rows_and_parameters_are_inverse(kit) -> None:
-    held = kit.held(kit.residual(inner="grouped"))
-    for spectrum in input_spectra(held):
-        rows = spectrum.rows(held.weights)
-        for name, value in spectrum.parameters(rows, held.weights).items():
-            assert torch.equal(value, held.weights[name])
-        stack = {name: torch.stack([held.weights[name], 2 * held.weights[name]]) for name in spectrum.names}
-        both = spectrum.rows(stack, points=2)
-        assert torch.equal(both, torch.cat([rows, 2 * rows], dim=1))
-
-
-def test_a_layer_too_large_is_known_by_a_sample(kit, monkeypatch) -> None:
-    held = kit.held(kit.residual(width=8), 40)
-    whole = {s.weight: s for s in input_spectra(held)}
-    monkeypatch.setattr(inputs, "MOST_PRODUCTS", 1)
-    part = {s.weight: s for s in input_spectra(held)}
-    name = "inner.weight"
-    assert 40 <= part[name].vectors[0].shape[1] < whole[name].vectors[0].shape[1]
-    basis = part[name].vectors[0]
-    torch.testing.assert_close(basis.mT @ basis, torch.eye(basis.shape[1], dtype=torch.float64), rtol=0, atol=1e-9)
-    lead = whole[name].vectors[0][:, :3]
-    assert float((basis.mT @ lead).square().sum()) > 2.7
+def leading(values: Tensor, energy: float) -> int:
+    return int((values.square().cumsum(0) / values.square().sum() < energy).sum()) + 1
 
 
 def test_no_linear_layer_is_not_applicable(kit) -> None:
@@ -124,21 +98,20 @@ def test_gradients_of_probe_points_pass(kit) -> None:
         torch.testing.assert_close(after[name], value / kit.norm(gradient), rtol=1e-6, atol=1e-9)
 
 
-def test_the_default_keeps_leading_directions_alone(kit) -> None:
-    model = kit.residual()
-    held = kit.held(model)
-    step = {n: kit.normal(*p.shape) for n, p in model.named_parameters()}
-    stepped = kit.stepped(model, step, 1.0)
+@pytest.mark.parametrize("inner", ["plain", "grouped"])
+@pytest.mark.parametrize("count", [2, 80])
+def test_span_projects_on_the_leading_singular_vectors_of_all_patches(kit, inner, count) -> None:
+    model = kit.residual(inner=inner)
+    held = kit.held(model, count)
+    stepped = kit.stepped(model, {n: kit.normal(*p.shape) for n, p in model.named_parameters()}, 1.0)
     after = difference(model, Span().prepared(held)(stepped.state_dict()))
     before = difference(model, stepped.state_dict())
-    spectrum = next(s for s in input_spectra(held) if s.weight == "first.weight")
-    rows = F.unfold(F.relu(model.norms[0](model.stem(held.x))), 3, padding=1).mT.flatten(0, 1).detach()
-    _, values, right = torch.linalg.svd(rows, full_matrices=False)
-    share = values.square().cumsum(0) / values.square().sum()
-    k = int((share < 0.9).sum()) + 1
-    assert spectrum.ranks(0.9) == (k,)
-    expected = before["first.weight"].flatten(1) @ right[:k].mT @ right[:k]
-    torch.testing.assert_close(after["first.weight"].flatten(1), expected, rtol=1e-8, atol=1e-8)
+    for path in LAYERS:
+        found, given = (joined(model, values, path) for values in (after, before))
+        for rows, one, other in zip(patches(model, path, held.x), found, given, strict=True):
+            _, values, right = torch.linalg.svd(rows, full_matrices=False)
+            basis = right[: leading(values, 0.9)]
+            torch.testing.assert_close(one, other @ basis.mT @ basis, rtol=1e-8, atol=1e-8)
     # Batch norms are no linear layers.
     torch.testing.assert_close(after["norms.0.weight"], before["norms.0.weight"])
 
@@ -149,50 +122,48 @@ def test_the_energy_is_a_share(energy) -> None:
         Span(energy=energy)
 
 
-@pytest.mark.parametrize("count", [5, 40])
-def test_it_is_wieners_coefficient_in_every_direction(kit, count) -> None:
-    model = kit.settled(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)))
-    held = Held(model, kit.points(count, shape=(8,)))
+@pytest.mark.parametrize("inner", ["plain", "grouped"])
+@pytest.mark.parametrize("count", [2, 40])
+def test_filter_has_wieners_coefficient_in_every_direction(kit, inner, count) -> None:
+    model = kit.residual(inner=inner, width=2)
+    held = kit.held(model, count)
     stepped = kit.stepped(model, {n: kit.normal(*p.shape) for n, p in model.named_parameters()}, 1.0)
     before = difference(model, stepped.state_dict())
     after = difference(model, WienerFilter().prepared(held)(stepped.state_dict()))
+    gradients = [kit.gradient(model, held.x[i : i + 1], held.y[i : i + 1]) for i in range(count)]
 
-    directions, seen, expected = {}, {}, {}
-    for layer in ("0", "2"):
-        inputs = held.x if layer == "0" else torch.relu(model[0](held.x))
-        rows = torch.cat([inputs, torch.ones(count, 1, dtype=torch.float64)], dim=1).detach()
-        _, values, right = torch.linalg.svd(rows)
-        kept = int((values > 1e-7 * values[0]).sum())
-        lead = int((values.square().cumsum(0) / values.square().sum() < 0.9).sum()) + 1
-        delta = torch.cat([before[f"{layer}.weight"], before[f"{layer}.bias"][:, None]], dim=1)
-        seen[layer] = (delta @ right.mT).square().sum(0)
-        expected[layer] = torch.zeros_like(seen[layer])
-        for i in range(count):
-            g = kit.gradient(model, held.x[i : i + 1], held.y[i : i + 1])
-            joined = torch.cat([g[f"{layer}.weight"], g[f"{layer}.bias"][:, None]], dim=1) / kit.norm(g)
-            expected[layer] += (joined @ right.mT).square().sum(0) / count
-        directions[layer] = (right, kept, lead, delta)
-    size = sum(seen[n][:k].sum() for n, (_, _, k, _) in directions.items())
-    size = size / sum(expected[n][:k].sum() for n, (_, _, k, _) in directions.items())
-    for layer, (right, kept, _, delta) in directions.items():
-        share = (size * expected[layer] / seen[layer]).clamp(max=1)
-        share[kept:] = 0  # the gradients of probe points do not reach beside their inputs
-        result = delta @ right.mT * share @ right
-        torch.testing.assert_close(after[f"{layer}.weight"], result[:, :-1], rtol=1e-6, atol=1e-8)
-        torch.testing.assert_close(after[f"{layer}.bias"], result[:, -1], rtol=1e-6, atol=1e-8)
+    found, size, reference = [], 0.0, 0.0
+    for path in LAYERS:
+        given, result = joined(model, before, path), joined(model, after, path)
+        units = [joined(model, g, path) / kit.norm(g) for g in gradients]
+        for group, rows in enumerate(patches(model, path, held.x)):
+            _, values, right = torch.linalg.svd(rows)
+            kept = int((values > 1e-7 * values[0]).sum())
+            seen = (given[group] @ right.mT).square().sum(0)
+            expected = torch.stack([(unit[group] @ right.mT).square().sum(0) for unit in units]).mean(0)
+            expected[kept:] = 0  # gradients of the probes do not reach beside their inputs
+            size += seen[: leading(values, 0.9)].sum()
+            reference += expected[: leading(values, 0.9)].sum()
+            found.append((right, seen, expected, given[group], result[group]))
+    for right, seen, expected, given, result in found:
+        share = (size / reference * expected / seen).clamp(max=1)
+        torch.testing.assert_close(result, given @ right.mT * share @ right, rtol=1e-6, atol=1e-8)
 
 
-def test_what_lies_beside_a_sample_of_inputs_is_one_direction(kit, monkeypatch) -> None:
-    monkeypatch.setattr(inputs, "MOST_PRODUCTS", 1)
+def test_a_layer_too_large_is_known_by_a_sample_and_filtered_as_one_beside_it(kit, monkeypatch) -> None:
     model = kit.residual(width=8)
-    held = kit.held(model, 30)
-    spectrum = next(s for s in held.once(input_spectra) if s.weight == "inner.weight")
-    basis = spectrum.vectors[0]
+    held, sampled = kit.held(model, 40), kit.held(model, 40)
+    whole = next(s for s in held.once(input_spectra) if s.weight == "inner.weight")
+    monkeypatch.setattr(inputs, "MOST_PRODUCTS", 1)
+    part = next(s for s in sampled.once(input_spectra) if s.weight == "inner.weight")
+    basis = part.vectors[0]
+    assert 40 <= basis.shape[1] < whole.vectors[0].shape[1]
+    assert float((basis.mT @ whole.vectors[0][:, :3]).square().sum()) > 2.7
     stepped = kit.stepped(model, {n: kit.normal(*p.shape) for n, p in model.named_parameters()}, 1.0)
-    before = spectrum.rows(difference(model, stepped.state_dict()))[0]
-    after = spectrum.rows(difference(model, WienerFilter().prepared(held)(stepped.state_dict())))[0]
-    beside = before - before @ basis @ basis.mT
-    left = after - after @ basis @ basis.mT
+    before = joined(model, difference(model, stepped.state_dict()), "inner")[0]
+    undone = WienerFilter().prepared(sampled)(stepped.state_dict())
+    after = joined(model, difference(model, undone), "inner")[0]
+    beside, left = (rows - rows @ basis @ basis.mT for rows in (before, after))
     share = float((left * beside).sum() / beside.square().sum())
     assert 0 < share < 1
     torch.testing.assert_close(left, share * beside, rtol=1e-5, atol=1e-7)
@@ -204,7 +175,7 @@ def test_it_finds_a_gradient_under_a_long_move_in_the_null_space(kit) -> None:
     gradient = kit.gradient(model, *kit.points(1, seed=50))
     noise = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
     for spectrum in held.once(input_spectra):
-        drawn = {name: kit.normal(*noise[name].shape) for name in spectrum.names}
+        drawn = {name: kit.normal(*value.shape) for name, value in noise.items()}
         k = spectrum.ranks(0.99)[0]
         rows = spectrum.rows(drawn)[0]
         lead = spectrum.vectors[0][:, :k]
@@ -275,11 +246,7 @@ def test_first_layers_are_those_that_no_weights_lie_before(kit) -> None:
 
 def test_no_layer_at_the_input_is_not_applicable(kit) -> None:
     model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3))
+    with pytest.raises(NotApplicable, match="fully connected"):
+        implied_inputs(kit.held(kit.residual()), kit.residual().state_dict())
     with pytest.raises(NotApplicable, match="reads its input"):
         InputLayer().prepared(Held(model, (torch.ones(2, 2, dtype=torch.long), torch.zeros(2, dtype=torch.long))))
-
-
-def test_a_convolution_implies_no_input(kit) -> None:
-    model = kit.residual()
-    with pytest.raises(NotApplicable, match="fully connected"):
-        implied_inputs(kit.held(model), model.state_dict())

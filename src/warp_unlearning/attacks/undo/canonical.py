@@ -34,6 +34,7 @@ from .channels import (
     Channels,
     all_pinned,
     channels_of,
+    over_taps,
     pair_sums,
     rescaled,
     solve_positive,
@@ -68,7 +69,7 @@ class Canonical:
     def prepared(self, held: Held) -> Undo:
         """Trace the original."""
         order, channels = held.once(ChannelOrder), held.once(channels_of)
-        if channels.free == 0 and order.sets == 0:
+        if channels.free == 0 and not order.sets:
             raise all_pinned(held)
 
         def undo(unlearned: Weights) -> dict[str, Tensor]:
@@ -100,7 +101,7 @@ def balanced(weight: Tensor, *, blocks: int = 1) -> Tensor:
             break
     rows = _inverse((energies @ columns.unsqueeze(2)).squeeze(2))
     factors = (rows.unsqueeze(2) * columns.unsqueeze(1)).sqrt().reshape(weight.shape[:2])
-    return weight * factors.reshape(*factors.shape, *[1] * (weight.dim() - 2))
+    return weight * over_taps(factors, weight)
 
 
 def _inverse(sums: Tensor) -> Tensor:
@@ -137,21 +138,16 @@ class ChannelOrder:
         graph = traced(held, "order")
         self._blocks = {use.name: use.blocks for use in graph.uses if use.axis == 1}
         self._original = self._balanced(held.weights, {use.name for use in graph.uses})
-        self._sets = [(members, _slices(graph, members, held)) for members in graph.exchangeable()]
-
-    @property
-    def sets(self) -> int:
-        """How many sets there are."""
-        return len(self._sets)
+        self.sets = [(members, _slices(graph, members, held)) for members in graph.exchangeable()]
 
     def undone(self, unlearned: Weights) -> dict[str, Tensor]:
         """The unlearned weights with channels where the original has them."""
         found = dict(unlearned)
         forms = self._balanced(unlearned, set(self._original))
-        unsettled = {channel for members, _ in self._sets for channel in members}
+        unsettled = {channel for members, _ in self.sets for channel in members}
         for _ in range(_ORDER_ROUNDS):
             changed = False
-            for members, slices in self._sets:
+            for members, slices in self.sets:
                 informative = [s for s in slices if s.name in forms]
                 order = self._matching([s for s in informative if not s.others & unsettled] or informative, forms)
                 unsettled -= set(members)

@@ -89,7 +89,7 @@ def rescaled(channels: Channels, values: Weights, logs: Tensor) -> dict[str, Ten
         if name in channels.ends:
             multiplies, divides = channels.ends[name]
             for factors in ((-logs[divides]).exp(), logs[multiplies].exp()):
-                found[name] = found[name] * factors.reshape(*factors.shape, *[1] * (value.dim() - factors.dim()))
+                found[name] = found[name] * over_taps(factors, value)
     return found
 
 
@@ -141,6 +141,11 @@ def pair_sums(channels: Channels, values: Weights) -> PairSums:
 def tap_sums(value: Tensor) -> Tensor:
     """One sum for each kernel of a parameter."""
     return value.flatten(2).sum(2) if value.dim() > 2 else value
+
+
+def over_taps(factors: Tensor, value: Tensor) -> Tensor:
+    """Factors for leading axes of `value`, kernels or rows, in a shape that multiplies it."""
+    return factors.reshape(*factors.shape, *[1] * (value.dim() - factors.dim()))
 
 
 def kernels(value: Tensor, dims: int) -> Tensor:

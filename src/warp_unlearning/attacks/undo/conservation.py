@@ -75,50 +75,40 @@ class Flows:
     norms: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class _Norm:
-    """A batch norm: the classes of the channels that enter and that leave, its parameters' names, and m / s."""
-
-    entering: Tensor
-    leaving: Tensor
-    weight: str
-    bias: str
-    offset: Tensor
-
-
 class ConservationLaw:
     """The law for the gradients of one network in eval mode, at the weights it has."""
 
     def __init__(self, held: Held) -> None:
         self.channels = held.once(channels_of)
         self._weights = {name: held.weights[name] for name in held.parameters}
-        self._norms: list[_Norm] = []
         self._known = torch.ones(self.channels.free + 1, dtype=torch.bool, device=held.device)
+        # m / s of every batch norm, by its name, and the classes of the channels that enter it and leave it.
+        self._offsets: dict[str, Tensor] = {}
+        entering = [torch.zeros(0, dtype=torch.long, device=held.device)]
+        leaving = list(entering)
+        ends, w = self.channels.ends, held.weights
         for name, module in held.model.named_modules():
-            ends = self.channels.ends
             if not isinstance(module, _BatchNorm) or f"{name}.running_mean" not in ends:
                 continue
-            entering = ends[f"{name}.running_mean"][0]
+            classes = ends[f"{name}.running_mean"][0]
             if f"{name}.weight" not in ends:
-                self._known[entering] = False
+                self._known[classes] = False
                 continue
-            offset = held.weights[f"{name}.running_mean"] / (held.weights[f"{name}.running_var"] + module.eps).sqrt()
-            leaving = ends[f"{name}.weight"][0]
-            self._norms.append(_Norm(entering, leaving, f"{name}.weight", f"{name}.bias", offset))
-        none = torch.zeros(0, dtype=torch.long, device=held.device)
-        self._entering = torch.cat([none, *(norm.entering for norm in self._norms)])
-        self._leaving = torch.cat([none, *(norm.leaving for norm in self._norms)])
+            self._offsets[name] = w[f"{name}.running_mean"] / (w[f"{name}.running_var"] + module.eps).sqrt()
+            entering.append(classes)
+            leaving.append(ends[f"{name}.weight"][0])
+        self._entering, self._leaving = torch.cat(entering), torch.cat(leaving)
 
     def flows(self, gradient: Weights) -> Flows:
         """What flows between channels for this gradient."""
         products = {name: weight * gradient[name] for name, weight in self._weights.items()}
         sizes = {name: value.abs() for name, value in products.items()}
         norms = [next(iter(products.values())).new_zeros(0)]
-        for norm in self._norms:
-            flow = gradient[norm.weight]
-            if norm.bias in gradient:
-                flow = flow + gradient[norm.bias] * norm.offset
-            norms.append(self._weights[norm.weight] * flow)
+        for name, offset in self._offsets.items():
+            flow = gradient[f"{name}.weight"]
+            if f"{name}.bias" in gradient:
+                flow = flow + gradient[f"{name}.bias"] * offset
+            norms.append(self._weights[f"{name}.weight"] * flow)
         return Flows(pair_sums(self.channels, products), pair_sums(self.channels, sizes), torch.cat(norms))
 
     def violations(self, flows: Flows, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:

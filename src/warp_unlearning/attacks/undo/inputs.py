@@ -20,6 +20,7 @@ from ...errors import DataError, InputError
 from ...linalg.subspace import SecondMoment, rank_for
 from ...symmetry.layer_inputs import LinearWeight, linear_weights, observe
 from .base import Held, NotApplicable, Undo, Weights, at_length_of, cleaning, difference
+from .channels import over_taps
 from .probes import ProbeGradients
 
 # Products that the second moment of a layer's inputs may take. Beyond that a sample of them is used, but of no fewer
@@ -42,11 +43,6 @@ class InputSpectrum:
     vectors: tuple[Tensor, ...]
     energies: tuple[Tensor, ...]
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The weight, and the bias where there is one."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
-
     def ranks(self, energy: float) -> tuple[int, ...]:
         """For each group the fewest directions that hold so much of the inputs' energy; 1 means the numerical rank."""
         return tuple(int(rank_for(values, energy)) for values in self.energies)
@@ -62,8 +58,10 @@ class InputSpectrum:
 
     def parameters(self, rows: Tensor, like: Weights) -> dict[str, Tensor]:
         """The weight and the bias of rows (groups, rows, d)."""
-        parts = [rows] if self.bias is None else [rows[..., :-1], rows[..., -1]]
-        return {name: part.reshape(like[name].shape) for name, part in zip(self.names, parts, strict=True)}
+        if self.bias is None:
+            return {self.weight: rows.reshape(like[self.weight].shape)}
+        parts = {self.weight: rows[..., :-1], self.bias: rows[..., -1]}
+        return {name: part.reshape(like[name].shape) for name, part in parts.items()}
 
 
 def input_spectra(held: Held) -> list[InputSpectrum]:
@@ -262,4 +260,4 @@ def _unit_rows(weight: LinearWeight, delta: Weights) -> dict[str, Tensor]:
     names = [weight.name] if weight.bias is None else [weight.name, weight.bias]
     energy = torch.stack([delta[name].reshape(len(delta[name]), -1).square().sum(1) for name in names]).sum(0)
     factors = energy.sqrt().clamp(min=1e-300).reciprocal()
-    return {name: delta[name] * factors.reshape(-1, *[1] * (delta[name].dim() - 1)) for name in names}
+    return {name: delta[name] * over_taps(factors, delta[name]) for name in names}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...gpu.precision import full_precision, math_attention
 from ...gradients.per_sample import per_sample_gradients
 from .base import Held, NotApplicable, Undo, Weights, at_length_of, cleaning
-from .channels import kernel_directions, kernel_lengths, tiny
+from .channels import kernel_directions, kernel_lengths, over_taps, tiny
 
 # The number of probes used, fewer where a network is large: more cost time and add little.
 _POINTS, _FEWEST, _NUMBERS = 128, 32, 2**28
@@ -86,14 +86,13 @@ class ProbeGradients:
             found = single_gradients(self._model, self._x[some], self._y[some])
             energy = torch.stack([g.flatten(1).square().sum(1) for g in found.values()]).sum(0)
             lengths = energy.sqrt().clamp(min=tiny(energy))
-            yield {name: g / lengths.reshape(-1, *[1] * (g.dim() - 1)) for name, g in found.items()}
+            yield {name: g / over_taps(lengths, g) for name, g in found.items()}
 
 
 def _likeness(chunk: dict[str, Tensor], there: Weights) -> Tensor:
     found = []
     for name, g in chunk.items():
-        lengths = kernel_lengths(g, g.dim() - 1)
-        weighted = g * lengths.reshape(*lengths.shape, *[1] * (g.dim() - lengths.dim()))
+        weighted = g * over_taps(kernel_lengths(g, g.dim() - 1), g)
         found.append(weighted.flatten(1) @ there[name].to(g.dtype))
     return torch.stack(found).sum(0)
 
@@ -112,10 +111,7 @@ class ScaleFree:
 
         def clean(delta: dict[str, Tensor]) -> dict[str, Tensor]:
             lengths = probes.lengths_near(delta)
-            found = {}
-            for name, value in delta.items():
-                shape = [*lengths[name].shape, *[1] * (value.dim() - lengths[name].dim())]
-                found[name] = kernel_directions(value, value.dim()) * lengths[name].reshape(shape)
+            found = {n: kernel_directions(v, v.dim()) * over_taps(lengths[n], v) for n, v in delta.items()}
             return at_length_of(found, delta)
 
         return cleaning(held, clean)
