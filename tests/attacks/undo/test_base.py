@@ -121,9 +121,8 @@ def test_steps_that_share_a_cached_state_find_the_same_as_each_alone(kit, moves)
         alone = make_pre_step(name).prepared(kit.held(model))(dict(state))
         found = shared.after(held.prepared(make_pre_step(name)))
         assert set(found) == set(alone)
-        for key, value in alone.items():
-            assert torch.equal(found[key], value), (name, key)
-    assert all(torch.equal(state[name], value) for name, value in before.items())
+        kit.require_equal(found, alone)
+    kit.require_equal(state, before)
 
 
 def test_where_alignment_changes_nothing_a_chain_is_its_second_step(kit) -> None:

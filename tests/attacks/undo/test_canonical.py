@@ -66,8 +66,7 @@ def test_where_nothing_was_rescaled_the_update_stays_whole(kit) -> None:
     model = kit.residual()
     updated = kit.stepped(model, {n: kit.normal(*p.shape) for n, p in model.named_parameters()}, 1e-2)
     undone = Canonical(reweightings=2).prepared(kit.held(model, 2))(updated.state_dict())
-    for name, value in undone.items():
-        assert torch.equal(value, updated.state_dict()[name]), name
+    kit.require_equal(updated.state_dict(), undone)
 
 
 def test_a_large_move_beside_the_rescaling_is_told_from_it(kit) -> None:
@@ -89,8 +88,7 @@ def test_order_alone_is_undone_where_scales_are_pinned(kit) -> None:
     model = kit.settled(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)))
     held = Held(model, kit.points(2, shape=(4,)))
     undone = Canonical().prepared(held)(kit.moved(model, Permutation()).state_dict())
-    for name, value in model.state_dict().items():
-        assert torch.equal(undone[name], value), name
+    kit.require_equal(undone, model.state_dict())
 
 
 def test_without_hidden_channels_it_is_not_applicable(kit) -> None:
@@ -112,8 +110,7 @@ def test_the_order_is_found_through_scales_and_noise(kit) -> None:
     scaled = kit.moved(noisy, ChangeOfBasis(spread=0.9))
     held = kit.held(model, 2)
     found = ChannelOrder(held).undone(kit.moved(scaled, Permutation(), seed=3).state_dict())
-    for name, value in scaled.state_dict().items():
-        assert torch.equal(found[name], value), name
+    kit.require_equal(found, scaled.state_dict())
 
 
 def test_the_order_is_found_through_scales_of_any_size_and_much_noise(kit) -> None:
@@ -127,8 +124,7 @@ def test_the_order_is_found_through_scales_of_any_size_and_much_noise(kit) -> No
         scaled = kit.moved(noisy, ChangeOfBasis(law="lognormal", spread=2.0), seed=seed)
         held = Held(model, kit.points(2, shape=(8,)))
         found = ChannelOrder(held).undone(kit.moved(scaled, Permutation(), seed=seed).state_dict())
-        for name, value in scaled.state_dict().items():
-            assert torch.equal(found[name], value), (seed, name)
+        kit.require_equal(found, scaled.state_dict())
 
 
 def test_a_first_layer_that_says_nothing_is_settled_by_the_next(kit) -> None:
@@ -136,8 +132,7 @@ def test_a_first_layer_that_says_nothing_is_settled_by_the_next(kit) -> None:
     model = kit.settled(nn.Sequential(nn.Linear(1, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)))
     held = Held(model, kit.points(2, shape=(1,)))
     found = ChannelOrder(held).undone(kit.moved(model, Permutation(), seed=1).state_dict())
-    for name, value in model.state_dict().items():
-        assert torch.equal(found[name], value), name
+    kit.require_equal(found, model.state_dict())
 
 
 @settings(max_examples=30, deadline=None)
