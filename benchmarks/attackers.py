@@ -6,7 +6,7 @@ The numbers are cosines between what each attacker extracts from the original an
 of the forgotten example's loss at the original: medians, with 95 % intervals by a bootstrap that draws trained models,
 and means. Defences are run by `unlearn()`, all at the learning rate found for none.
 
-Attackers are the pre-steps of `warp_unlearning.attacks.undoing`, told nothing of the defence, with 512 probe points;
+Attackers are the pre-steps of `warp_unlearning.attacks.undo`, told nothing of the defence, with 512 probe points;
 *strongest* is the largest median. *input-layer* knows the first layer alone: its cosine over all parameters is small by
 construction, and over rows of that layer it is in the last table. What was chosen in them was chosen on the seeds 100
 and 101.
@@ -28,7 +28,7 @@ from one_sample import Steps, Target, Trained, targets, trained
 from torch import Tensor, nn
 
 from warp_unlearning import unlearn
-from warp_unlearning.attacks.undoing import Held, Undo, Weights, difference, make_pre_step, pre_steps
+from warp_unlearning.attacks.undo import Held, Undo, Weights, difference, make_pre_step, pre_steps
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.defense import Conjugate, Defense, Warp
 from warp_unlearning.errors import DivergedError

@@ -32,16 +32,7 @@ from warp_unlearning.attacks.membership import (
     state_scores,
     update_alignment,
 )
-from warp_unlearning.attacks.undoing import (
-    canonical,
-    channel_scales,
-    conservation,
-    probe_gradients,
-    registry,
-    span,
-    states,
-    wiener_filter,
-)
+from warp_unlearning.attacks.undo import base, canonical, conservation, inputs, pre_steps, probes
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.models.fresh import reinitialise
 from warp_unlearning.models.networks import ResNet18
@@ -68,19 +59,18 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (pair_attacks, "single_gradients", "update alignment"),
     (canonical, "ChannelOrder", "order of channels"),
     (canonical.ChannelOrder, "undone", "order of channels"),
-    (canonical, "ChannelScales", "scales of channels"),
-    (channel_scales.ChannelScales, "undone", "scales of channels"),
-    (span, "input_spectra", "input spectra"),
-    (wiener_filter, "input_spectra", "input spectra"),
-    (wiener_filter, "gradient_energies", "filter"),
-    (wiener_filter, "_filtered", "filter"),
-    (span, "_projected", "span"),
+    (canonical, "_Scales", "scales of channels"),
+    (canonical._Scales, "undone", "scales of channels"),
+    (inputs, "input_spectra", "input spectra"),
+    (inputs, "gradient_energies", "filter"),
+    (inputs, "_filtered", "filter"),
     (conservation, "ConservationLaw", "tracing"),
-    (conservation, "_without_factors", "conservation"),
-    (probe_gradients.ProbeGradients, "__init__", "probe gradients"),
-    (probe_gradients.ProbeGradients, "lengths_near", "probe gradients"),
-    (probe_gradients, "single_gradients", "probe gradients"),
-    (states, "checked_state", "states"),
+    (conservation, "_fitted_factors", "conservation"),
+    (conservation, "_approach", "conservation"),
+    (probes.ProbeGradients, "__init__", "probe gradients"),
+    (probes.ProbeGradients, "lengths_near", "probe gradients"),
+    (probes, "single_gradients", "probe gradients"),
+    (base, "checked_state", "states"),
     (canonical, "checked_state", "states"),
     (pair_attacks, "checked_difference", "states"),
     (state_scores, "undone_model", "states"),
@@ -215,7 +205,7 @@ def measured(options: argparse.Namespace, *, count: bool) -> Timed:
     sets = {name: examples.to(options.device) for name, examples in sets.items()}
     original, unlearned = original.to(options.device), unlearned.to(options.device)
     timed = Timed()
-    steps = ("naive",) if options.naive else tuple(options.steps or registry.pre_steps())
+    steps = ("naive",) if options.naive else tuple(options.steps or pre_steps())
     with ExitStack() as stack:
         if options.batch:
             stack.enter_context(patch.object(spare_memory, "CPU_BATCH", 2**40))

@@ -175,7 +175,7 @@ def test_the_defaults_in_the_document_are_those_of_the_code(name: str) -> None:
 
 
 def test_the_documents_name_every_attack_and_pre_step() -> None:
-    from warp_unlearning.attacks.undoing.registry import pre_steps
+    from warp_unlearning.attacks.undo import pre_steps
 
     text = (ROOT / "docs/audits.md").read_text()
     attacks = ("confidence", "confidence drop", "gradient norm", "gradient difference", "update alignment")

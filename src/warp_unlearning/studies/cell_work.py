@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..attacks.membership.pair_audit import PairAuditor
-from ..attacks.undoing.registry import pre_steps
+from ..attacks.undo import pre_steps
 from ..data.examples import TensorExamples
 from ..data.table import Index
 from ..defense.registry import make_defense

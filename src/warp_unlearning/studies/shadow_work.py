@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..attacks.membership.pair_audit import audit_pair
-from ..attacks.undoing.registry import pre_steps
+from ..attacks.undo import pre_steps
 from ..data.examples import TensorExamples
 from ..data.preprocess import ImageData, load_data
 from ..data.table import Index

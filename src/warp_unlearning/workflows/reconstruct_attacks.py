@@ -21,7 +21,7 @@ from ..attacks.reconstruction.reading import readings
 from ..attacks.reconstruction.reconstruct import reconstruct
 from ..attacks.reconstruction.reconstruction import Reconstruction
 from ..attacks.reconstruction.threat import Threat
-from ..attacks.undoing.registry import default_steps
+from ..attacks.undo import default_steps
 from ..errors import InputError, nearest
 from ..models.generator import Staged
 from .attack_images import AttackImages

@@ -18,8 +18,8 @@ from warp_unlearning.attacks.membership.pair_attacks import Attack, PairAttacker
 from warp_unlearning.attacks.membership.pair_audit import PairAuditor, audit_pair
 from warp_unlearning.attacks.membership.pair_report import PairAudit, overall, rows_of, strongest_of
 from warp_unlearning.attacks.membership.update_alignment import update_alignment
-from warp_unlearning.attacks.undoing import Held, difference, make_pre_step, span
-from warp_unlearning.attacks.undoing.input_spectra import input_spectra
+from warp_unlearning.attacks.undo import Held, difference, inputs, make_pre_step
+from warp_unlearning.attacks.undo.inputs import input_spectra
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.training.scoring import logit_confidence, logits
@@ -304,7 +304,7 @@ def test_one_auditor_finds_of_each_model_what_an_audit_of_it_finds(
         audit_pair(problem.original, problem.retrained[1], **sets, retrained=problem.retrained, defense="none"),
     ]
     made: list[int] = []
-    monkeypatch.setattr(span, "input_spectra", lambda held: made.append(1) or input_spectra(held))
+    monkeypatch.setattr(inputs, "input_spectra", lambda held: made.append(1) or input_spectra(held))
     auditor = PairAuditor(problem.original, **sets, retrained=problem.retrained)
     found = [
         auditor.audit(problem.retrained[0], steps="span"),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from warp_unlearning.attacks.membership import update_alignment as module
 from warp_unlearning.attacks.membership.update_alignment import update_alignment
-from warp_unlearning.attacks.undoing import Held, difference, make_pre_step
+from warp_unlearning.attacks.undo import Held, difference, make_pre_step
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.models.networks import MLP, SmallResNet

@@ -11,8 +11,8 @@ from warp_unlearning.attacks.reconstruction.adaptive import invert_adaptively
 from warp_unlearning.attacks.reconstruction.problem import Search
 from warp_unlearning.attacks.reconstruction.reconstruct import reconstruct
 from warp_unlearning.attacks.reconstruction.threat import Schedule
-from warp_unlearning.attacks.undoing.channel_factors import channels_of
-from warp_unlearning.attacks.undoing.protocol import NotApplicable
+from warp_unlearning.attacks.undo.base import NotApplicable
+from warp_unlearning.attacks.undo.channels import channels_of
 from warp_unlearning.errors import InputError
 from warp_unlearning.symmetry.moves import apply_move
 from warp_unlearning.symmetry.rescaling import ChangeOfBasis
@@ -21,10 +21,10 @@ from warp_unlearning.symmetry.rescaling import ChangeOfBasis
 def scales_of(channels: Any, move: Any, model: nn.Module) -> torch.Tensor:
     found = torch.zeros(channels.free, dtype=torch.float64)
     for name, p in model.named_parameters():
-        for place in channels.places.get(name, ()):
-            if p.dim() == 1 and place.sign == 1:
-                free = place.classes < channels.free
-                found[place.classes[free]] = move.point(name, torch.ones_like(p))[free].detach()
+        if p.dim() == 1 and name in channels.ends:
+            classes = channels.ends[name][0]
+            free = classes < channels.free
+            found[classes[free]] = move.point(name, torch.ones_like(p))[free].detach()
     return found
 
 

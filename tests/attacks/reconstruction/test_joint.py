@@ -13,8 +13,8 @@ from warp_unlearning.attacks.reconstruction.matching import distances
 from warp_unlearning.attacks.reconstruction.predicted import in_groups
 from warp_unlearning.attacks.reconstruction.problem import Search
 from warp_unlearning.attacks.reconstruction.reading import read_targets
-from warp_unlearning.attacks.undoing.channel_factors import Channels, channels_of
-from warp_unlearning.attacks.undoing.protocol import Held, NotApplicable
+from warp_unlearning.attacks.undo.base import Held, NotApplicable
+from warp_unlearning.attacks.undo.channels import Channels, channels_of
 from warp_unlearning.errors import InputError
 
 
@@ -52,13 +52,11 @@ def conjugated(kit: Any, model: nn.Module, x: Tensor, y: Tensor, spread: float) 
 def scales_of(channels: Channels, move: Any, model: nn.Module) -> Tensor:
     """τ of every free channel, read off what the move makes of weights that are all ones."""
     found = torch.zeros(channels.free, dtype=torch.float64)
-    for name, places in channels.places.items():
-        value = dict(model.named_parameters()).get(name)
-        for place in places:
-            if value is not None and value.dim() == 1 and place.sign == 1:
-                found[place.classes[place.classes < channels.free]] = move.point(name, torch.ones_like(value))[
-                    place.classes < channels.free
-                ].detach()
+    for name, value in model.named_parameters():
+        if value.dim() == 1 and name in channels.ends:
+            classes = channels.ends[name][0]
+            free = classes < channels.free
+            found[classes[free]] = move.point(name, torch.ones_like(value))[free].detach()
     return found
 
 

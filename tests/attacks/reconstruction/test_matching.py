@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from warp_unlearning.attacks.reconstruction.matching import Distance, cosines, distances, from_cosines, unit_length
-from warp_unlearning.attacks.undoing.channel_factors import channels_of, rescaled
-from warp_unlearning.attacks.undoing.protocol import Held
+from warp_unlearning.attacks.undo.base import Held
+from warp_unlearning.attacks.undo.channels import channels_of, rescaled
 
 KINDS = get_args(Distance)
 SHAPES: dict[str, tuple[int, ...]] = {"conv": (3, 2, 2, 2), "line": (2, 3, 2), "full": (4, 3), "bias": (4,), "heat": ()}

@@ -10,7 +10,7 @@ from torch import nn
 from warp_unlearning.attacks.reconstruction.problem import Search
 from warp_unlearning.attacks.reconstruction.reading import read_targets, readings
 from warp_unlearning.attacks.reconstruction.reconstruct import reconstruct
-from warp_unlearning.attacks.undoing.registry import pre_steps
+from warp_unlearning.attacks.undo import pre_steps
 from warp_unlearning.errors import InputError
 
 

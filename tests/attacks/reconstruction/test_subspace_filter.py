@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from warp_unlearning.attacks.reconstruction.subspace_filter import SubspaceFilter
-from warp_unlearning.attacks.undoing.protocol import Held
+from warp_unlearning.attacks.undo.base import Held
 from warp_unlearning.errors import InputError
 
 POINTS = 25

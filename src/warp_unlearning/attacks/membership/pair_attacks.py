@@ -27,11 +27,9 @@ from ...data.examples import TensorExamples
 from ...errors import InputError
 from ...gradients.energy import gradient_energy
 from ...training.scoring import logit_confidence, logits
-from ..undoing.asked import Asked
-from ..undoing.protocol import Held, NotApplicable, Undo
-from ..undoing.registry import make_pre_step
-from ..undoing.single_gradients import single_gradients
-from ..undoing.states import checked_difference
+from ..undo import make_pre_step
+from ..undo.base import CachedState, Held, NotApplicable, Undo, checked_difference
+from ..undo.probes import single_gradients
 from .model_pair import check_pair
 from .original_gradients import OriginalGradients, original_side
 from .state_scores import state_scores
@@ -102,7 +100,7 @@ class PairAttacker:
             scores[Attack("gradient norm", NAIVE, "weights of the unlearned model")] = energies
         except InputError as error:
             not_tried["gradient norm"] = str(error)
-        return PairScores(scores | self._by_weights(Asked(other.state_dict()), undo, not_tried), not_tried)
+        return PairScores(scores | self._by_weights(CachedState(other.state_dict()), undo, not_tried), not_tried)
 
     @cached_property
     def _before(self) -> Floats:
@@ -137,8 +135,10 @@ class PairAttacker:
                 left[f"after {name}"] = str(error)
         return undo, left
 
-    def _by_weights(self, state: Asked, undo: Mapping[str, Undo], not_tried: dict[str, str]) -> dict[Attack, Floats]:
-        undone: dict[str, Asked] = {}
+    def _by_weights(
+        self, state: CachedState, undo: Mapping[str, Undo], not_tried: dict[str, str]
+    ) -> dict[Attack, Floats]:
+        undone: dict[str, CachedState] = {}
         for name, step in undo.items():
             try:
                 undone[name] = state.after(step)
@@ -153,7 +153,7 @@ class PairAttacker:
         return scores
 
     def _scored(
-        self, states: Mapping[str, Asked], not_tried: dict[str, str]
+        self, states: Mapping[str, CachedState], not_tried: dict[str, str]
     ) -> tuple[dict[str, Floats], dict[str, Floats]]:
         """The gradient difference and the update alignment of every state."""
         differences = {name: checked_difference(self._held, found) for name, found in states.items()}
@@ -174,7 +174,7 @@ class PairAttacker:
         return statistics(watch=alignment.add_rows), alignment.scores()
 
 
-def _same_states(states: Mapping[str, Asked]) -> dict[str, str]:
+def _same_states(states: Mapping[str, CachedState]) -> dict[str, str]:
     """For every state the first one that it is the same as, which may be itself."""
     found: dict[str, str] = {}
     for name, state in states.items():

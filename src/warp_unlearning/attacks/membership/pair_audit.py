@@ -17,7 +17,7 @@ from ...randomness import Streams
 from ...stats.reading import MARGIN, require_margin
 from ...unlearning.checks import copies_of
 from ...unlearning.record import examples_digest
-from ..undoing.registry import default_steps
+from ..undo import default_steps
 from .held_out import HeldOut, divide
 from .model_pair import check_pair, device_of
 from .pair_attacks import Attack, Floats, PairAttacker, PairScores

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...gpu.precision import full_precision
-from ..undoing.protocol import Weights
-from ..undoing.states import undone_model
+from ..undo.base import Weights, undone_model
 from .gradient_difference import FittedDifference, check_fit
 from .gradient_rows import ComputedRows, FiniteCheck, spans
 from .model_pair import are_identical

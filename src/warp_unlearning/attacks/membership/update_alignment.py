@@ -1,7 +1,7 @@
 """*Update alignment*: does the difference of two models point along the gradient of an example's loss?
 
 score(x) = cos(θ_u − θ_org, ∇ℓ(x; θ_org)). It is positive where the update raised the loss of x, to first order: for
-examples that were forgotten. The difference may be one that a pre-step has cleaned (`attacks.undoing`); all differences
+examples that were forgotten. The difference may be one that a pre-step has cleaned (`attacks.undo`); all differences
 of one original share one pass over the candidates' gradients, which are never held for more than a chunk of them.
 """
 
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...errors import DataError, InputError
-from ..undoing.kernels import directions
-from ..undoing.protocol import Weights
-from ..undoing.single_gradients import single_gradients
+from ..undo.base import Weights
+from ..undo.channels import kernel_directions
+from ..undo.probes import single_gradients
 
 # Numbers in a chunk of gradients; a GPU needs large ones to be busy.
 _CHUNK = 2**27
@@ -107,7 +107,7 @@ class _Stack:
         for name, p in named.items():
             given = [differences[key].get(name, torch.zeros_like(p)).to(p.device).double() for key in self._names]
             if by_kernel:
-                given = [directions(value, p.dim()) for value in given]
+                given = [kernel_directions(value, p.dim()) for value in given]
             stacked[name] = torch.stack([value.flatten() for value in given], dim=1)
         total = torch.stack([columns.square().sum(0) for columns in stacked.values()]).sum(0)
         # By kernel the sum of squares is the number of kernels that are compared.
@@ -122,7 +122,7 @@ class _Stack:
             return {}
         dots, energies = [], []
         for name, columns in self._columns.items():
-            g = directions(gradients[name], gradients[name].dim() - 1) if self._by_kernel else gradients[name]
+            g = kernel_directions(gradients[name], gradients[name].dim() - 1) if self._by_kernel else gradients[name]
             flat = g.flatten(1)
             dots.append((flat @ columns).double())
             energies.append(

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from ...errors import InputError, nearest
-from ..undoing.channel_factors import Channels, all_pinned, channels_of, rescaled
-from ..undoing.protocol import Held
-from ..undoing.single_gradients import single_gradients
+from ..undo.base import Held
+from ..undo.channels import Channels, all_pinned, channels_of, rescaled
+from ..undo.probes import single_gradients
 from .descent import Values, Variable, descend
 from .predicted import Weights
 from .problem import Candidates, Problem, Search, smoothness
@@ -54,7 +54,7 @@ def invert_adaptively(
     held, step = threats[0].held, _step(threats[0])
     channels = held.once(channels_of)
     if channels.free == 0:
-        raise all_pinned(held, "scale")
+        raise all_pinned(held)
     n, _, count = problem.shape
     names = list(problem.targets.values)
     kind = next(iter(problem.targets.values.values()))

@@ -7,9 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..undoing.input_layer import first_layers, implied_inputs
-from ..undoing.protocol import Held, NotApplicable
-from ..undoing.states import difference
+from ..undo.base import Held, NotApplicable, difference
+from ..undo.inputs import first_layers, implied_inputs
 from .reading import held_or_blank
 from .threat import Threat
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from ...errors import InputError
-from ..undoing.channel_factors import Channels, all_pinned, channels_of, rescaled
-from ..undoing.protocol import Held
+from ..undo.base import Held
+from ..undo.channels import Channels, all_pinned, channels_of, rescaled
 from .descent import Values, Variable, descend
 from .predicted import Weights
 from .problem import Candidates, Problem, Search, smoothness
@@ -28,7 +28,7 @@ def invert_jointly(
         raise InputError(f"the spread of the factors' prior is {spread}; give a number above 0")
     channels = held.once(channels_of)
     if channels.free == 0:
-        raise all_pinned(held, "scale")
+        raise all_pinned(held)
     image = problem.image_variable(search)
     start = image.start.new_zeros(len(image.start), channels.free)
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError, nearest
-from ..undoing.input_layer import first_layers
-from ..undoing.protocol import Held, PreStep
-from ..undoing.registry import make_pre_step, pre_steps
-from ..undoing.states import difference
+from ..undo import make_pre_step, pre_steps
+from ..undo.base import Held, PreStep, difference
+from ..undo.inputs import first_layers
 from .matching import Distance, unit_length
 from .subspace_filter import SubspaceFilter
 from .threat import Threat

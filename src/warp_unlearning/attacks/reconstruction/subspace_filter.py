@@ -17,19 +17,18 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...linalg.subspace import SecondMoment, project_out
-from ..undoing.protocol import Held, NamedStep, Undo, Weights
-from ..undoing.single_gradients import single_gradients
-from ..undoing.states import checked_state, undone_model, with_shared_names
+from ..undo.base import Held, Undo, Weights, checked_state, undone_model, with_shared_names
+from ..undo.probes import single_gradients
 
 # Examples whose gradients are taken at once.
 _CHUNK = 20
 
 
 @dataclass(frozen=True)
-class SubspaceFilter(NamedStep):
+class SubspaceFilter:
     """Keeps of the difference what `points` probe gradients of the original span and those of the unlearned do not."""
 
-    step_name: ClassVar[str] = "filtered"
+    name: ClassVar[str] = "filtered"
 
     energy: float = 0.9
     points: int = 100

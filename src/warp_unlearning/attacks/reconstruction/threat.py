@@ -14,7 +14,7 @@ from ...data.preprocess import Pixels
 from ...errors import DataError, InputError
 from ...models.generator import Staged
 from ..membership.model_pair import are_identical, check_pair
-from ..undoing.protocol import Held
+from ..undo.base import Held
 
 
 @dataclass(frozen=True)

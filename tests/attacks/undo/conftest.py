@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from warp_unlearning.attacks.undoing import Held
+from warp_unlearning.attacks.undo import Held
 from warp_unlearning.symmetry.base import Symmetry
 from warp_unlearning.symmetry.moves import apply_move
 from warp_unlearning.symmetry.rescaling import ChangeOfBasis
@@ -30,8 +30,9 @@ class Residual(nn.Module):
         self.first = nn.Conv2d(width, 2 * width, 3, padding=1, bias=norm == "none")
         self.inner = nn.Conv2d(2 * width, 2 * width, 3, padding=1, groups=groups)
         self.last = nn.Conv2d(2 * width, width, 1)
-        made = {"none": lambda c: nn.Identity(), "affine": nn.BatchNorm2d, "bare": _bare}[norm]
-        self.norms = nn.ModuleList([made(c) for c in (width, 2 * width, width)])
+        widths = (width, 2 * width, width)
+        norms = [nn.Identity() if norm == "none" else nn.BatchNorm2d(c, affine=norm == "affine") for c in widths]
+        self.norms = nn.ModuleList(norms)
         self.flat = flat
         self.head = nn.Linear(width * (16 if flat else 1), 4)
 
@@ -41,10 +42,6 @@ class Residual(nn.Module):
         stream = F.relu(stream + self.norms[2](self.last(inside)))
         out: Tensor = self.head(stream.flatten(1) if self.flat else stream.mean((2, 3)))
         return out
-
-
-def _bare(width: int) -> nn.Module:
-    return nn.BatchNorm2d(width, affine=False)
 
 
 class Kit:
@@ -121,6 +118,11 @@ class Kit:
         move = symmetry.move(model, generator=torch.Generator().manual_seed(seed))
         back = move.inverse()
         return {name: back.point(name, move.covector(name, g)) for name, g in gradient.items()}
+
+    @staticmethod
+    def require_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+        for name, value in expected.items():
+            assert torch.equal(found[name], value), name
 
     @staticmethod
     def norm(values: Mapping[str, Tensor]) -> float:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from warp_unlearning.attacks.undoing import Held, NotApplicable, difference
-from warp_unlearning.attacks.undoing.canonical import Canonical
+from warp_unlearning.attacks.undo import Held, NotApplicable, difference
+from warp_unlearning.attacks.undo.canonical import Canonical, ChannelOrder, balanced
 from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
 
 MOVES = {"scales": (ChangeOfBasis(),), "order": (Permutation(),), "both": (ChangeOfBasis(), Permutation())}
@@ -66,8 +66,7 @@ def test_where_nothing_was_rescaled_the_update_stays_whole(kit) -> None:
     model = kit.residual()
     updated = kit.stepped(model, {n: kit.normal(*p.shape) for n, p in model.named_parameters()}, 1e-2)
     undone = Canonical(reweightings=2).prepared(kit.held(model, 2))(updated.state_dict())
-    for name, value in undone.items():
-        assert torch.equal(value, updated.state_dict()[name]), name
+    kit.require_equal(updated.state_dict(), undone)
 
 
 def test_a_large_move_beside_the_rescaling_is_told_from_it(kit) -> None:
@@ -89,8 +88,7 @@ def test_order_alone_is_undone_where_scales_are_pinned(kit) -> None:
     model = kit.settled(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)))
     held = Held(model, kit.points(2, shape=(4,)))
     undone = Canonical().prepared(held)(kit.moved(model, Permutation()).state_dict())
-    for name, value in model.state_dict().items():
-        assert torch.equal(undone[name], value), name
+    kit.require_equal(undone, model.state_dict())
 
 
 def test_without_hidden_channels_it_is_not_applicable(kit) -> None:
@@ -104,3 +102,63 @@ def test_float32_states_are_undone_to_their_precision(kit) -> None:
     for name, value in undone.items():
         assert value.dtype == torch.float64
         torch.testing.assert_close(value.float(), model.state_dict()[name], rtol=1e-4, atol=1e-5)
+
+
+def test_the_order_is_found_through_scales_and_noise(kit) -> None:
+    model = kit.residual(width=6, inner="grouped", flat=True)
+    noisy = kit.stepped(model, {n: kit.normal(*p.shape, seed=9) for n, p in model.named_parameters()}, 0.3)
+    scaled = kit.moved(noisy, ChangeOfBasis(spread=0.9))
+    held = kit.held(model, 2)
+    found = ChannelOrder(held).undone(kit.moved(scaled, Permutation(), seed=3).state_dict())
+    kit.require_equal(found, scaled.state_dict())
+
+
+def test_the_order_is_found_through_scales_of_any_size_and_much_noise(kit) -> None:
+    # Weights as they are, or slices beside channels out of order, lead astray in three of these networks.
+    for seed in range(100, 110):
+        inner = [layer for _ in range(3) for layer in (nn.ReLU(), nn.Linear(16, 16))]
+        model = kit.settled(nn.Sequential(nn.Linear(8, 16), *inner, nn.ReLU(), nn.Linear(16, 4)), seed)
+        named = {name: p.detach() for name, p in model.named_parameters()}
+        noise = {name: kit.normal(*p.shape, seed=seed + 9) * p.std() for name, p in named.items()}
+        noisy = kit.stepped(model, noise, 0.6 * kit.norm(named))
+        scaled = kit.moved(noisy, ChangeOfBasis(law="lognormal", spread=2.0), seed=seed)
+        held = Held(model, kit.points(2, shape=(8,)))
+        found = ChannelOrder(held).undone(kit.moved(scaled, Permutation(), seed=seed).state_dict())
+        kit.require_equal(found, scaled.state_dict())
+
+
+def test_a_first_layer_that_says_nothing_is_settled_by_the_next(kit) -> None:
+    # Rows of one number have no direction, only columns of what reads them do.
+    model = kit.settled(nn.Sequential(nn.Linear(1, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)))
+    held = Held(model, kit.points(2, shape=(1,)))
+    found = ChannelOrder(held).undone(kit.moved(model, Permutation(), seed=1).state_dict())
+    kit.require_equal(found, model.state_dict())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 6), st.integers(2, 6), st.integers(0, 10_000))
+def test_balanced_weights_ignore_scales_and_follow_orders(kit, out: int, width: int, seed: int) -> None:
+    weight = kit.normal(out, width, 3, seed=seed)
+    rows, columns = kit.normal(out, seed=seed + 1).exp(), kit.normal(width, seed=seed + 2).exp()
+    order = torch.randperm(out, generator=torch.Generator().manual_seed(seed))
+    moved = (weight * rows[:, None, None] * columns[None, :, None])[order]
+    torch.testing.assert_close(balanced(moved), balanced(weight)[order], rtol=1e-4, atol=1e-4)
+    energies = balanced(weight).square().sum(2)
+    torch.testing.assert_close(energies.sum(1), torch.ones(out, dtype=torch.float64))
+    torch.testing.assert_close(energies.sum(0), torch.full((width,), out / width).double(), rtol=1e-3, atol=0)
+
+
+def test_blocks_are_balanced_by_themselves(kit) -> None:
+    weight = kit.normal(6, 3, seed=1)
+    apart = torch.cat([balanced(part) for part in weight.chunk(2)])
+    torch.testing.assert_close(balanced(weight, blocks=2), apart, rtol=1e-6, atol=1e-6)
+
+
+def test_rows_and_columns_of_zeros_stay(kit) -> None:
+    weight = kit.normal(4, 3, seed=2)
+    weight[1], weight[:, 2] = 0, 0
+    found = balanced(weight)
+    assert bool(found.isfinite().all())
+    assert bool((found[1] == 0).all())
+    assert bool((found[:, 2] == 0).all())
+    torch.testing.assert_close(found[[0, 2, 3]].square().sum(1), torch.ones(3, dtype=torch.float64))

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from warp_unlearning.attacks.undoing import Held, NotApplicable, difference
-from warp_unlearning.attacks.undoing.channel_factors import rescaled
-from warp_unlearning.attacks.undoing.conservation import Conservation
-from warp_unlearning.attacks.undoing.conservation_law import ConservationLaw
+from warp_unlearning.attacks.undo import Held, NotApplicable, difference
+from warp_unlearning.attacks.undo.channels import rescaled
+from warp_unlearning.attacks.undo.conservation import Conservation, ConservationLaw
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.models.networks import SmallResNet
 
