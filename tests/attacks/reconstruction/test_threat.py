@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from warp_unlearning.attacks.reconstruction.threat import Schedule
 from warp_unlearning.errors import DataError, InputError
@@ -19,8 +18,6 @@ from warp_unlearning.errors import DataError, InputError
         {"rate": -1.0},
         {"rate": float("nan")},
         {"ascent": 0.0},
-        {"descent": -0.1},
-        {"descent": float("nan")},
     ],
 )
 def test_a_schedule_that_takes_no_step_up_is_refused(wrong: dict[str, float]) -> None:
@@ -112,22 +109,5 @@ def test_every_line_says_what_the_attacker_holds(kit: Any) -> None:
     assert "2 examples forgotten together and is told their labels" in full
     assert "7 probe examples" in full
     assert "has a generator" in full
-    assert (
-        "ngp (lr=0.01), 3 steps of 0.25 with weight 1 on what is forgotten and 0 on what is retained, and expects"
-        in full
-    )
+    assert "ngp (lr=0.01), 3 steps of 0.25 with weight 1 on what is forgotten, and expects the defence cob." in full
     assert "does not know what a defence drew" in full
-
-
-def test_the_line_of_a_schedule_tells_all_of_it(kit: Any) -> None:
-    lines = "\n".join(kit.threat(kit.net(), kit.net(seed=21), schedule=Schedule(1, 0.25, 0.8, 0.6)).lines())
-    assert "1 step of 0.25" in lines
-    assert "0.6" in lines
-
-
-def test_a_threat_of_modules_with_integer_buffers(kit: Any) -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4))
-    other = deepcopy(model)
-    with torch.no_grad():
-        other[1].bias.add_(1)
-    assert kit.threat(model, other).count == 1
