@@ -53,32 +53,6 @@ def test_labels_come_before_the_error() -> None:
         assess(truth, truth, blind=blind)
 
 
-def test_single_images_stay_in_their_order_and_blind_guesses_are_scored_beside() -> None:
-    truth = pictures(6, 1)
-    noisy = (truth + 0.01).clamp(0, 1)
-    guess = torch.full((6, 1, 8, 8), 0.5)
-    result = assess(noisy, truth, blind={"grey": BlindGuess("grey", guess)})
-    torch.testing.assert_close(torch.as_tensor(result.scores.psnr), psnr(noisy[:, 0], truth[:, 0]))
-    torch.testing.assert_close(torch.as_tensor(result.blind["grey"].psnr), psnr(guess.double(), truth[:, 0]))
-    assert result.beyond.verdict == "beyond the prior"
-    swapped = assess(truth.flip(0), truth, blind={"grey": BlindGuess("grey", guess)})
-    torch.testing.assert_close(swapped.images, truth.flip(0)[:, 0])
-    assert swapped.beyond.verdict != "beyond the prior"
-
-
-def test_decoys_and_labels_give_identification_and_it_is_in_the_plain_data() -> None:
-    truth, labels = pictures(12, 1), (torch.arange(12) % 2)[:, None]
-    decoys = (pictures(40, seed=9), torch.arange(40) % 2)
-    guess = BlindGuess("grey", torch.full((12, 1, 8, 8), 0.5))
-    result = assess(truth, truth, blind={"grey": guess}, labels=labels, decoys=decoys)
-    assert result.identification is not None
-    assert result.identification.share.value == 1
-    told = json.loads(json.dumps(result.as_json(), allow_nan=False))
-    assert "identification" in json.dumps(told)
-    assert set(told) >= {"scores", "blind", "beyond"}
-    assert assess(truth, truth, blind={"grey": guess}).identification is None
-
-
 def images(n: int, seed: int, *, side: int = 4) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (0.5 + 0.1 * torch.randn(n, 1, side, side, generator=generator, dtype=torch.float64)).clamp(0, 1)
@@ -302,12 +276,6 @@ def test_the_verdict_follows_the_intervals(gain, share, verdict) -> None:
     assert beyond_prior(found, {"class mean": scores(IMAGES)}, identification=share).verdict == verdict
 
 
-def test_wide_intervals_are_inconclusive() -> None:
-    result = beyond_prior(scores([10.0, 20.0, 14.0]), {"class mean": scores([12.0, 15.0, 15.0])})
-    assert result.verdict == "inconclusive"
-    assert "too few images to exclude 1 dB or a share of 0.75" in str(result)
-
-
 def test_one_image_has_no_interval() -> None:
     few = Identification(Estimate(1.0, 0.0, 1.0), np.array([1.0]), (38,))
     result = beyond_prior(scores([40.0]), {"class mean": scores([10.0])}, identification=few)
@@ -365,3 +333,23 @@ def test_scores_of_other_images_are_refused() -> None:
         beyond_prior(scores(IMAGES), {"class mean": scores(IMAGES)}, identification=named(0.1, 0.5, 0.9, n=3))
     with pytest.raises(InputError, match="level is 0"):
         beyond_prior(scores(IMAGES), {"class mean": scores(IMAGES)}, level=0)
+
+
+def test_single_images_stay_in_their_order_beside_blind_guesses_and_decoys() -> None:
+    truth, labels = pictures(12, 1), (torch.arange(12) % 2)[:, None]
+    guess = torch.full((12, 1, 8, 8), 0.5)
+    given = {"blind": {"grey": BlindGuess("grey", guess)}, "labels": labels}
+    result = assess(truth, truth, **given, decoys=(pictures(40, seed=9), torch.arange(40) % 2))
+    torch.testing.assert_close(torch.as_tensor(result.blind["grey"].psnr), psnr(guess.double(), truth[:, 0]))
+    assert result.beyond.verdict == "beyond the prior"
+    assert result.identification is not None
+    assert result.identification.share.value == 1
+    plain = json.loads(json.dumps(result.as_json(), allow_nan=False))
+    assert set(plain) == {"scores", "blind", "beyond"}
+    assert plain["beyond"]["identification"]["share"]["value"] == 1
+    swapped = assess(truth.flip(0), truth, **given)
+    torch.testing.assert_close(swapped.images, truth.flip(0)[:, 0])
+    assert swapped.beyond.verdict != "beyond the prior"
+    assert swapped.identification is None
+    with pytest.raises(InputError, match=r"\(2, 1, 1, 8, 8\) and the truth \(3, 1, 1, 8, 8\)"):
+        assess(pictures(2, 1), pictures(3, 1))

@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from scipy import stats
 from torch import nn
-from torch.nn import functional as F
 
 from warp_unlearning.attacks.reconstruction.metrics import (
     PSNR_CAP,
-    ImageScores,
-    Lpips,
     feature_mse,
     load_lpips,
     mse,
@@ -34,7 +31,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torchmetrics.functional.image import lpips as reference
 
-EIGHT = Pixels((1, 8, 8), (0.2,), (0.5,))
+
 PIXELS = Pixels((1, 4, 4), (0.3,), (0.5,))
 
 
@@ -78,13 +75,6 @@ def test_mse_and_psnr_are_those_of_clamped_images(n, seed, reach) -> None:
     np.testing.assert_allclose(mse(found, truth), wanted, rtol=1e-12)
     np.testing.assert_allclose(psnr(found, truth), [-10 * math.log10(v) for v in wanted], rtol=1e-12)
     assert mse(found, truth).shape == psnr(found, truth).shape == (n,)
-
-
-def test_identical_images_have_the_cap_and_ssim_1() -> None:
-    truth = images(3, 1, 8, 8)
-    assert psnr(truth, truth).tolist() == [PSNR_CAP] * 3
-    assert psnr(truth + 1e-7, truth).max() <= PSNR_CAP
-    assert ssim(truth, truth).tolist() == pytest.approx([1, 1, 1])
 
 
 def test_float32_is_scored_in_float64() -> None:
@@ -144,67 +134,6 @@ def test_a_model_without_logits_is_refused() -> None:
 def test_what_are_no_images_is_refused(metric, found, truth, message) -> None:
     with pytest.raises(InputError, match=message):
         metric(found, truth)
-
-
-def test_ssim_needs_three_pixels() -> None:
-    with pytest.raises(InputError, match="3 by 3"):
-        ssim(images(1, 1, 2, 8), images(1, 1, 2, 8))
-
-
-def image_pair(n: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(20)
-    one, other = (torch.rand(n, 1, 8, 8, generator=generator) for _ in range(2))
-    return one, other
-
-
-class Half(Lpips):
-    """A distance that is known, in place of one that needs weights."""
-
-    def __call__(self, found: torch.Tensor, truth: torch.Tensor, *, batch_size: int = 64) -> torch.Tensor:
-        return torch.full((len(truth),), 0.5, dtype=torch.float64)
-
-
-def test_every_metric_stands_under_its_name() -> None:
-    torch.manual_seed(20)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-    found, truth = image_pair()
-    scores = score_images(found, truth, model=model, pixels=EIGHT, lpips=Half("alex", nn.Sequential(), ()))
-    for name, metric in (("psnr", psnr), ("ssim", ssim), ("mse", mse)):
-        np.testing.assert_array_equal(getattr(scores, name), metric(found, truth))
-    np.testing.assert_array_equal(scores.feature_mse, feature_mse(model, EIGHT, found, truth))
-    assert scores.lpips.tolist() == [0.5] * 5
-    assert list(scores.metrics) == ["psnr", "ssim", "mse", "feature_mse", "lpips"]
-    assert len(scores) == 5
-
-
-def test_the_summary_is_students_interval_over_images() -> None:
-    scores = score_images(*image_pair())
-    assert list(scores.metrics) == ["psnr", "ssim", "mse"]
-    for name, found in scores.summary(level=0.9).items():
-        values = scores.metrics[name]
-        low, high = stats.t.interval(0.9, 4, loc=values.mean(), scale=stats.sem(values))
-        assert (found.low, found.value, found.high) == pytest.approx((low, values.mean(), high))
-
-
-def test_plain_data_has_null_for_the_interval_of_one_image() -> None:
-    several = json.loads(json.dumps(score_images(*image_pair()).as_json(level=0.9), allow_nan=False))
-    assert several["images"] == len(several["per_image"]["ssim"]) == 5
-    assert several["level"] == 0.9
-    assert several["summary"]["mse"]["low"] < several["summary"]["mse"]["value"] < several["summary"]["mse"]["high"]
-    one = json.loads(json.dumps(score_images(*image_pair(1)).as_json(), allow_nan=False))
-    assert one["summary"]["psnr"] == {"value": one["per_image"]["psnr"][0], "low": None, "high": None}
-    assert "lpips" not in one["per_image"]
-
-
-def test_bad_input_is_refused() -> None:
-    with pytest.raises(InputError, match="give both"):
-        score_images(*image_pair(), model=nn.Identity())
-    with pytest.raises(InputError, match="give both"):
-        score_images(*image_pair(), pixels=PIXELS)
-    with pytest.raises(InputError, match="level is 2"):
-        score_images(*image_pair()).summary(level=2)
-    with pytest.raises(InputError, match="mean of no values"):
-        ImageScores(*[np.empty(0)] * 3).summary()
 
 
 def alexnet() -> nn.Sequential:
@@ -279,28 +208,6 @@ def test_it_is_what_torchmetrics_computes_of_the_same_weights(monkeypatch, tmp_p
     torch.testing.assert_close(own(found, truth, batch_size=2), wanted.double(), rtol=1e-5, atol=1e-7)
 
 
-def test_it_is_the_sum_over_slices_written_out(alex, alex_file, tmp_path) -> None:
-    widths = [64, 192, 384, 256, 256]
-    heads = {i: torch.rand(width, generator=torch.Generator().manual_seed(i)) for i, width in enumerate(widths)}
-    save_file(
-        {f"lin{i}.model.1.weight": v[None, :, None, None].clone() for i, v in heads.items()}, tmp_path / "h.safetensors"
-    )
-    found, truth = pair(2, 3, 40)
-    own = load_lpips(alex_file, network="alex", heads=tmp_path / "h.safetensors")
-    mean, std = torch.tensor([-0.03, -0.088, -0.188]).double(), torch.tensor([0.458, 0.448, 0.45]).double()
-    total = torch.zeros(2, dtype=torch.float64)
-    values = [(2 * v.double() - 1 - mean[:, None, None]) / std[:, None, None] for v in (found, truth)]
-    stack = drawn(alexnet())[:12].double()
-    slices = {1: 0, 4: 1, 7: 2, 9: 3, 11: 4}
-    for layer, module in enumerate(stack):
-        values = [module(v) for v in values]
-        if layer in slices:
-            one, other = (F.normalize(v, dim=1, eps=1e-4) for v in values)
-            head = heads[slices[layer]].double()
-            total += torch.einsum("nchw,c->nhw", (one - other) ** 2, head).mean((1, 2))
-    torch.testing.assert_close(own(found, truth), total, rtol=1e-4, atol=1e-6)
-
-
 def test_the_same_image_is_at_distance_0_and_grey_is_repeated(alex_file) -> None:
     own = load_lpips(alex_file, network="alex")
     found, truth = pair(2, 1, 32)
@@ -310,12 +217,52 @@ def test_the_same_image_is_at_distance_0_and_grey_is_repeated(alex_file) -> None
     assert own.to("cpu")(found, truth).shape == (2,)
 
 
-def test_the_smallest_sizes_are_those_that_pass_through(alex_file, tmp_path) -> None:
+def test_torchmetrics_is_not_imported_before_it_is_used() -> None:
+    code = (
+        "import sys, warp_unlearning; from warp_unlearning.attacks.reconstruction import judge;"
+        "sys.exit('torchmetrics' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_metric_stands_under_its_name_with_students_interval(alex_file) -> None:
+    torch.manual_seed(20)
+    model, lpips = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 35, 3)), load_lpips(alex_file, network="alex")
+    found, truth = pair(5, 3, 32)
+    pixels = Pixels((3, 32, 35), (0.2,) * 3, (0.5,) * 3)
+    scores = score_images(found, truth, model=model, pixels=pixels, lpips=lpips)
+    assert list(scores.metrics) == ["psnr", "ssim", "mse", "feature_mse", "lpips"]
+    for name, metric in (("psnr", psnr), ("ssim", ssim), ("mse", mse), ("lpips", lpips)):
+        np.testing.assert_array_equal(scores.metrics[name], metric(found, truth))
+    np.testing.assert_array_equal(scores.feature_mse, feature_mse(model, pixels, found, truth))
+    plain = json.loads(json.dumps(scores.as_json(level=0.9), allow_nan=False))
+    assert (plain["images"], plain["level"]) == (5, 0.9)
+    for name, values in scores.metrics.items():
+        low, high = stats.t.interval(0.9, 4, loc=values.mean(), scale=stats.sem(values))
+        assert plain["per_image"][name] == values.tolist()
+        assert plain["summary"][name] == pytest.approx({"value": values.mean(), "low": low, "high": high})
+    alone = score_images(found[:1], truth[:1]).as_json()
+    assert alone["summary"]["psnr"] == {"value": alone["per_image"]["psnr"][0], "low": None, "high": None}
+    assert "lpips" not in alone["per_image"]
+    for half in ({"model": model}, {"pixels": pixels}):
+        with pytest.raises(InputError, match="give both"):
+            score_images(found, truth, **half)
+    with pytest.raises(InputError, match="level is 2"):
+        scores.summary(level=2)
+
+
+def test_identical_images_have_the_cap_and_ssim_1() -> None:
+    truth = images(3, 1, 8, 8)
+    assert psnr(truth, truth).tolist() == [PSNR_CAP] * 3
+    assert ssim(truth, truth).tolist() == pytest.approx([1, 1, 1])
+    with pytest.raises(InputError, match="3 by 3"):
+        ssim(truth[..., :2], truth[..., :2])
+
+
+def test_images_that_do_not_fit_a_network_are_refused(alex_file) -> None:
     own = load_lpips(alex_file, network="alex")
     image = torch.rand(1, 3, 31, 31)
     assert own(image, 1 - image).isfinite().all()
-    with pytest.raises(RuntimeError):
-        alexnet()[:12](image[..., :30])
     with pytest.raises(InputError, match="30 by 31 pixels"):
         own(image[..., :30, :], image[..., :30, :])
     with pytest.raises(InputError, match="4 channels"):
@@ -332,28 +279,15 @@ def test_the_smallest_sizes_are_those_that_pass_through(alex_file, tmp_path) -> 
         (lambda s: s.update({"features.0.weight": torch.zeros(64, 3, 7, 7)}), r"\(64, 3, 7, 7\), which should be"),
     ],
 )
-def test_a_backbone_that_does_not_fit_is_one_clear_error(alex, tmp_path, change, message) -> None:
+def test_weights_that_do_not_fit_are_one_clear_error(alex, alex_file, tmp_path, change, message) -> None:
     weights = dict(state(alex))
     change(weights)
     torch.save(weights, tmp_path / "backbone.pt")
     with pytest.raises(WeightsError, match=message):
         load_lpips(tmp_path / "backbone.pt", network="alex")
-
-
-def test_files_that_are_missing_or_of_another_network_are_refused(alex_file, tmp_path) -> None:
-    with pytest.raises(WeightsError, match="there is no weight file"):
-        load_lpips(tmp_path / "none.pt", network="alex")
     with pytest.raises(WeightsError, match="give torchvision's weights of LPIPS network 'vgg'"):
         load_lpips(alex_file, network="vgg")
     with pytest.raises(WeightsError, match="the linear heads"):
         load_lpips(alex_file, network="alex", heads=alex_file)
     with pytest.raises(InputError, match="did you mean 'alex'"):
         load_lpips(alex_file, network="alexx")
-
-
-def test_torchmetrics_is_not_imported_before_it_is_used() -> None:
-    code = (
-        "import sys, warp_unlearning; from warp_unlearning.attacks.reconstruction import judge;"
-        "sys.exit('torchmetrics' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -97,26 +97,18 @@ def test_many_targets_are_searched_for_as_one_at_a_time(kit: Any) -> None:
         torch.testing.assert_close(first.images, together.images[:1], rtol=1e-6, atol=1e-6)
 
 
-def test_many_targets_through_a_generator_are_searched_for_as_one_at_a_time(kit: Any) -> None:
-    threats, _ = kit.threats(kit.net(dtype=torch.float32), [0, 1, 2], generator=kit.generator())
-    together, alone = (reconstruct(threats, attack="generative", search=SHORT, at_once=n) for n in (None, 1))
-    torch.testing.assert_close(alone.images, together.images, rtol=1e-3, atol=1e-3)
-
-
-def test_equal_seeds_give_equal_images_and_others_do_not(kit: Any) -> None:
-    threats, _ = kit.threats(kit.net(), [0])
-    one, same, other = (reconstruct(threats, search=SHORT, seed=s) for s in (3, 3, 4))
-    assert torch.equal(one.images, same.images)
-    assert not torch.allclose(one.images, other.images)
-
-
-def test_the_best_restart_is_returned(kit: Any) -> None:
+def test_the_best_restart_is_returned_and_equal_seeds_give_equal_images(kit: Any) -> None:
     threats, _ = kit.threats(kit.net(), [0, 1])
-    found = reconstruct(threats, search=Search(restarts=4, iterations=12), seed=3)
+    shapes: list[Any] = []
+    search = Search(restarts=4, iterations=12)
+    found = reconstruct(threats, search=search, seed=3, watch=lambda _, losses: shapes.append(losses.shape))
     assert found.restarts.shape == (2, 4)
+    assert shapes == [(8,)] * 12
     assert torch.equal(found.losses, found.restarts.min(1).values)
     single = reconstruct(threats, search=Search(restarts=1, iterations=12), seed=3)
     torch.testing.assert_close(single.losses, found.restarts[:, 0], rtol=1e-6, atol=1e-9)
+    assert torch.equal(found.images, reconstruct(threats, search=search, seed=3).images)
+    assert not torch.allclose(found.images, reconstruct(threats, search=search, seed=4).images)
 
 
 @pytest.mark.parametrize("attack", list(ATTACKS))
@@ -186,13 +178,6 @@ def test_without_a_last_linear_layer_every_class_is_tried(kit: Any, hidden: bool
     assert any("all 10 were tried" in note for note in found.notes)
 
 
-def test_labels_of_several_that_cannot_be_inferred_are_asked_for(kit: Any) -> None:
-    model = kit.drawn(lambda: nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()))
-    x, y = kit.digits(2)
-    with pytest.raises(InputError, match="give them in the threat"):
-        reconstruct(kit.threat(model, kit.stepped(model, x, y), count=2), search=SHORT)
-
-
 def test_settings_tell_every_rate_and_default(kit: Any) -> None:
     threats, _ = kit.threats(kit.net(), [0], probes=3, schedule=Schedule(1, 1e-3))
     search = Search(restarts=1, iterations=2, rate=0.07)
@@ -227,40 +212,29 @@ def test_options_that_an_attack_does_not_have_are_refused(
         reconstruct(threats, attack=attack, search=SHORT, **options)
 
 
-@pytest.mark.parametrize("attack", ["adaptive", "joint", "canonical", "filtered", "span"])
-def test_attacks_that_need_probes_say_so(kit: Any, attack: str) -> None:
-    threats, _ = kit.threats(kit.net(), [0], schedule=Schedule(1, 1e-3))
-    with pytest.raises(InputError, match="needs probes"):
-        reconstruct(threats, attack=attack, search=SHORT)
-
-
 def test_what_is_missing_or_wrong_is_one_clear_error(kit: Any) -> None:
     model = kit.net()
     threats, _ = kit.threats(model, [0, 1], probes=5)
-    with pytest.raises(InputError, match="did you mean 'inversion'"):
-        reconstruct(threats, attack="inversoin")
-    with pytest.raises(InputError, match="did you mean 'canonical'"):
-        reconstruct(threats, after="canonica", search=SHORT)
-    with pytest.raises(InputError, match="schedule"):
-        reconstruct(threats, attack="adaptive", search=SHORT)
-    with pytest.raises(InputError, match="generator"):
-        reconstruct(threats, attack="generative", search=SHORT)
-    with pytest.raises(InputError, match="asks for 100 probes and there are 5"):
-        reconstruct(threats, attack="filtered", search=SHORT)
-    with pytest.raises(InputError, match="no threat"):
-        reconstruct([])
-    for at_once in (0, -1):
-        with pytest.raises(InputError, match="at_once"):
-            reconstruct(threats, search=SHORT, at_once=at_once)
-
-
-@pytest.mark.parametrize("label", [10, -1])
-def test_a_label_that_no_class_has_is_refused(kit: Any, label: int) -> None:
-    model = kit.net()
-    threats, _ = kit.threats(model, [0])
-    wrong = kit.threat(model, threats[0].unlearned, labels=torch.tensor([label]))
-    with pytest.raises(WarpError, match="label"):
-        reconstruct(wrong, search=SHORT)
+    bare, _ = kit.threats(model, [0], schedule=Schedule(1, 1e-3))
+    wrong = kit.threat(model, threats[0].unlearned, labels=torch.tensor([10]))
+    ending = kit.drawn(lambda: nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()))
+    x, y = kit.digits(2)
+    two = kit.threat(ending, kit.stepped(ending, x, y), count=2)
+    for given, options, match in (
+        (threats, {"attack": "inversoin"}, "did you mean 'inversion'"),
+        (threats, {"after": "canonica"}, "did you mean 'canonical'"),
+        (threats, {"attack": "adaptive"}, "schedule"),
+        (threats, {"attack": "adaptive", "after": "canonical"}, "compares weights and reads no difference"),
+        (threats, {"attack": "generative"}, "generator"),
+        (threats, {"attack": "filtered"}, "asks for 100 probes and there are 5"),
+        (threats, {"at_once": 0}, "at_once"),
+        ([], {}, "no threat"),
+        (wrong, {}, "a label is 10 and the model has 10 classes"),
+        (two, {}, "give them in the threat"),
+        *((bare, {"attack": name}, "needs probes") for name in ("adaptive", "joint", "canonical", "filtered", "span")),
+    ):
+        with pytest.raises(WarpError, match=match):
+            reconstruct(given, search=SHORT, **options)
 
 
 def test_threats_that_have_nothing_in_common_are_not_attacked_together(kit: Any) -> None:
@@ -275,19 +249,6 @@ def test_threats_that_have_nothing_in_common_are_not_attacked_together(kit: Any)
     for name, other in others.items():
         with pytest.raises(InputError, match=r"together must .*" + name):
             reconstruct([first, other], search=SHORT)
-
-
-def test_steps_are_watched_with_all_targets_at_once(kit: Any) -> None:
-    threats, _ = kit.threats(kit.net(), [0, 1])
-    told: list[tuple[int, ...]] = []
-    reconstruct(threats, search=Search(restarts=3, iterations=5), watch=lambda step, losses: told.append(losses.shape))
-    assert told == [(6,)] * 5
-
-
-def test_what_an_attack_does_not_read_cannot_be_chosen(kit: Any) -> None:
-    threats, _ = kit.threats(kit.net(), [0], probes=3, schedule=Schedule(1, 1e-3))
-    with pytest.raises(InputError, match="compares weights and reads no difference"):
-        reconstruct(threats, attack="adaptive", after="canonical", search=SHORT)
 
 
 def test_models_that_give_no_logits_or_take_other_images_are_refused(kit: Any) -> None:

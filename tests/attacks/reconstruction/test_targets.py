@@ -133,15 +133,6 @@ def test_kernels_do_not_see_the_factors_of_channels(kit: Any, seed: int, spread:
     assert not torch.allclose(distances(predicted, stacked, "cosine"), distances(predicted, targets, "cosine"))
 
 
-def test_rows_see_no_factors_of_output_channels_alone() -> None:
-    predicted, targets = updates(1, 2, shapes={"conv": (3, 2, 2, 2)})
-    factors = torch.tensor([0.2, 3.0, 11.0]).double()[None, :, None, None, None]
-    before = distances(predicted, targets, "rows")
-    torch.testing.assert_close(distances(predicted, {"conv": targets["conv"] * factors}, "rows"), before)
-    other = torch.tensor([0.2, 3.0]).double()[None, None, :, None, None]
-    assert not torch.allclose(distances(predicted, {"conv": targets["conv"] * other}, "rows"), before)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prediction_of_zeros_is_far_and_has_a_finite_slope(kind: Any) -> None:
     _, targets = updates(1, 1, shapes=SOME)
@@ -181,14 +172,6 @@ def test_the_difference_points_along_the_gradient_at_unit_length(kit: Any) -> No
         assert kit.cosine(one(targets, i), kit.gradient(model, x, y)) == pytest.approx(1, abs=1e-9)
         assert float(torch.cat([v.flatten() for v in one(targets, i).values()]).norm()) == pytest.approx(1)
     torch.testing.assert_close(targets.part(slice(1, 2)).values["head.bias"], targets.values["head.bias"][1:])
-
-
-def test_a_loss_that_was_lowered_turns_the_sign(kit: Any) -> None:
-    model = kit.net()
-    x, y = kit.digits(1)
-    down = kit.stepped(model, x, y, rate=-1e-3)
-    target = one(read_targets([kit.threat(model, down, ascent=False)], after="naive"))
-    assert kit.cosine(target, kit.gradient(model, x, y)) == pytest.approx(1, abs=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -250,11 +233,12 @@ def test_what_did_not_move_is_not_compared(kit: Any) -> None:
 
 
 class Bare(nn.Module):
-    """The classifier has no bias; features before it are not negative."""
+    """The classifier has no bias and is defined first; features before it are not negative."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.head = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU()), nn.Linear(20, 10, bias=False)
+        self.head = nn.Linear(20, 10, bias=False)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))
@@ -285,43 +269,6 @@ def test_examples_forgotten_together_give_their_labels_in_order(kit: Any) -> Non
     after = kit.stepped(model, x, y)
     targets = read_targets([kit.threat(model, after, count=3)], after="naive")
     assert inferred_labels(model, BLANK, targets.values, count=3).tolist() == [[2, 5, 7]]
-
-
-def test_without_a_last_linear_layer_nothing_is_inferred(kit: Any) -> None:
-    model = kit.drawn(lambda: nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()))
-    values = {name: p[None].detach() for name, p in model.named_parameters()}
-    assert inferred_labels(model, BLANK, values, count=1) is None
-    net = kit.net()
-    assert inferred_labels(net, BLANK, {"first.weight": torch.ones(1, 6, 1, 3, 3)}, count=1) is None
-
-
-def test_a_linear_layer_that_gives_no_logits_is_not_taken_for_the_last(kit: Any) -> None:
-    # Its rows are hidden units; some have numbers that no class has.
-    model = kit.drawn(
-        lambda: nn.Sequential(
-            nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Unflatten(1, (32, 1, 1)), nn.Conv2d(32, 10, 1), nn.Flatten()
-        )
-    )
-    threats, _ = kit.threats(model, list(range(10)))
-    found = inferred_labels(model, BLANK, read_targets(threats, after="naive").values, count=1)
-    truth = torch.stack([t.labels for t in threats])
-    assert found is None or torch.equal(found, truth)
-
-
-def test_a_classifier_that_was_defined_first_is_still_the_last_layer(kit: Any) -> None:
-    class HeadFirst(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head, self.body = nn.Linear(32, 10), nn.Linear(64, 32)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(torch.relu(self.body(x.flatten(1))))
-
-    model = kit.drawn(HeadFirst)
-    threats, _ = kit.threats(model, list(range(10)))
-    found = inferred_labels(model, BLANK, read_targets(threats, after="naive").values, count=1)
-    truth = torch.stack([t.labels for t in threats])
-    assert found is None or torch.equal(found, truth)
 
 
 def tiny(kit: Any, seed: int = 20) -> nn.Module:
@@ -359,14 +306,6 @@ def test_the_difference_goes_through_dense_projectors(kit: Any, energy: float) -
         if len(ours) > 4:
             # The other order is something else.
             assert not torch.allclose((identity - theirs) @ ours @ delta.flatten(), expected, rtol=1e-3, atol=1e-9)
-
-
-def test_the_first_points_alone_are_looked_at(kit: Any) -> None:
-    model, (x, y) = tiny(kit), points(40)
-    after = kit.stepped(model, *points(3, seed=5), rate=2.0)
-    few, more = Held(model, (x[:POINTS], y[:POINTS])), Held(model, (x, y))
-    one, other = (SubspaceFilter(points=POINTS).prepared(h)(after.state_dict()) for h in (few, more))
-    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("share", [0.5, 2.0])
@@ -408,37 +347,6 @@ def test_running_statistics_and_shapes_stay(kit: Any) -> None:
     assert torch.equal(found["norm.running_mean"], state["norm.running_mean"])
 
 
-def test_a_parameter_that_nothing_uses_is_left_at_the_originals(kit: Any) -> None:
-    class Unused(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head, self.unused = nn.Linear(64, 4), nn.Linear(64, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(x.flatten(1))
-
-    model, (x, y) = kit.drawn(Unused), points()
-    after = kit.stepped(model, x[:1], y[:1], rate=0.1)
-    found = SubspaceFilter(points=POINTS).prepared(Held(model, (x, y)))(after.state_dict())
-    assert torch.equal(found["unused.weight"], model.unused.weight)
-
-
-def test_all_names_of_a_shared_weight_have_one_value(kit: Any) -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 4)
-            self.second.weight = self.first.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.second(torch.relu(self.first(x.flatten(1)))))
-
-    model, (x, y) = kit.drawn(Tied), points()
-    after = kit.stepped(model, x[:1], y[:1], rate=0.1)
-    found = SubspaceFilter(points=POINTS).prepared(Held(model, (x, y)))(after.state_dict())
-    assert torch.equal(found["first.weight"], found["second.weight"])
-
-
 def test_settings_and_probes_that_cannot_do_are_refused(kit: Any) -> None:
     for energy in (0.0, 1.5, float("nan")):
         with pytest.raises(InputError, match="energy of the filter"):
@@ -448,3 +356,37 @@ def test_settings_and_probes_that_cannot_do_are_refused(kit: Any) -> None:
     with pytest.raises(InputError, match="asks for 100 probes and there are 25"):
         SubspaceFilter().prepared(Held(tiny(kit), points()))
     assert SubspaceFilter().name == "filtered"
+
+
+def test_one_value_for_a_shared_weight_and_the_originals_for_one_that_nothing_uses(kit: Any) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 4)
+            self.second.weight, self.unused = self.first.weight, nn.Linear(64, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.second(torch.relu(self.first(x.flatten(1)))))
+
+    model, (x, y) = kit.drawn(Tied), points(40)
+    after = kit.stepped(model, x[:1], y[:1], rate=0.1)
+    found, few = (
+        SubspaceFilter(points=POINTS).prepared(Held(model, (x[:n], y[:n])))(after.state_dict()) for n in (40, POINTS)
+    )
+    assert torch.equal(found["first.weight"], found["second.weight"])
+    assert torch.equal(found["unused.weight"], model.unused.weight)
+    # The first points alone are looked at.
+    assert all(torch.equal(few[name], found[name]) for name in few)
+
+
+def last_by_convolution() -> nn.Module:
+    """Its linear layer has hidden units as rows, some with numbers that no class has."""
+    body = [nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Unflatten(1, (32, 1, 1))]
+    return nn.Sequential(*body, nn.Conv2d(32, 10, 1), nn.Flatten())
+
+
+def test_a_linear_layer_that_gives_no_logits_is_not_taken_for_the_last(kit: Any) -> None:
+    threats, _ = kit.threats(kit.drawn(last_by_convolution), [0, 1])
+    targets = read_targets(threats, after="naive").values
+    assert inferred_labels(threats[0].original, BLANK, targets, count=1) is None
+    assert inferred_labels(kit.net(), BLANK, {"first.weight": torch.ones(1, 6, 1, 3, 3)}, count=1) is None
