@@ -20,8 +20,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from warp_unlearning import unlearn
-from warp_unlearning.attacks.reconstruction.matching import cosines
-from warp_unlearning.attacks.reconstruction.reading import read_targets
+from warp_unlearning.attacks.reconstruction.targets import cosines, read_targets
 from warp_unlearning.attacks.reconstruction.threat import Threat
 from warp_unlearning.data.preprocess import load_data, pixels_of
 from warp_unlearning.gradients.per_sample import example_gradients

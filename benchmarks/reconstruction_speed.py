@@ -17,10 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from warp_unlearning.attacks.reconstruction.problem import Search
 from warp_unlearning.attacks.reconstruction.reconstruct import reconstruct
+from warp_unlearning.attacks.reconstruction.search import Search, total_variation
 from warp_unlearning.attacks.reconstruction.threat import Threat
-from warp_unlearning.attacks.reconstruction.total_variation import total_variation
 from warp_unlearning.data.preprocess import Pixels
 from warp_unlearning.models.networks import build_model, suggest_options
 

@@ -184,7 +184,7 @@ def test_the_documents_name_every_attack_and_pre_step() -> None:
 
 
 def test_the_documents_name_every_attack_that_rebuilds_images() -> None:
-    from warp_unlearning.attacks.reconstruction.attacks import attacks
+    from warp_unlearning.attacks.reconstruction.attacks import ATTACKS
 
     text = (ROOT / "docs/reconstruction.md").read_text()
-    assert re.findall(r"^\| `(.*?)` \|", text, re.MULTILINE) == list(attacks())
+    assert re.findall(r"^\| `(.*?)` \|", text, re.MULTILINE) == list(ATTACKS)

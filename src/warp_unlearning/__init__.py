@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .attacks.membership.pair_report import PairAudit as PairAudit
     from .attacks.membership.shadow_audit import shadow_audit as shadow_audit
     from .attacks.membership.shadow_design import shadow_design as shadow_design
+    from .attacks.reconstruction.reconstruct import Reconstruction as Reconstruction
     from .attacks.reconstruction.reconstruct import reconstruct as reconstruct
-    from .attacks.reconstruction.reconstruction import Reconstruction as Reconstruction
     from .attacks.reconstruction.threat import Threat as Threat
     from .bounds.floor import reconstruction_floor as reconstruction_floor
     from .bounds.report import ReconstructionFloor as ReconstructionFloor
@@ -56,7 +56,7 @@ _HOMES = {
     "NullSpace": "symmetry.null_space",
     "PairAudit": "attacks.membership.pair_report",
     "Permutation": "symmetry.rescaling",
-    "Reconstruction": "attacks.reconstruction.reconstruction",
+    "Reconstruction": "attacks.reconstruction.reconstruct",
     "ReconstructionFloor": "bounds.report",
     "Threat": "attacks.reconstruction.threat",
     "TrackedNullSpace": "symmetry.null_space",

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from warp_unlearning.attacks.reconstruction.assessment import assess
 from warp_unlearning.attacks.reconstruction.blind import BlindGuess
+from warp_unlearning.attacks.reconstruction.judge import assess
 
 ATTACKS = {"ngp": {"inversion": 0.05}, "ngp + cob": {"inversion": 2.0, "canonical": 0.3}}
 IMAGES = 6

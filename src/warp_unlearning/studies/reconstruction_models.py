@@ -136,7 +136,7 @@ def threats_of(
             probes=(probes.x, probes.y),
             generator=generator,
             method="ngp",
-            schedule=Schedule(1, settings.rate, settings.ascent, 1 - settings.ascent),
+            schedule=Schedule(1, settings.rate, settings.ascent),
             defense=arm.defense,
         )
         for target, after in zip(

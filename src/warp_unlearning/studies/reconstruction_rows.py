@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attacks.reconstruction.assessment import assess
 from ..attacks.reconstruction.attacks import find_attack
-from ..attacks.reconstruction.blind import BlindGuess, class_means
-from ..attacks.reconstruction.prior_alone import prior_alone
-from ..attacks.reconstruction.problem import Search
-from ..attacks.reconstruction.reading import readings
+from ..attacks.reconstruction.blind import BlindGuess, class_means, prior_alone
+from ..attacks.reconstruction.judge import assess
 from ..attacks.reconstruction.reconstruct import reconstruct
+from ..attacks.reconstruction.search import Search
+from ..attacks.reconstruction.targets import readings
 from ..attacks.reconstruction.threat import Threat
 from ..errors import InputError, WarpError, nearest
 from .reconstruction_images import Pictures

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..attacks.reconstruction.problem import Search
+from ..attacks.reconstruction.search import Search
 from ..errors import InputError, nearest
 from .study import Asked
 

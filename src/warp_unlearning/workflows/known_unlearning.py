@@ -89,7 +89,7 @@ def schedule_of(
         notes.append(f"a step saw only some of the {forgotten} forgotten examples; the attack takes all of them")
     rates = tuple(float(settings["lr"]) * cosine(i / steps) for i in range(steps))
     alpha = float(settings["alpha"])
-    return Schedule(steps=steps, rate=rates, ascent=1 - alpha, descent=alpha), tuple(notes)
+    return Schedule(steps=steps, rate=rates, ascent=1 - alpha), tuple(notes)
 
 
 def _defense(path: Path, last: Deletion) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from ..attacks.reconstruction.problem import Search
+from ..attacks.reconstruction.search import Search
 from ..cli.options import Options
 from ..cli.subject import PLACES, Subject, open_subject
 from ..config import RESOLVED, as_plain

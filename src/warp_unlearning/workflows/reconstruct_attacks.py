@@ -11,15 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..attacks.reconstruction.assessment import Assessment, assess
-from ..attacks.reconstruction.attacks import attacks
-from ..attacks.reconstruction.blind import BlindGuess, class_means, overall_mean
-from ..attacks.reconstruction.image_order import in_order, ordered_by_labels
-from ..attacks.reconstruction.prior_alone import prior_alone
-from ..attacks.reconstruction.problem import Search
-from ..attacks.reconstruction.reading import readings
-from ..attacks.reconstruction.reconstruct import reconstruct
-from ..attacks.reconstruction.reconstruction import Reconstruction
+from ..attacks.reconstruction.attacks import ATTACKS
+from ..attacks.reconstruction.blind import BlindGuess, class_means, overall_mean, prior_alone
+from ..attacks.reconstruction.judge import Assessment, assess, in_order, ordered_by_labels
+from ..attacks.reconstruction.reconstruct import Reconstruction, reconstruct
+from ..attacks.reconstruction.search import Search
+from ..attacks.reconstruction.targets import readings
 from ..attacks.reconstruction.threat import Threat
 from ..attacks.undo import default_steps
 from ..errors import InputError, nearest
@@ -42,16 +39,19 @@ _BESIDE: Mapping[str | None, tuple[str, ...]] = {"cob": ("adaptive",), "conjugat
 
 
 def named_attack(name: str) -> tuple[str, str | None]:
-    """An attack by its name, or inversion by the name of a way to read the difference, with that way.
+    """An attack by its name, or inversion by the name of a way to read the difference, with that way; or both by "@".
 
-    >>> named_attack("joint"), named_attack("canonical+span")
-    (('joint', None), ('inversion', 'canonical+span'))
+    >>> named_attack("joint"), named_attack("canonical+span"), named_attack("generative@filtered")
+    (('joint', None), ('inversion', 'canonical+span'), ('generative', 'filtered'))
     """
-    if name in attacks():
+    if name in ATTACKS:
         return name, None
+    base, _, reading = name.partition("@")
+    if base in ATTACKS and reading in readings():
+        return base, reading
     if name in readings():
         return "inversion", name
-    raise InputError(f"there is no attack {name!r}; {nearest(name, dict.fromkeys([*attacks(), *readings()]))}")
+    raise InputError(f"there is no attack {name!r}; {nearest(name, dict.fromkeys([*ATTACKS, *readings()]))}")
 
 
 def default_attacks(known: KnownUnlearning, *, prior: bool) -> tuple[str, ...]:
@@ -153,10 +153,7 @@ class Attacker:
 
     def _reconstruct(self, name: str, threats: Sequence[Threat]) -> Reconstruction:
         attack, after = named_attack(name)
-        # Our change of basis comes after the last update.
-        options: dict[str, Any] = {"order": "after"} if attack == "adaptive" else {}
-        search = self._search(attack)
-        return reconstruct(threats, attack=attack, after=after, search=search, seed=self.seed, **options)
+        return reconstruct(threats, attack=attack, after=after, search=self._search(attack), seed=self.seed)
 
     def _result(
         self, name: str, found: Reconstruction, column: Column, threats: Sequence[Threat], grid: Grid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from warp_unlearning.attacks.reconstruction.predicted import Predictor
-from warp_unlearning.attacks.reconstruction.problem import Problem
-from warp_unlearning.attacks.reconstruction.reading import read_targets
+from warp_unlearning.attacks.reconstruction.search import Found, Search, SearchProblem
+from warp_unlearning.attacks.reconstruction.targets import read_targets
 from warp_unlearning.attacks.reconstruction.threat import Threat
 from warp_unlearning.data.preprocess import Pixels, load_data, pixels_of
 from warp_unlearning.methods.base import Task
@@ -66,10 +65,42 @@ def climb(model: nn.Module, x: Tensor, y: Tensor, *, rate: float) -> None:
             p.add_(rate * g)
 
 
+@dataclass(frozen=True, eq=False)
+class Recorded(SearchProblem):
+    """A problem that keeps the values that each of its searches comes through."""
+
+    paths: list[list[Named]] = field(default_factory=list)
+
+    def minimise(self, variables: Any, loss: Any, *, in_turn: bool = False) -> Found:
+        self.paths.append([])
+
+        def noted(values: Mapping[str, Tensor]) -> Tensor:
+            self.paths[-1].append({name: v.detach().clone() for name, v in values.items()})
+            return loss(values)
+
+        return super().minimise(variables, noted, in_turn=in_turn)
+
+
+class ByClass:
+    """Draws a flat image as bright as its label, wherever the latent points."""
+
+    latent, image_shape, classes = (3,), (1, 8, 8), 10
+
+    class Stage(nn.Module):
+        def forward(self, features: Tensor, condition: Tensor) -> Tensor:
+            return (condition[:, None, None, None] / 10 + 0 * features[:, :1, None, None]).expand(-1, 1, 8, 8)
+
+    def __init__(self) -> None:
+        self.stages = [self.Stage()]
+
+    def condition(self, latents: Tensor, labels: Tensor) -> Tensor:
+        return labels.to(latents.dtype)
+
+
 class Kit:
     """What the tests of this room share."""
 
-    ConvNet, Ascent = ConvNet, Ascent
+    Ascent, ByClass = Ascent, ByClass
 
     @staticmethod
     @lru_cache
@@ -174,12 +205,12 @@ class Kit:
 
     @staticmethod
     def problem(
-        threats: list[Threat], *, restarts: int = 1, after: str = "naive", distance: Any = "cosine", seed: int = 0
-    ) -> Problem:
-        targets = read_targets(threats, after=after, distance=distance)
-        labels = torch.stack([t.labels for t in threats if t.labels is not None])[:, None].repeat(1, restarts, 1)
-        predictor = Predictor(threats[0].original, list(targets.values))
-        return Problem(predictor, targets, Kit.pixels(), labels, 0, Streams(seed, "reconstruct"))
+        threats: list[Threat], *, search: Search | None = None, distance: Any = "cosine", seed: int = 0, **more: Any
+    ) -> Recorded:
+        search = Search(restarts=1) if search is None else search
+        targets = read_targets(threats, after="naive", distance=distance)
+        labels = torch.stack([t.labels for t in threats if t.labels is not None])[:, None].repeat(1, search.restarts, 1)
+        return Recorded(threats[0].original, threats, targets, labels, search, Streams(seed, "reconstruct"), **more)
 
     @staticmethod
     def generator(*, seed: int = 20, latent: int = 5, dtype: torch.dtype = torch.float32) -> StageList:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -10,13 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
-from torch import Tensor, nn
+from torch import nn
 
-from warp_unlearning.attacks.reconstruction import generative
+from warp_unlearning.attacks.reconstruction.blind import prior_alone
 from warp_unlearning.attacks.reconstruction.generative import invert_through, onto_ball
-from warp_unlearning.attacks.reconstruction.prior_alone import prior_alone
-from warp_unlearning.attacks.reconstruction.problem import Search
 from warp_unlearning.attacks.reconstruction.reconstruct import reconstruct
+from warp_unlearning.attacks.reconstruction.search import Search, SearchProblem
 from warp_unlearning.errors import InputError
 from warp_unlearning.models.generator import StageList, generate
 
@@ -27,6 +25,13 @@ def by_root(row: np.ndarray, radius: float) -> np.ndarray:
         return row
     level = brentq(lambda t: np.maximum(np.abs(row) - t, 0).sum() - radius, 0, np.abs(row).max(), xtol=1e-15)
     return np.sign(row) * np.maximum(np.abs(row) - level, 0)
+
+
+def problem_of(
+    kit: Any, *, search: Search | None = None, dtype: torch.dtype = torch.float32, generator: Any = None
+) -> SearchProblem:
+    threats, _ = kit.threats(kit.net(dtype=dtype), [0, 1], generator=generator or kit.generator())
+    return kit.problem(threats, search=search or Search(restarts=2, iterations=1), aligned=True)
 
 
 @settings(max_examples=60)
@@ -45,64 +50,12 @@ def test_onto_ball_is_the_projection_that_a_root_finder_gives(rows: list[list[fl
         assert bool((((given_rows - found) * (corner - found)).sum(-1) <= 1e-6).all())
 
 
-def test_onto_ball_of_nothing_and_of_more_axes() -> None:
-    rows = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert float(onto_ball(rows, 0.0).abs().max()) == 0
-    found = onto_ball(rows, 1.0)
-    assert found.shape == rows.shape
-    torch.testing.assert_close(found.abs().sum(-1), torch.ones(2, 3).double())
-    assert torch.equal(onto_ball(rows, 100.0), rows)
-
-
-def problem_of(
-    kit: Any, *, restarts: int = 2, indices: tuple[int, ...] = (0, 1), dtype: torch.dtype = torch.float32
-) -> Any:
-    threats, _ = kit.threats(kit.net(dtype=dtype), list(indices))
-    return dataclasses.replace(kit.problem(threats, restarts=restarts), aligned=True)
-
-
-def watched(monkeypatch: Any) -> list[list[Tensor]]:
-    """What every stage's search goes through."""
-    paths: list[list[Tensor]] = []
-    descend = generative.descend
-
-    def spy(variables: Any, objective: Any, **more: Any) -> Any:
-        paths.append([])
-
-        def noted(values: Any) -> Any:
-            paths[-1].append(values["features"].detach().clone())
-            return objective(values)
-
-        return descend(variables, noted, **more)
-
-    monkeypatch.setattr(generative, "descend", spy)
-    return paths
-
-
-def test_latents_keep_their_length_and_features_their_ball(kit: Any, monkeypatch: Any) -> None:
-    problem, paths = problem_of(kit), watched(monkeypatch)
-    invert_through(problem, Search(restarts=2, iterations=40), kit.generator(), rate=0.3)
-    assert len(paths) == 3
-    lengths = torch.stack([p.flatten(2).norm(dim=2) for p in paths[0]])
-    torch.testing.assert_close(lengths, lengths[:1].expand_as(lengths), rtol=1e-5, atol=1e-5)
-    assert float((paths[0][0] - paths[0][-1]).abs().max()) > 0.05
-    start = torch.stack([problem.draws("latent", 1, 5)])
-    torch.testing.assert_close(paths[0][0], start[0])
-    for stage, share in ((1, 0.25), (2, 0.35)):
-        path = torch.stack(paths[stage])
-        gone = (path - path[:1]).abs().flatten(3).sum(3)
-        # At most as far as the most that a target of its own would be allowed.
-        most = share * path[0].abs().flatten(2).mean(2).max() * path[0][0, 0].numel()
-        assert float(gone.max()) <= float(most) * (1 + 1e-4)
-        assert float(gone.max()) > 0.2 * float(most)
-
-
 # With so strong a prior features give matching away for smoothness.
 @pytest.mark.parametrize("tv", [1e-3, 5.0])
 def test_more_stages_never_match_worse_and_stage_0_is_the_latents_own(kit: Any, tv: float) -> None:
-    problem, search, generator = problem_of(kit), Search(restarts=2, iterations=25, tv=tv), kit.generator()
-    by_stages = [invert_through(problem, search, generator, stages=s) for s in (0, 1, 2)]
-    every = invert_through(problem, search, generator)
+    problem = problem_of(kit, search=Search(restarts=2, iterations=25, tv=tv))
+    by_stages = [invert_through(problem, stages=s) for s in (0, 1, 2)]
+    every = invert_through(problem)
     for fewer, more in pairwise(by_stages):
         assert bool((more.losses <= fewer.losses + 1e-6).all())
     if tv < 1:
@@ -110,78 +63,18 @@ def test_more_stages_never_match_worse_and_stage_0_is_the_latents_own(kit: Any, 
     torch.testing.assert_close(every.losses, by_stages[2].losses)
     for found in by_stages:
         with torch.no_grad():
-            again = problem.matching(found.images.flatten(0, 1), {}).reshape(2, 2)
+            again = problem.matching(found.images.flatten(0, 1)).reshape(2, 2)
         torch.testing.assert_close(found.losses, again, rtol=1e-4, atol=1e-5)
         assert 0 <= float(found.images.min()) <= float(found.images.max()) <= 1
 
 
-def test_an_image_of_the_generators_own_is_found_by_its_latent(kit: Any) -> None:
-    generator, model = kit.generator(latent=2), kit.net(dtype=torch.float32)
-    latent = torch.tensor([[1.1, -0.7]])
-    image = generate(generator, latent)
-    y = torch.tensor([3])
-    after = kit.stepped(model, kit.pixels().inputs(image), y)
-    problem = kit.problem([kit.threat(model, after, labels=y)], restarts=4)
-    # Only latents of the length they start with are looked at.
-    problem.__dict__["draws"] = lambda what, *shape: (
-        latent.norm()
-        * torch.nn.functional.normalize(torch.randn(4, *shape, generator=torch.Generator().manual_seed(7)), dim=-1)
-    )
-    found = invert_through(problem, Search(restarts=4, iterations=150, tv=0.0), generator, stages=0)
-    assert float(found.losses.min()) < 1e-4
-    best = found.images[0, int(found.losses[0].argmin())]
-    torch.testing.assert_close(best, image, atol=0.02, rtol=0)
-
-
-@pytest.mark.parametrize("stages", [0, None])
-def test_a_target_is_searched_for_alike_whatever_is_beside_it(kit: Any, stages: int | None) -> None:
-    search, generator = Search(restarts=2, iterations=20), kit.generator()
-    both = invert_through(problem_of(kit), search, generator, stages=stages)
-    alone = invert_through(problem_of(kit, indices=(0,)), search, generator, stages=stages)
-    torch.testing.assert_close(both.images[:1], alone.images, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(both.losses[:1], alone.losses, rtol=1e-3, atol=1e-4)
-
-
-def test_a_conditional_generator_is_given_the_labels(kit: Any) -> None:
-    class ByClass:
-        """Draws a flat image as bright as its label, wherever the latent points."""
-
-        latent, image_shape, classes = (3,), (1, 8, 8), 10
-
-        def __init__(self) -> None:
-            self.stages = [self.Stage()]
-
-        class Stage(nn.Module):
-            def forward(self, features: Tensor, condition: Tensor) -> Tensor:
-                return (condition[:, None, None, None] / 10 + 0 * features.sum(1)[:, None, None, None]).expand(
-                    -1, 1, 8, 8
-                )
-
-        def condition(self, latents: Tensor, labels: Tensor) -> Tensor:
-            return labels.to(latents.dtype)
-
-    problem = problem_of(kit)
-    found = invert_through(problem, Search(restarts=2, iterations=1), ByClass())
-    expected = problem.labels[..., 0].float() / 10
-    torch.testing.assert_close(found.images[:, :, 0, 0, 0, 0], expected)
-
-
 def test_generators_and_stages_that_do_not_fit_are_refused(kit: Any) -> None:
-    problem, search = problem_of(kit), Search(restarts=2, iterations=1)
     wrong = StageList([nn.Sequential(nn.Linear(5, 49), nn.Sigmoid(), nn.Unflatten(1, (1, 7, 7)))], (5,), (1, 7, 7))
     with pytest.raises(InputError, match=r"1×7×7 and those looked for are 1×8×8"):
-        invert_through(problem, search, wrong)
+        invert_through(problem_of(kit, generator=wrong))
     for stages in (-1, 3):
         with pytest.raises(InputError, match=rf"{stages} feature maps .* give 0 to 2"):
-            invert_through(problem, search, kit.generator(), stages=stages)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_generators_for_a_model_in_float64(kit: Any, dtype: torch.dtype) -> None:
-    problem = problem_of(kit, dtype=torch.float64)
-    found = invert_through(problem, Search(restarts=2, iterations=2), kit.generator(dtype=dtype))
-    assert found.images.dtype == torch.float64
-    assert bool(found.losses.isfinite().all())
+            invert_through(problem_of(kit), stages=stages)
 
 
 def test_a_generator_is_run_in_eval_mode_and_left_as_it_is(kit: Any) -> None:
@@ -196,3 +89,47 @@ def test_a_generator_is_run_in_eval_mode_and_left_as_it_is(kit: Any) -> None:
     assert torch.equal(body[1].running_mean, before)
     assert body.training
     assert all(p.requires_grad for p in body.parameters())
+
+
+def test_latents_keep_their_length_and_features_their_ball(kit: Any) -> None:
+    problem = problem_of(kit, search=Search(restarts=2, iterations=40))
+    invert_through(problem, rate=0.3)
+    latents, *features = [torch.stack([values["features"] for values in path]) for path in problem.paths]
+    assert len(features) == 2
+    lengths = latents.flatten(3).norm(dim=3)
+    torch.testing.assert_close(lengths, lengths[:1].expand_as(lengths), rtol=1e-5, atol=1e-5)
+    assert float((latents[0] - latents[-1]).abs().max()) > 0.05
+    torch.testing.assert_close(latents[0], problem.draws("latent", 1, 5))
+    for path, share in zip(features, (0.25, 0.35), strict=True):
+        gone = (path - path[:1]).abs().flatten(3).sum(3)
+        # At most as far as the most that a target of its own would be allowed.
+        most = share * path[0].abs().flatten(2).mean(2).max() * path[0][0, 0].numel()
+        assert 0.2 * float(most) < float(gone.max()) <= float(most) * (1 + 1e-4)
+
+
+def test_an_image_of_the_generators_own_is_found_by_its_latent(kit: Any) -> None:
+    generator, model, y = kit.generator(latent=2), kit.net(dtype=torch.float32), torch.tensor([3])
+    # Only latents of the length they start with are looked at, so that the image is one of such a length.
+    blank = kit.threat(model, kit.net(seed=21, dtype=torch.float32), labels=y, generator=generator)
+    search = Search(restarts=4, iterations=150, tv=0.0)
+    length = kit.problem([blank], search=search).draws("latent", 1, 2)[1].norm()
+    image = generate(generator, length * torch.tensor([[0.84, -0.54]]))
+    after = kit.stepped(model, kit.pixels().inputs(image), y)
+    problem = kit.problem([kit.threat(model, after, labels=y, generator=generator)], search=search)
+    found = invert_through(problem, stages=0)
+    assert float(found.losses[0, 1]) < 1e-3
+    torch.testing.assert_close(found.images[0, 1], image, atol=0.02, rtol=0)
+
+
+def test_a_conditional_generator_is_given_the_labels(kit: Any) -> None:
+    problem = problem_of(kit, generator=kit.ByClass(), dtype=torch.float64)
+    found = invert_through(problem)
+    assert found.images.dtype == torch.float64
+    torch.testing.assert_close(found.images[:, :, 0, 0, 0, 0], problem.labels[..., 0].double() / 10)
+
+
+def test_onto_ball_of_nothing_and_of_more_axes() -> None:
+    rows = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert float(onto_ball(rows, 0.0).abs().max()) == 0
+    torch.testing.assert_close(onto_ball(rows, 1.0).abs().sum(-1), torch.ones(2, 3).double())
+    assert torch.equal(onto_ball(rows, 100.0), rows)

@@ -6,20 +6,25 @@ least of all guesses that do not depend on the target. An attack must do better 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .image_metrics import check_images
+from ...models.generator import Staged, dtype_of, frozen_copy, generate
+from ...randomness import Streams
+from .attacks import find_attack
+from .generative import invert_through
+from .metrics import check_images
+from .search import Search, descend, drawn, image_variable, smoothness
+from .threat import Threat
 
 
 @dataclass(frozen=True, eq=False)
 class BlindGuess:
-    """One image a target, (n, channels, height, width), of an attack without sight; `note` says what it fell back on,
-    and is empty where it did not.
-    """
+    """One image a target, (n, channels, height, width); `note` says what it fell back on, or is empty."""
 
     name: str
     images: Tensor
@@ -47,7 +52,13 @@ def class_means(probe_images: Tensor, probe_labels: Tensor, labels: Tensor) -> B
     known = hits.any(1)
     overall = probe_images.detach().double().mean(0)
     images = torch.where(known[:, None, None, None], means[hits.int().argmax(1)], overall)
-    return BlindGuess("class mean", images.to(probe_images.dtype), _note(wanted[~known]))
+    missing, note = wanted[~known], ""
+    if len(missing):
+        names = ", ".join(str(label) for label in sorted(set(missing.tolist())))
+        note = (
+            f"no probe image of class {names}: the mean of all probe images stands in for it ({len(missing)} targets)"
+        )
+    return BlindGuess("class mean", images.to(probe_images.dtype), note)
 
 
 def overall_mean(probe_images: Tensor, *, count: int) -> BlindGuess:
@@ -59,11 +70,32 @@ def overall_mean(probe_images: Tensor, *, count: int) -> BlindGuess:
     return BlindGuess("overall mean", mean.expand(count, *mean.shape))
 
 
-def _note(missing: Tensor) -> str:
-    if not len(missing):
-        return ""
-    names = ", ".join(str(label) for label in sorted(set(missing.tolist())))
-    return f"no probe image of class {names}: the mean of all probe images stands in for it ({len(missing)} targets)"
+def prior_alone(threats: Sequence[Threat], *, attack: str, search: Search, seed: int = 0) -> Tensor:
+    """The images (n, count, channels, height, width) of a search that has nothing to match: over pixels the smoothest
+    that its steps lead to from the first start of each target; through a generator what that draws at the first
+    latents.
+    """
+    first, streams, places = threats[0], Streams(seed, "reconstruct"), [(i, 0) for i in range(len(threats))]
+    if find_attack(attack).run is invert_through and first.generator is not None:
+        latents = drawn(streams, "latent", places, (first.count, *first.generator.latent))
+        return _generated(first.generator, threats, latents.to(first.device, first.dtype).flatten(0, 1))
+    draws = drawn(streams, "image", places, (first.count, *first.pixels.shape)).to(first.device, first.dtype)
+    variable = image_variable(search, draws)
+    if search.tv == 0:
+        return variable.start
+    found = descend({"image": variable}, lambda v: smoothness(v["image"], search), iterations=search.iterations)
+    return found.values["image"]
+
+
+def _generated(generator: Staged, threats: Sequence[Threat], latents: Tensor) -> Tensor:
+    first, labels = threats[0], None
+    if generator.classes is not None:
+        known = [t.labels for t in threats if t.labels is not None]
+        labels = torch.cat(known).to(first.device) if known else torch.arange(len(latents), device=first.device)
+        labels = labels % generator.classes
+    with torch.no_grad():
+        images = generate(frozen_copy(generator), latents.to(dtype_of(generator)), labels)
+    return images.to(first.dtype).reshape(len(threats), first.count, *first.pixels.shape)
 
 
 def _check_labels(labels: Tensor, *, what: str) -> None:

@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ...data.files import to_json
 from ...errors import InputError
 from ...gradients.alignment import can_align
 from ...randomness import Streams
-from .attacks import Attack, find_attack
-from .closed_form_input import closed_form_image
-from .descent import Watch
-from .predicted import Predictor, size_of
-from .problem import Candidates, Problem, Search, tv_weight
-from .reading import read_targets
-from .reconstruction import Reconstruction
-from .searching import options_of, search_with
+from .attacks import ImageAttack, closed_form_image, find_attack
+from .search import Candidates, Search, SearchProblem, Watch, tv_weight
+from .targets import read_targets, tried_labels
 from .threat import Threat
-from .tried_labels import tried_labels
 
 # How often the numbers of an update exist at once in a search, and how many numbers may.
 _COPIES, _NUMBERS = 12, 2**28
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """`images` (n, count, channels, height, width) with values in [0, 1], the best of the restarts for each of n
+    targets; `losses` (n,) are their distances from what was read, `restarts` (n, r) those of all restarts. `labels`
+    (n, count) are those used, inferred where the threat has none.
+    """
+
+    attack: str
+    after: str
+    images: Tensor
+    losses: Tensor
+    restarts: Tensor
+    labels: Tensor
+    threat: tuple[str, ...]
+    settings: Mapping[str, Any]
+    notes: tuple[str, ...]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, without the images."""
+        found: dict[str, Any] = to_json(
+            {
+                "attack": self.attack,
+                "after": self.after,
+                "losses": self.losses.tolist(),
+                "restarts": self.restarts.tolist(),
+                "labels": self.labels.tolist(),
+                "threat": list(self.threat),
+                "settings": dict(self.settings),
+                "notes": list(self.notes),
+                "seconds": self.seconds,
+            }
+        )
+        return found
 
 
 def reconstruct(
@@ -42,21 +73,21 @@ def reconstruct(
 ) -> Reconstruction:
     """Rebuild what was forgotten from one threat, or from several that share the original model.
 
-    `attack` is one of `attacks()`; `after` reads the difference in another way than the attack's own. `options` are the
-    attack's: sigma, order, prior and rate for "adaptive", spread, pull and rate for "joint", stages and rate for
-    "generative". `at_once` bounds how many targets are searched for together, which changes no result: a target's
-    starts are those of its place among the threats.
+    `attack` is one of `attacks.ATTACKS`, or "attack@reading"; `after` reads the difference in another way than the
+    attack's own. `options` are the attack's: sigma, order, prior and rate for "adaptive", spread, pull and rate for
+    "joint", stages and rate for "generative". `at_once` bounds how many targets are searched for together, which
+    changes no result: a target's starts are those of its place among the threats.
     """
     began = perf_counter()
     threats = [threat] if isinstance(threat, Threat) else list(threat)
-    chosen, search = _settled(find_attack(attack), after, search)
-    settled = options_of(chosen, options)
+    chosen = find_attack(attack, after=after)
+    if search is None:
+        search = Search(tv=0.0, signed=False) if chosen.name == "differencing" else Search()
+    settled = chosen.options(options)
     _check(threats, at_once)
     problem, note = _problem(threats, chosen, search, Streams(seed, "reconstruct"), watch)
-    exact = _closed_forms(threats) if chosen.name == chosen.after == "input-layer" else None
-    found = (
-        exactly(problem, exact) if exact is not None else _searched(problem, chosen, search, threats, settled, at_once)
-    )
+    exact = _closed_forms(problem) if chosen.name == chosen.after == "input-layer" else None
+    found = _searched(problem, chosen, settled, at_once) if exact is None else exact
     best = found.losses.argmin(1)
     index = torch.arange(len(threats), device=found.losses.device)
     still = problem.targets.unmoved
@@ -81,35 +112,6 @@ def reconstruct(
         notes=tuple(text for text in notes if text),
         seconds=perf_counter() - began,
     )
-
-
-def targets_at_once(model: nn.Module, predictor: Predictor, images: int) -> int:
-    """How many targets' searches of so many images each fit in memory together: half of what a GPU has free, or 2²⁸
-    numbers.
-    """
-    first = next(model.parameters())
-    numbers = size_of(model, predictor.names) * images * _COPIES
-    room = torch.cuda.mem_get_info(first.device)[0] // (2 * first.itemsize) if first.is_cuda else _NUMBERS
-    return max(1, room // numbers)
-
-
-def exactly(problem: Problem, images: Tensor) -> Candidates:
-    """Images (n, channels, height, width) known without a search as the only candidates, with their distances."""
-    r = problem.shape[1]
-    every = images[:, None, None].repeat(1, r, 1, 1, 1, 1)
-    with torch.no_grad():
-        return problem.candidates(every.flatten(0, 1), problem.matching(every.flatten(0, 1), {}))
-
-
-def _settled(attack: Attack, after: str | None, search: Search | None) -> tuple[Attack, Search]:
-    if after is not None and attack.space == "weights":
-        raise InputError(
-            f"the attack {attack.name!r} compares weights and reads no difference; leave after={after!r} out"
-        )
-    attack = attack if after is None else replace(attack, after=after)
-    if search is None:
-        search = Search(tv=0.0, signed=False) if attack.name == "differencing" else Search()
-    return attack, search
 
 
 def _check(threats: Sequence[Threat], at_once: int | None) -> None:
@@ -138,65 +140,54 @@ def _same(one: tuple[Tensor, Tensor] | None, other: tuple[Tensor, Tensor] | None
 
 
 def _problem(
-    threats: Sequence[Threat], attack: Attack, search: Search, streams: Streams, watch: Watch | None
-) -> tuple[Problem, str]:
+    threats: Sequence[Threat], attack: ImageAttack, search: Search, streams: Streams, watch: Watch | None
+) -> tuple[SearchProblem, str]:
     """All targets as one problem, and a note on its labels."""
+    first = threats[0]
     targets = read_targets(threats, after=attack.after, distance=attack.distance)
-    model = _in_eval_mode(threats[0].original)
+    model = deepcopy(first.original).eval()
+    for p in model.parameters():
+        p.requires_grad_(p.is_floating_point())
     labels, note = tried_labels(model, threats, restarts=search.restarts)
-    predictor = _predictor(model, attack, threats[0], list(targets.values))
-    aligned = not attack.unrolled and threats[0].count == 1 and _can_align(predictor, threats[0])
-    return Problem(predictor, targets, threats[0].pixels, labels, 0, streams, aligned, watch), note
+    aligned = first.count == 1 and can_align(model, first.blank(2), labels.new_zeros(2), names=list(targets.values))
+    return SearchProblem(model, threats, targets, labels, search, streams, aligned=aligned, watch=watch), note
 
 
-def _searched(
-    problem: Problem,
-    attack: Attack,
-    search: Search,
-    threats: Sequence[Threat],
-    options: dict[str, Any],
-    at_once: int | None,
-) -> Candidates:
+def _searched(problem: SearchProblem, attack: ImageAttack, options: dict[str, Any], at_once: int | None) -> Candidates:
     """The whole problem in parts that fit in memory."""
-    n, r, count = problem.shape
-    size = at_once or targets_at_once(problem.predictor.model, problem.predictor, r * count)
-    parts = []
+    n, parts = problem.shape[0], []
+    size = at_once or _targets_at_once(problem)
     for first in range(0, n, size):
         rows = slice(first, first + size)
-        part = replace(problem, targets=problem.targets.part(rows), labels=problem.labels[rows], first=first)
-        parts.append(search_with(attack, part, search, threats[rows], options))
+        part = replace(
+            problem,
+            threats=problem.threats[rows],
+            targets=problem.targets.part(rows),
+            labels=problem.labels[rows],
+            first=first,
+        )
+        parts.append(attack.run(part, **options))
     return Candidates(torch.cat([p.images for p in parts]), torch.cat([p.losses for p in parts]))
 
 
-def _in_eval_mode(model: nn.Module) -> nn.Module:
-    """A copy with every floating-point parameter trainable."""
-    copy = deepcopy(model).eval()
-    for p in copy.parameters():
-        p.requires_grad_(p.is_floating_point())
-    return copy
+def _targets_at_once(problem: SearchProblem) -> int:
+    """How many targets fit in memory together: in half of what a GPU has free, or in 2²⁸ numbers."""
+    _, r, count = problem.shape
+    device = problem.labels.device
+    target = next(iter(problem.targets.values.values()))
+    numbers = sum(t[0].numel() for t in problem.targets.values.values()) * r * count * _COPIES
+    room = torch.cuda.mem_get_info(device)[0] // (2 * target.itemsize) if device.type == "cuda" else _NUMBERS
+    return max(1, room // numbers)
 
 
-def _can_align(predictor: Predictor, threat: Threat) -> bool:
-    blank = torch.zeros(2, *threat.pixels.shape, device=threat.device, dtype=next(predictor.model.parameters()).dtype)
-    labels = torch.zeros(2, dtype=torch.long, device=threat.device)
-    return can_align(predictor.model, blank, labels, names=predictor.names)
-
-
-def _predictor(model: nn.Module, attack: Attack, threat: Threat, names: list[str]) -> Predictor:
-    if not attack.unrolled:
-        return Predictor(model, names)
-    if threat.schedule is None:
-        raise InputError("the unrolled attack repeats the steps of the unlearning; give the threat a schedule")
-    if not threat.ascent:
-        raise InputError("the unrolled attack repeats gradient ascent; this method lowered a loss instead")
-    retained = (threat.held.x, threat.held.y) if threat.schedule.descent else None
-    return Predictor(model, names, threat.schedule, retained)
-
-
-def _closed_forms(threats: Sequence[Threat]) -> Tensor | None:
-    """The images (n, channels, height, width) that the first layer gives in closed form, if it does so for all."""
-    if threats[0].count > 1:
+def _closed_forms(problem: SearchProblem) -> Candidates | None:
+    """The images that the first layer gives in closed form as the only candidates, if it does so for all targets."""
+    if problem.shape[2] > 1:
         return None
-    found = [image for threat in threats if (image := closed_form_image(threat)) is not None]
-    kind = next(threats[0].original.parameters()).dtype
-    return torch.stack(found).to(kind) if len(found) == len(threats) else None
+    images = [closed_form_image(threat) for threat in problem.threats]
+    found = [image for image in images if image is not None]
+    if len(found) < len(images):
+        return None
+    every = torch.stack(found).to(problem.threats[0].dtype).repeat_interleave(problem.shape[1], 0)[:, None]
+    with torch.no_grad():
+        return problem.candidates(every, problem.matching(every))
