@@ -43,10 +43,10 @@ def invert(problem: SearchProblem) -> Candidates:
     """An image for every target and restart, by its distance from what was read alone."""
     found = problem.minimise(
         {"image": problem.image_variable()},
-        lambda values: problem.matching(values["image"]) + problem.smoothness(values["image"]),
+        lambda values: problem.matching(values["image"]) + problem.search.smoothness(values["image"]),
     )
     images = found.values["image"]
-    return problem.candidates(images, found.losses - problem.smoothness(images))
+    return problem.candidates(images, found.losses - problem.search.smoothness(images))
 
 
 def invert_jointly(
@@ -64,7 +64,7 @@ def invert_jointly(
 
     def loss(values: Values) -> Tensor:
         prior = pull * (values["logs"] / (2 * spread)).square().mean(1)
-        return distance(values) + prior + problem.smoothness(values["image"])
+        return distance(values) + prior + problem.search.smoothness(values["image"])
 
     logs = Variable(image.start.new_zeros(len(image.start), channels.free), rate)
     found = problem.minimise({"image": image, "logs": logs}, loss)
@@ -102,7 +102,7 @@ def invert_adaptively(
 
     def loss(values: Values) -> Tensor:
         pull = prior * ((values["tau"] - 1) / sigma).square().sum(1) / 2 if sigma else 0.0
-        return distance(values) + pull + problem.smoothness(values["image"])
+        return distance(values) + pull + problem.search.smoothness(values["image"])
 
     image = problem.image_variable()
     ones = image.start.new_ones(len(image.start), channels.free)

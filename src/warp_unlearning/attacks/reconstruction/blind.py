@@ -18,7 +18,7 @@ from ...randomness import Streams
 from .attacks import find_attack
 from .generative import invert_through
 from .metrics import check_images
-from .search import Search, descend, drawn, image_variable, smoothness
+from .search import Search, descend, drawn
 from .threat import Threat
 
 
@@ -80,10 +80,10 @@ def prior_alone(threats: Sequence[Threat], *, attack: str, search: Search, seed:
         latents = drawn(streams, "latent", places, (first.count, *first.generator.latent))
         return _generated(first.generator, threats, latents.to(first.device, first.dtype).flatten(0, 1))
     draws = drawn(streams, "image", places, (first.count, *first.pixels.shape)).to(first.device, first.dtype)
-    variable = image_variable(search, draws)
+    variable = search.image_variable(draws)
     if search.tv == 0:
         return variable.start
-    found = descend({"image": variable}, lambda v: smoothness(v["image"], search), iterations=search.iterations)
+    found = descend({"image": variable}, lambda v: search.smoothness(v["image"]), iterations=search.iterations)
     return found.values["image"]
 
 

@@ -46,7 +46,7 @@ def invert_through(problem: SearchProblem, *, stages: int | None = None, rate: f
     def loss_of(stage: int) -> Callable[[Values], Tensor]:
         def loss(values: Values) -> Tensor:
             images = images_of(values["features"], stage)
-            return problem.matching(images) + problem.smoothness(images)
+            return problem.matching(images) + problem.search.smoothness(images)
 
         return loss
 
@@ -84,7 +84,7 @@ def onto_ball(rows: Tensor, radius: float | Tensor) -> Tensor:
 @torch.no_grad()
 def _distance(problem: SearchProblem, images: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
     """The images, and their losses without the prior."""
-    return images.detach(), losses - problem.smoothness(images)
+    return images.detach(), losses - problem.search.smoothness(images)
 
 
 def _same_length(start: Tensor) -> Callable[[Tensor], Tensor]:

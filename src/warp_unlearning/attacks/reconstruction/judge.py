@@ -268,8 +268,11 @@ def beyond_prior(
             )
     gains = {name: intervals.mean(found.psnr - scores.psnr, level=level) for name, scores in blind.items()}
     best = max(blind, key=lambda name: float(blind[name].psnr.mean()))
-    verdict = _verdict(gains[best], identification, images=len(found), level=level)
-    reason = _reason(verdict, gains[best], best, identification, len(found))
+    by_rank = None
+    if identification is not None and len(found) <= _FEW:
+        by_rank = identification.rank_tests() <= (1 - level) / 2
+    verdict = _verdict(gains[best], identification, images=len(found), by_rank=by_rank)
+    reason = _reason(verdict, gains[best], best, identification, images=len(found), by_rank=by_rank)
     return BeyondPrior(verdict, reason, gains, best, identification, level)
 
 
@@ -311,8 +314,8 @@ def _usual_variance(share: float, decoys: int) -> float:
     return max(a / (2 - a), 2 * a**2 / (1 + a)) - a**2
 
 
-def _verdict(gain: Estimate, named: Identification | None, *, images: int, level: float) -> Verdict:
-    if images <= _FEW and named is not None and named.rank_tests() <= (1 - level) / 2:
+def _verdict(gain: Estimate, named: Identification | None, *, images: int, by_rank: bool | None) -> Verdict:
+    if by_rank:
         return "beyond the prior"
     if images == 1:
         return "inconclusive"
@@ -322,7 +325,9 @@ def _verdict(gain: Estimate, named: Identification | None, *, images: int, level
     return "nothing beyond the prior" if excluded else "inconclusive"
 
 
-def _reason(verdict: Verdict, gain: Estimate, best: str, named: Identification | None, images: int) -> str:
+def _reason(
+    verdict: Verdict, gain: Estimate, best: str, named: Identification | None, *, images: int, by_rank: bool | None
+) -> str:
     decibels = f"{abs(gain.value):.2f} dB {'above' if gain.value >= 0 else 'below'} the {best}'s"
     if images == 1:
         rank = ""
@@ -333,9 +338,8 @@ def _reason(verdict: Verdict, gain: Estimate, best: str, named: Identification |
     parts = {f"mean PSNR {decibels} [{gain.low:+.2f}, {gain.high:+.2f}]": gain.low > 0}
     if named is not None:
         parts[f"nearer to the target than {named.share} of the decoys, chance being {CHANCE}"] = named.above_chance
-    if images <= _FEW and named is not None:
-        by_rank = verdict == "beyond the prior" and not any(parts.values())
-        parts[f"rank tests of {images} images, p = {named.rank_tests():.2g}"] = by_rank
+        if by_rank is not None:
+            parts[f"rank tests of {images} images, p = {named.rank_tests():.2g}"] = by_rank
     if verdict == "beyond the prior":
         shown = " and ".join(text for text, holds in parts.items() if holds)
         missing = " and ".join(text for text, holds in parts.items() if not holds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from time import perf_counter
 from typing import Any
 
@@ -16,7 +16,7 @@ from ...errors import InputError
 from ...gradients.alignment import can_align
 from ...randomness import Streams
 from .attacks import ImageAttack, closed_form_image, find_attack
-from .search import Candidates, Search, SearchProblem, Watch, tv_weight
+from .search import Candidates, Search, SearchProblem, Watch
 from .targets import read_targets, tried_labels
 from .threat import Threat
 
@@ -44,19 +44,8 @@ class Reconstruction:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, without the images."""
-        found: dict[str, Any] = to_json(
-            {
-                "attack": self.attack,
-                "after": self.after,
-                "losses": self.losses.tolist(),
-                "restarts": self.restarts.tolist(),
-                "labels": self.labels.tolist(),
-                "threat": list(self.threat),
-                "settings": dict(self.settings),
-                "notes": list(self.notes),
-                "seconds": self.seconds,
-            }
-        )
+        shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "images"}
+        found: dict[str, Any] = to_json({n: v.tolist() if isinstance(v, Tensor) else v for n, v in shown.items()})
         return found
 
 
@@ -105,7 +94,7 @@ def reconstruct(
         labels=problem.labels[index, best],
         threat=threats[0].lines(),
         settings={
-            "search": asdict(replace(search, tv=tv_weight(search, threats[0].pixels.shape))),
+            "search": asdict(replace(search, tv=search.tv_weight(threats[0].pixels.shape))),
             "options": settled,
             "seed": seed,
         },
@@ -120,11 +109,20 @@ def _check(threats: Sequence[Threat], at_once: int | None) -> None:
     if at_once is not None and at_once < 1:
         raise InputError(f"at_once is {at_once}; search for at least 1 target at a time")
     first = threats[0]
+    shared = (
+        "original",
+        "generator",
+        "count",
+        "pixels",
+        "ascent",
+        "schedule",
+        "defense",
+        "method",
+        "settings",
+        "probes",
+    )
     for other in threats[1:]:
-        equal = ("count", "pixels", "ascent", "schedule", "defense", "method", "settings")
-        differ = [name for name in ("original", "generator") if getattr(other, name) is not getattr(first, name)]
-        differ += [name for name in equal if getattr(other, name) != getattr(first, name)]
-        differ += [] if _same(first.probes, other.probes) else ["probes"]
+        differ = [name for name in shared if not _same(getattr(first, name), getattr(other, name))]
         differ += [] if (other.labels is None) == (first.labels is None) else ["labels, given or not,"]
         if differ:
             raise InputError(
@@ -133,10 +131,10 @@ def _check(threats: Sequence[Threat], at_once: int | None) -> None:
             )
 
 
-def _same(one: tuple[Tensor, Tensor] | None, other: tuple[Tensor, Tensor] | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return one is other or one == other
 
 
 def _problem(

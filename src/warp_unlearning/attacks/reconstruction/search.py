@@ -61,6 +61,19 @@ class Search:
                 "finite tv of at least 0"
             )
 
+    def image_variable(self, draws: Tensor) -> Variable:
+        """Images that start grey with a little of standard normal `draws` on it, and stay in [0, 1]."""
+        return Variable((0.5 + 0.15 * draws).clamp(0, 1), self.rate, self.signed, lambda v: v.clamp(0, 1))
+
+    def tv_weight(self, shape: Sequence[int]) -> float:
+        """The weight of the total variation for images of that shape, (..., height, width)."""
+        return _TV * max(shape[-2:]) / _SIDE if self.tv is None else self.tv
+
+    def smoothness(self, images: Tensor) -> Tensor:
+        """The weighted total variation of images (b, count, ...), the mean over those of one search, shape (b,)."""
+        weight = self.tv_weight(images.shape)
+        return weight * total_variation(images).mean(1) if weight else images.new_zeros(len(images))
+
 
 @dataclass(frozen=True, eq=False)
 class Variable:
@@ -263,17 +276,12 @@ class SearchProblem:
     def draws(self, what: str, *shape: int) -> Tensor:
         """Standard normal numbers (n·r, *shape), a target's own whatever others are searched for beside it."""
         n, r, _ = self.shape
-        return drawn(self.streams, what, [(self.first + i, j) for i in range(n) for j in range(r)], shape).to(
-            next(iter(self.targets.values.values()))
-        )
+        places = [(self.first + i, j) for i in range(n) for j in range(r)]
+        return drawn(self.streams, what, places, shape).to(self.labels.device, self.threats[0].dtype)
 
     def image_variable(self) -> Variable:
         """Images (n·r, count, ...) that start near grey and stay in [0, 1]."""
-        return image_variable(self.search, self.draws("image", self.shape[2], *self.pixels.shape))
-
-    def smoothness(self, images: Tensor) -> Tensor:
-        """The weighted total variation of images (b, count, ...), the mean over those of one search, shape (b,)."""
-        return smoothness(images, self.search)
+        return self.search.image_variable(self.draws("image", self.shape[2], *self.pixels.shape))
 
     def minimise(self, variables: Mapping[str, Variable], loss: Objective, *, in_turn: bool = False) -> Found:
         """`descend` for the iterations of the search."""
@@ -290,11 +298,6 @@ def drawn(streams: Streams, what: str, places: Sequence[tuple[int, int]], shape:
     return torch.stack([torch.randn(*shape, generator=streams.generator(what, i, j)) for i, j in places])
 
 
-def image_variable(search: Search, draws: Tensor) -> Variable:
-    """Images that start grey with a little of standard normal `draws` on it, and stay in [0, 1]."""
-    return Variable((0.5 + 0.15 * draws).clamp(0, 1), search.rate, search.signed, lambda v: v.clamp(0, 1))
-
-
 def total_variation(images: Tensor) -> Tensor:
     """The mean |dx| + mean |dy| of images (..., channels, height, width), shape (...)."""
     found = images.new_zeros(images.shape[:-3])
@@ -302,17 +305,6 @@ def total_variation(images: Tensor) -> Tensor:
         if images.shape[axis] > 1:
             found = found + images.diff(dim=axis).abs().mean((-1, -2, -3))
     return found
-
-
-def tv_weight(search: Search, shape: Sequence[int]) -> float:
-    """The weight of the total variation for images of that shape, (..., height, width)."""
-    return _TV * max(shape[-2:]) / _SIDE if search.tv is None else search.tv
-
-
-def smoothness(images: Tensor, search: Search) -> Tensor:
-    """The weighted total variation of images (b, count, ...), the mean over those of one search, shape (b,)."""
-    weight = tv_weight(search, images.shape)
-    return weight * total_variation(images).mean(1) if weight else images.new_zeros(len(images))
 
 
 def _as_wide(numbers: Tensor, value: Tensor) -> Tensor:
