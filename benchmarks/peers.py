@@ -124,6 +124,9 @@ def energy(options: argparse.Namespace, name: str, how: str, beside_opacus: bool
     if how == "opacus":
         from opacus.grad_sample import GradSampleModuleFastGradientClipping
 
+        # It looks at modules in train mode alone.
+        for module in model.modules():
+            module.training = not isinstance(module, nn.BatchNorm2d)
         wrapped = GradSampleModuleFastGradientClipping(model, use_ghost_clipping=True, strict=False, max_grad_norm=1.0)
 
         def ghost() -> None:
