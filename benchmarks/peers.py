@@ -130,7 +130,7 @@ def energy(options: argparse.Namespace, name: str, how: str, beside_opacus: bool
         wrapped = GradSampleModuleFastGradientClipping(model, use_ghost_clipping=True, strict=False, max_grad_norm=1.0)
 
         def ghost() -> None:
-            F.cross_entropy(wrapped(x), y, reduction="sum").backward()
+            F.cross_entropy(wrapped(x), y).backward()
             keep(wrapped.get_norm_sample().square())
             wrapped.zero_grad()
 
