@@ -53,7 +53,7 @@ class Predictor:
 
     def _loss(self, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
         places = dict(self.model.named_parameters())
-        with parameters_replaced(self.model, {id(places[name]): value for name, value in weights.items()}):
+        with parameters_replaced(self.model.modules(), {id(places[name]): value for name, value in weights.items()}):
             return F.cross_entropy(self.model(x), y)
 
     def _unrolled(self, start: Weights, x: Tensor, y: Tensor) -> Weights:
