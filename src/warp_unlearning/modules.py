@@ -1,9 +1,13 @@
-"""The modules of a model, their tensors by name and their modes, found faster than by the generators of `nn.Module`."""
+"""The modules of a model, their tensors by name and their modes, found faster than by the generators of `nn.Module`;
+and the padding and memory layout of convolutions.
+"""
 
 from __future__ import annotations
 
 from typing import cast
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -49,3 +53,29 @@ def restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
     for module, training in modes:
         if module.training != training:
             module.training = training
+
+
+def padded(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
+    """Pad x as the convolution does before it multiplies; x itself where it adds nothing."""
+    sides = padding_of(layer)
+    if not any(sides):
+        return x
+    return F.pad(x, sides, mode="constant" if layer.padding_mode == "zeros" else layer.padding_mode)
+
+
+def padding_of(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[int]:
+    """How much the layer adds before and after each axis, the last axis first, as `F.pad` takes it."""
+    if layer.padding_mode != "zeros":
+        return layer._reversed_padding_repeated_twice
+    if isinstance(layer.padding, str):
+        sizes = zip(layer.dilation, layer.kernel_size, strict=True)
+        totals = [dilation * (taps - 1) if layer.padding == "same" else 0 for dilation, taps in sizes]
+        sides = [(total // 2, total - total // 2) for total in totals]
+    else:
+        sides = [(width, width) for width in layer.padding]
+    return [width for pair in reversed(sides) for width in pair]
+
+
+def strictly_channels_last(x: Tensor) -> bool:
+    """Whether images lie in memory with channels running fastest and in no other order."""
+    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()

@@ -52,7 +52,7 @@ class Broken:
         task.original.requires_grad_(True)
         for p in task.original.parameters():
             p.data.zero_()
-        yield Update(step=1, of=1, epoch=0, ends_epoch=True, losses={"loss": torch.zeros(())})
+        yield Update(step=1, total=1, epoch=0, ends_epoch=True, losses={"loss": torch.zeros(())})
 """
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from warp_unlearning import NullSpace
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.defense.certificate import Certificate
-from warp_unlearning.defense.teleporter import BATCH, JUDGES, Teleporter, View, draw_view
+from warp_unlearning.defense.teleporter import BATCH, EXAMPLES, JUDGES, VALIDATION, Teleporter, View, draw_view
 from warp_unlearning.symmetry.base import Sizes
 from warp_unlearning.symmetry.moves import Move, Translation
 
@@ -37,7 +37,7 @@ def view(count: int, sizes: Sizes | None = None, seed: int = 0, **sets: Any) -> 
 
 @pytest.mark.parametrize(
     ("count", "judging", "looked_at"),
-    [(5, 1, 4), (60, 12, 48), (400, 80, BATCH), (2000, 400, BATCH), (5000, JUDGES, BATCH)],
+    [(5, 1, 4), (60, 12, 48), (400, 80, EXAMPLES), (2000, 400, EXAMPLES), (5000, JUDGES, EXAMPLES)],
 )
 def test_a_fifth_at_most_judges_and_is_not_looked_at(count: int, judging: int, looked_at: int) -> None:
     found = view(count)
@@ -52,12 +52,12 @@ def test_a_fifth_at_most_judges_and_is_not_looked_at(count: int, judging: int, l
 
 
 def test_the_symmetry_is_shown_as_many_as_it_asks_for() -> None:
-    for asked, shown in ((1, 1), (5, 5), (1000, 1000), (9999, 3000 - JUDGES), (0, BATCH)):
+    for asked, shown in ((1, 1), (5, 5), (1000, 1000), (9999, 3000 - JUDGES), (0, EXAMPLES)):
         assert len(rows(view(3000, Sizes(asked, 5)).retain)) == shown
-    for asked, shown in ((5, 5), (0, BATCH), (900, 600)):
+    for asked, shown in ((5, 5), (0, EXAMPLES), (900, 600)):
         assert len(set(rows(view(3000, Sizes(3, asked), forget=numbered(600)).forget))) == shown
     found = view(100, validation=numbered(2000, start=7000))
-    assert len(set(rows(found.validation))) == JUDGES
+    assert len(set(rows(found.validation))) == VALIDATION
     assert min(rows(found.validation)) >= 7000
     assert view(100).validation is view(100).forget is None
 
@@ -111,15 +111,17 @@ def test_a_shift_that_learns_the_forgotten_again_is_taken_back_where_a_bound_say
 
 def test_notes_say_where_examples_are_too_few(kit: Any) -> None:
     model = kit.network()
-    for retain, wanted, note in (
-        (25, 20, None),
-        (25, 21, "looked at 20 retained examples of the 21 asked for: there are no more"),
-        (4, 4, "judged by the examples that it was built from, since fewer than five are retained"),
+    built_from = "fewer than five retained examples: the move is judged by those that it was built from"
+    for retain, wanted, tolerance, note in (
+        (25, 20, 1.0, None),
+        (25, 21, 1.0, "looked at 20 retained examples of the 21 asked for: there are no more"),
+        (4, 4, 1.0, built_from),
+        (4, 4, None, built_from),
     ):
         symmetry = kit.Given(lambda model, probe: kit.shift(model, 1e-9), Sizes(wanted, 5))
         sets = [TensorExamples(*kit.points(count, 2)) for count in (retain, 9)]
         seen = draw_view(*sets, None, symmetry.looks_at, generator=kit.generator())
-        moving = Teleporter(model, symmetry, kit.state(model), tolerance=1.0)
+        moving = Teleporter(model, symmetry, kit.state(model), tolerance=tolerance)
         assert moving.teleport(seen, generator=kit.generator())[1].notes == (() if note is None else (note,))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
 from warp_unlearning.gradients import rules, tracing  # noqa: F401  (tracing registers all rules)
-from warp_unlearning.gradients.rules import GhostRule, LinearRule, Phase, outer_norm, register, rule_of
+from warp_unlearning.gradients.rules import GhostRule, LinearRule, Phase, register, rule_of, squared_outer_norm
 
 PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
@@ -217,8 +217,8 @@ def test_first_and_second_derivatives_of_outputs(layer: Any, last: bool) -> None
 def test_an_outer_norm_by_either_contraction(positions: int) -> None:
     p, g = (drawn(3, positions, width, seed=width).requires_grad_() for width in (5, 4))
     expected = torch.einsum("nto,ntd->nod", g, p).square().sum((1, 2))
-    torch.testing.assert_close(outer_norm(p, g), expected, rtol=1e-12, atol=0)
-    assert torch.autograd.gradcheck(outer_norm, (p, g))
+    torch.testing.assert_close(squared_outer_norm(p, g), expected, rtol=1e-12, atol=0)
+    assert torch.autograd.gradcheck(squared_outer_norm, (p, g))
 
 
 class Scale(nn.Module):

@@ -87,9 +87,9 @@ def test_what_cannot_be_copied_is_named() -> None:
 def test_replaced_parameters_come_back_also_after_an_error() -> None:
     layer = nn.Linear(2, 2)
     model, weight = nn.Sequential(layer, layer), layer.weight
-    with parameters_replaced(model, {id(weight): torch.zeros(2, 2)}):
+    with parameters_replaced(model.modules(), {id(weight): torch.zeros(2, 2)}):
         assert torch.equal(layer(torch.ones(1, 2))[0], layer.bias)
     assert layer.weight is weight
-    with pytest.raises(ValueError, match="here"), parameters_replaced(model, {id(weight): torch.zeros(2, 2)}):
+    with pytest.raises(ValueError, match="here"), parameters_replaced(model.modules(), {id(weight): torch.zeros(2, 2)}):
         raise ValueError("here")
     assert layer.weight is weight

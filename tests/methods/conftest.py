@@ -179,7 +179,7 @@ def assert_updates(updates: list[Update], rows: list[dict[str, float]], per_epoc
     assert [{n: float(v) for n, v in u.losses.items()} for u in updates] == [
         pytest.approx(row, rel=rel, abs=1e-12) for row in rows
     ]
-    assert [(u.step, u.of, u.epoch, u.ends_epoch) for u in updates] == [
+    assert [(u.step, u.total, u.epoch, u.ends_epoch) for u in updates] == [
         (i + 1, len(rows), i // per_epoch, i % per_epoch == per_epoch - 1) for i in range(len(rows))
     ]
     assert not any(v.requires_grad for u in updates for v in u.losses.values())

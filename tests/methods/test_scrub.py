@@ -63,7 +63,7 @@ def test_the_run_is_the_one_written_out(kit: Any, model: nn.Module, task: Task, 
         pytest.approx(r, rel=1e-8, abs=1e-12) for r in rows
     ]
     assert [u.step for u in updates] == list(range(1, len(rows) + 1))
-    assert {u.of for u in updates} == {len(rows)}
+    assert {u.total for u in updates} == {len(rows)}
     passes = [3 * (e < method.max_epochs) + 3 for e in range(4)]
     assert [u.epoch for u in updates] == [e for e, count in enumerate(passes) for _ in range(count)]
     assert [i for i, u in enumerate(updates, 1) if u.ends_epoch] == [sum(passes[: e + 1]) for e in range(4)]

@@ -98,7 +98,7 @@ def test_the_run_is_the_one_written_out(kit: Any, settings: dict[str, Any]) -> N
     kit.assert_close(model, expected, tolerance=1e-10)
     assert [{n: float(v) for n, v in u.losses.items()} for u in updates] == [pytest.approx(r, rel=1e-8) for r in rows]
     assert [u.step for u in updates] == list(range(1, len(rows) + 1))
-    assert {u.of for u in updates} == {len(rows)}
+    assert {u.total for u in updates} == {len(rows)}
     # Four retain batches are an epoch; the last iteration ends one too.
     retain = [u for u in updates if "retain" in u.losses]
     assert [u.ends_epoch for u in retain] == [t in (3, 7, 9) for t in range(10)]

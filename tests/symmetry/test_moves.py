@@ -193,7 +193,6 @@ def test_a_translation_moves_points_alone() -> None:
     torch.testing.assert_close(move.point("w", value), value + shift)
     for how in (move.covector, move.selection, move.inputs):
         assert how("w", value) is value
-    torch.testing.assert_close(move.scaled(0.5).point("w", value), value + 0.5 * shift)
     torch.testing.assert_close(move.inverse().point("w", move.point("w", value)), value)
     assert move.point("w", value.float()).dtype == torch.float32
 

@@ -129,7 +129,7 @@ def test_a_run_on_a_gpu_can_be_taken_up_from_a_checkpoint_that_was_on_the_cpu() 
 
 def test_updates_are_numbered_and_name_their_losses() -> None:
     updates = finished(training())
-    assert [(u.step, u.of, u.epoch, u.ends_epoch) for u in updates] == [
+    assert [(u.step, u.total, u.epoch, u.ends_epoch) for u in updates] == [
         (i, 12, (i - 1) // 4, i % 4 == 0) for i in range(1, 13)
     ]
     for update in updates:

@@ -53,7 +53,7 @@ def test_training_is_sgd_on_shuffled_batches_under_a_cosine(network: Network, po
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, expected.state_dict()[name], rtol=1e-9, atol=1e-12)
     assert [float(u.losses["train"]) for u in updates] == pytest.approx(losses, rel=1e-9)
-    assert [(u.step, u.of, u.epoch, u.ends_epoch) for u in updates] == [
+    assert [(u.step, u.total, u.epoch, u.ends_epoch) for u in updates] == [
         (i + 1, 9, i // 3, i % 3 == 2) for i in range(9)
     ]
 

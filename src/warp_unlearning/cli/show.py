@@ -95,6 +95,7 @@ class Progress:
             text = "  ".join(f"{name} {float(loss):.4f}" for name, loss in update.losses.items())
         if self._bar is not None:
             shown: dict[str, Any] = {"loss": text} if text else {}
-            self._bar.update(self._task, completed=update.step, total=update.of, **shown)
+            self._bar.update(self._task, completed=update.step, total=update.total, **shown)
         elif update.ends_epoch:
-            typer.echo(f"{self._title}: epoch {update.epoch + 1}, update {update.step}/{update.of}  {text}", err=True)
+            where = f"epoch {update.epoch + 1}, update {update.step}/{update.total}"
+            typer.echo(f"{self._title}: {where}  {text}", err=True)

@@ -26,13 +26,13 @@ class Session(Protocol):
         """One for each teleport so far."""
 
     def between(self, update: Update) -> Move | None:
-        """Called after every update: move the weights in place and return the move, or leave them and return None."""
+        """Called after every update: move the weights in place and return the move, or return None."""
 
     def finish(self) -> None:
         """Called after the last update; may move the weights in place once more."""
 
     def brought_back(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Weights kept during the run, in the original's basis.
+        """Move weights that were kept during the run into the original's basis, and return them.
 
         The weights of a run that diverged are written to disk, and must not show a secret basis.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..symmetry.base import Compose, Probe, Symmetry, settings_of
 from ..symmetry.channel_graph import PinnedChannels
 from ..symmetry.layer_inputs import InputBasis, reached_inputs
-from ..symmetry.moves import ComposedMove, Move
+from ..symmetry.moves import Move, parts_of
 from ..symmetry.null_space import NullMove
 
 SCHEMA_VERSION = 1
@@ -69,10 +69,12 @@ class LayerMove:
 class Certificate:
     """One teleport.
 
-    `scale` is 1 if the move was made and 0 if it was taken back (certificates of version 0.1 know shares between). The
-    move was built from the examples of `retain`, not from those of `held_out`. Distances are over trainable parameters
-    that inputs reach; `distance_before` and `distance_after` are from the weights an attacker holds. `energy_before`
-    and `energy_after` are mean squared gradient norms over a batch of the forget set.
+    `scale` is 1 if the move was made and 0 if it was taken back (certificates of version 0.1 have shares between). The
+    move was built from the examples of `retain`. `held_out` is validation data if there is any, else the judges:
+    retained examples that the move has not seen (a note says where there are none). Only judges decide on `tolerance`.
+    Distances are over trainable parameters that inputs reach, and from the weights an attacker holds. `energy_before`
+    and `energy_after` are mean squared gradient norms over a batch of the forget set: None where they cannot be
+    measured, infinite after a null-space move that went too far.
     """
 
     symmetry: str
@@ -109,9 +111,10 @@ def shortfalls(certificates: Sequence[Certificate]) -> list[str]:
     if not certificates:
         return ["no teleport was made"]
     notes = [note for certificate in certificates for note in certificate.notes]
-    back = sum(note.startswith(TAKEN_BACK) for note in notes)
+    taken_back = sum(note.startswith(TAKEN_BACK) for note in notes)
     others = dict.fromkeys(note for note in notes if not note.startswith(TAKEN_BACK))
-    return [*others, *([f"{back} of {len(certificates)} teleports were taken back"] if back else [])]
+    count = [f"{taken_back} of {len(certificates)} teleports were taken back"] if taken_back else []
+    return [*others, *count]
 
 
 def drift(before: Tensor, after: Tensor, y: Tensor) -> Drift:
@@ -139,14 +142,15 @@ def certified(
     drifts: Mapping[str, Drift],
     energies: tuple[float, float] | None,
 ) -> Certificate:
-    """The certificate of a move of `model` from the weights `before`, taken back if it did `harm`. `batches` are retain
-    inputs; `energies` are sums over the forget batch. The caller fills in `seconds`.
+    """Measure a move of `model` from the weights `before`, and make its certificate. `harm` says why it was taken back,
+    None if it was not; `batches` are retain inputs; `energies` are sums over the forget batch. The caller fills in
+    `seconds`.
     """
-    nulls = [part for part in _parts(move) if isinstance(part, NullMove)]
-    left = {name: why for part in nulls for name, why in part.left.items()}
+    nulls = [part for part in parts_of(move) if isinstance(part, NullMove)]
+    why_unmoved = {name: why for part in nulls for name, why in part.left.items()}
     squares = measured(model, before, reference, reached_weights(model, move, batches[:1], made=harm is None))
     notes = [note for part in nulls for note in part.notes]
-    notes += _notes_on(model, squares, left) if harm is None else [f"{TAKEN_BACK}: {harm}"]
+    notes += _notes_on(model, squares, why_unmoved) if harm is None else [f"{TAKEN_BACK}: {harm}"]
     forget = drifts.get("forget")
     if forget is not None and energies is None:
         notes.append("gradient energies could not be measured on this network")
@@ -162,7 +166,7 @@ def certified(
         energy_after=means[1],
         **lengths(squares[name] for name, p in model.named_parameters() if p.requires_grad)._asdict(),
         layers=_layer_moves(squares, {name: basis for part in nulls for name, basis in part.bases.items()}),
-        left=left,
+        left=why_unmoved,
         pinned=_pinned(symmetry, model, Probe(batches)),
         notes=tuple(notes),
         seconds=0.0,
@@ -170,8 +174,8 @@ def certified(
 
 
 class Lengths(NamedTuple):
-    """Lengths of a move where inputs reach and where none does; of the weights before, and of their distance from the
-    reference before and after, where inputs reach.
+    """Euclidean norms: of a move over the entries that inputs reach and over the others; and over those that inputs
+    reach, of the weights before it and of their distance from the reference before and after.
     """
 
     moved: float
@@ -182,7 +186,7 @@ class Lengths(NamedTuple):
 
 
 def lengths(squares: Iterable[Tensor]) -> Lengths:
-    """The lengths over several tensors, from the squared lengths of each."""
+    """Add up several tensors: the lengths over all of them, from the squared lengths of each."""
     return Lengths(*torch.stack([torch.zeros(5, dtype=torch.float64), *squares]).sum(0).sqrt().tolist())
 
 
@@ -190,33 +194,34 @@ def lengths(squares: Iterable[Tensor]) -> Lengths:
 def measured(
     model: nn.Module, before: Mapping[str, Tensor], reference: Mapping[str, Tensor], reached: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The squared `Lengths` (5,) of each tensor of the model since the weights `before`. `reached` masks the entries
-    that inputs reach, where not all are. A tied weight, which has several names in a state, counts once.
+    """The squared `Lengths` (5,) of each tensor's move since the weights `before`. `reached` masks the entries that
+    inputs reach, where not all are. A tied weight, which has several names in a state, counts once.
     """
-    rows: dict[str, Tensor] = {}
+    norms: dict[str, Tensor] = {}
     for name, now in chain(model.named_parameters(), model.named_buffers()):
         if name not in before or not now.is_floating_point():
             continue
         old, mask = before[name], reached.get(name)
-        values = [now - old, old, old - reference[name], now - reference[name]]
-        lost = values[0][:0] if mask is None else values[0] * ~mask
-        kept = values if mask is None else [value * mask for value in values]
-        rows[name] = torch.stack(torch._foreach_norm([kept[0], lost, *kept[1:]], 2, dtype=torch.float64))
-    return dict(zip(rows, torch.stack([*rows.values()]).square().cpu(), strict=True))
+        moved, *others = now - old, old, old - reference[name], now - reference[name]
+        moved_unreached = moved[:0] if mask is None else moved * ~mask
+        if mask is not None:
+            moved, *others = (value * mask for value in (moved, *others))
+        norms[name] = torch.stack(torch._foreach_norm([moved, moved_unreached, *others], 2, dtype=torch.float64))
+    return dict(zip(norms, torch.stack([*norms.values()]).square().cpu(), strict=True))
 
 
 def reached_weights(model: nn.Module, move: Move, batches: Iterable[Tensor], *, made: bool = True) -> dict[str, Tensor]:
-    """For every linear weight a mask of the entries that some input reaches, from the bases of the move or, without
-    any, from the inputs `batches`. `made` tells whether the model stands after the move.
+    """Masks of the entries of linear weights that some input reaches, from the bases of the move or, without any, from
+    the inputs `batches`. `made` says whether the model stands after the move.
     """
     state = model.state_dict()
     masks: dict[str, Tensor] = {}
-    for part in _parts(move):
+    for part in parts_of(move):
         if made:  # A later part may put entries elsewhere.
             masks = {name: part.selection(name, mask) for name, mask in masks.items()}
         if isinstance(part, NullMove):
             masks |= {name: _in_shape(basis.reached, state[name]) for name, basis in part.bases.items()}
-    return masks or {name: _in_shape(found, state[name]) for name, found in reached_inputs(model, batches).items()}
+    return masks or {name: _in_shape(mask, state[name]) for name, mask in reached_inputs(model, batches).items()}
 
 
 def _in_shape(reached: Tensor, weight: Tensor) -> Tensor:
@@ -234,13 +239,14 @@ def _layer_moves(squares: Mapping[str, Tensor], bases: Mapping[str, InputBasis])
         basis = bases.get(name)
         if name in biases or (basis is None and not squares[name][:2].any()):
             continue
-        far = lengths(squares[each] for each in ((name,) if basis is None else basis.names))
-        known = () if basis is None else (basis.d, basis.rank, basis.captured, basis.positions)
-        rows.append(LayerMove(name, far.moved, far.moved_unreached, far.norm, *known))
+        layer = lengths(squares[each] for each in ((name,) if basis is None else basis.names))
+        of_basis = () if basis is None else (basis.d, basis.rank, basis.captured, basis.positions)
+        rows.append(LayerMove(name, layer.moved, layer.moved_unreached, layer.norm, *of_basis))
     return tuple(rows)
 
 
-def _notes_on(model: nn.Module, squares: Mapping[str, Tensor], left: Mapping[str, str]) -> list[str]:
+def _notes_on(model: nn.Module, squares: Mapping[str, Tensor], why_unmoved: Mapping[str, str]) -> list[str]:
+    """Notes where frozen parameters moved, and where most of the trainable ones did not."""
     moved = {name for name, square in squares.items() if square[:2].any()}
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad and name in moved]
     notes = [f"frozen parameters moved with the others: {_and_more(frozen, 1)}"] if frozen else []
@@ -248,21 +254,13 @@ def _notes_on(model: nn.Module, squares: Mapping[str, Tensor], left: Mapping[str
     stayed = sorted(sizes.keys() - moved, key=lambda name: (-sizes[name], name))
     share = sum(sizes[name] for name in stayed) / max(1, sum(sizes.values()))
     if share > 0.5:
-        named = [f"{name} ({left[name]})" if name in left else name for name in stayed]
-        notes.append(f"{100 * share:.0f} % {STAYED}: {_and_more(named, 3)}")
+        explained = [f"{name} ({why_unmoved[name]})" if name in why_unmoved else name for name in stayed]
+        notes.append(f"{100 * share:.0f} % {STAYED}: {_and_more(explained, 3)}")
     return notes
 
 
 def _and_more(names: list[str], shown: int) -> str:
     return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
-
-
-def _parts(move: Move) -> Iterator[Move]:
-    if isinstance(move, ComposedMove):
-        for part in move.moves:
-            yield from _parts(part)
-    else:
-        yield move
 
 
 def _pinned(symmetry: Symmetry, model: nn.Module, probe: Probe) -> tuple[PinnedChannels, ...]:

@@ -53,7 +53,7 @@ class Conjugate:
 
 
 class ConjugateSession:
-    """`Conjugate` during one unlearning."""
+    """`Conjugate` during one unlearning: teleports at the start, rescales every step, and moves back at the end."""
 
     def __init__(self, settings: Conjugate, model: nn.Module, task: Task, streams: Streams) -> None:
         self._task, self._streams = task, streams
@@ -64,9 +64,9 @@ class ConjugateSession:
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._weights = list[Tensor](trained.values())
         self._before = [p.detach().clone() for p in self._weights]
-        self._plain_squared = _squared_through(self._back.covector, trained)
+        self._plain_squared = _squared_length_after(self._back.covector, trained)
         matches_length = settings.match == "length"
-        self._taken_squared = _squared_through(self._back_linearly, trained) if matches_length else None
+        self._taken_squared = _squared_length_after(self._back_linearly, trained) if matches_length else None
 
     @property
     def certificates(self) -> list[Certificate]:
@@ -75,10 +75,10 @@ class ConjugateSession:
 
     @torch.no_grad()
     def between(self, update: Update) -> None:
-        """Rescale the update to match the plain one."""
+        """Rescale the step that was just taken, in place, to match that of the undefended method. No move is made."""
         if not update.restarts:
             steps = list(torch._foreach_sub(self._weights, self._before))
-            torch._foreach_mul_(steps, self._factor(steps).to(steps[0].dtype))
+            torch._foreach_mul_(steps, self._step_rescale(steps).to(steps[0].dtype))
             torch._foreach_copy_(self._weights, torch._foreach_add(self._before, steps))
         torch._foreach_copy_(self._before, self._weights)
 
@@ -87,7 +87,7 @@ class ConjugateSession:
         return {name: self._back.point(name, value) for name, value in state.items()}
 
     def finish(self) -> None:
-        """Move back."""
+        """Move back by the inverse of the first move, and certify this move too."""
         self._teleporter.symmetry = FixedMove(self._teleporter.symmetry, self._back)
         self._teleporter.teleport_on(self._task, self._streams)
 
@@ -95,46 +95,52 @@ class ConjugateSession:
         # Without the constant that a translation adds.
         return self._back.point(name, value) - self._back.point(name, torch.zeros_like(value))
 
-    def _factor(self, steps: list[Tensor]) -> Tensor:
-        """‖p‖ / ‖q‖ for "length", ‖p‖² / ⟨p, q⟩ for "effect", where ⟨p, q⟩ = ‖Δ‖²; 1 for a step of no length."""
+    def _step_rescale(self, steps: list[Tensor]) -> Tensor:
+        """The factor on this step that makes it as long (or as effective) as the undefended method's step: p is that
+        method's step and q this one, in the original's coordinates. It is ‖p‖ / ‖q‖ for "length", ‖p‖² / ⟨p, q⟩ for
+        "effect", with ⟨p, q⟩ = ‖Δ‖² for the step Δ in the moved basis, and 1 for a step of zeros.
+        """
         plain = self._plain_squared(steps)
-        ratio = (plain / self._taken_squared(steps)).sqrt() if self._taken_squared else plain / _squared(steps)
+        if self._taken_squared is None:
+            ratio = plain / _squared_length(steps)
+        else:
+            ratio = (plain / self._taken_squared(steps)).sqrt()
         return torch.where(ratio.isfinite(), ratio, 1.0)
 
 
 @dataclass(frozen=True)
 class FixedMove:
-    """A symmetry with one known move, which came from the symmetry `of`."""
+    """A symmetry with one fixed move, so that a `Teleporter` makes and certifies it; it came from the symmetry `of`."""
 
     of: Symmetry
     _move: Move = field(repr=False)  # It is a secret.
     looks_at: ClassVar[Sizes] = Sizes()
 
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> Move:
-        """The move."""
+        """The fixed move."""
         return self._move
 
 
-def _squared(tensors: list[Tensor]) -> Tensor:
+def _squared_length(tensors: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(tensors)).double().square().sum()
 
 
-def _squared_through(linear: Linear, parameters: Mapping[str, nn.Parameter]) -> Callable[[list[Tensor]], Tensor]:
-    """Returns a function: the squared length, in float64, of steps (one a parameter) after a linear map.
+def _squared_length_after(linear: Linear, parameters: Mapping[str, nn.Parameter]) -> Callable[[list[Tensor]], Tensor]:
+    """Prepare a function that gives the squared length, in float64, of steps (one a parameter) after a linear map.
 
     It runs after every update. So a map that only rescales entries is replaced by one product with its factors.
     """
     names, factors = list(parameters), {}
     for i, (name, p) in enumerate(parameters.items()):
-        drawn = 1 + torch.rand(p.shape, generator=Streams(0).generator(name), dtype=torch.float64).to(p.device)
-        factor = linear(name, torch.ones_like(drawn))
-        if torch.allclose(linear(name, drawn), factor * drawn, rtol=1e-12, atol=0):
+        random = 1 + torch.rand(p.shape, generator=Streams(0).generator(name), dtype=torch.float64).to(p.device)
+        factor = linear(name, torch.ones_like(random))
+        if torch.allclose(linear(name, random), factor * random, rtol=1e-12, atol=0):
             factors[i] = factor.to(p.dtype)
 
-    def squared(steps: list[Tensor]) -> Tensor:
+    def squared_length(steps: list[Tensor]) -> Tensor:
         mapped = [linear(names[i], step) for i, step in enumerate(steps) if i not in factors]
         if factors:
             mapped += torch._foreach_mul([steps[i] for i in factors], [*factors.values()])
-        return _squared(mapped)
+        return _squared_length(mapped)
 
-    return squared
+    return squared_length

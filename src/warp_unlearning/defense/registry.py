@@ -15,13 +15,15 @@ from .warp import Warp
 
 @dataclass(frozen=True)
 class _Recipe:
-    """A kind of defence and of symmetry, with the defaults of this name over those of the kinds."""
+    """What a name in the registry stands for: a class of defence, the name of its symmetry, and the options of both
+    that differ from their own defaults.
+    """
 
     kind: type[Warp] | type[Conjugate]
     symmetry: str
     about: str
-    own: Mapping[str, Any] = field(default_factory=dict)
-    of_symmetry: Mapping[str, Any] = field(default_factory=dict)
+    defense_defaults: Mapping[str, Any] = field(default_factory=dict)
+    symmetry_defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 _DEFENSES: Mapping[str, _Recipe] = {
@@ -43,7 +45,7 @@ _DEFENSES: Mapping[str, _Recipe] = {
         Conjugate,
         "change_of_basis",
         "Updates taken in a changed basis, and a move back at the end.",
-        of_symmetry=settings_of(Conjugate().symmetry),
+        symmetry_defaults=settings_of(Conjugate().symmetry),
     ),
 }
 
@@ -77,9 +79,9 @@ def defense_options(name: str) -> DefenseOptions:
     recipe = _recipe(name)
     return DefenseOptions(
         recipe.about,
-        options_of(recipe.kind, _ABOUT, defaults=recipe.own),
+        options_of(recipe.kind, _ABOUT, defaults=recipe.defense_defaults),
         recipe.symmetry,
-        symmetry_options(recipe.symmetry, defaults=recipe.of_symmetry),
+        symmetry_options(recipe.symmetry, defaults=recipe.symmetry_defaults),
     )
 
 
@@ -92,28 +94,30 @@ def make_defense(name: str, /, **options: Any) -> Defense:
     0.95
     """
     recipe = _recipe(name)
-    symmetry, theirs = _symmetry_given(name, options.pop("symmetry", {}), recipe)
-    own = {option.name for option in options_of(recipe.kind, _ABOUT)}
-    known = {option.name for option in symmetry_options(symmetry)}
-    mine = {key: value for key, value in options.items() if key in own}
+    symmetry, symmetry_settings = _symmetry_given(name, options.pop("symmetry", {}), recipe)
+    defense_names = {option.name for option in options_of(recipe.kind, _ABOUT)}
+    symmetry_names = {option.name for option in symmetry_options(symmetry)}
+    defense_settings = {key: value for key, value in options.items() if key in defense_names}
     for key, value in options.items():
-        if key not in own | known:
-            raise InputError(f"{name} has no option {key!r}; {nearest(key, {*own, *known, 'symmetry'})}")
-        if key not in own and key in theirs:
+        if key not in defense_names | symmetry_names:
+            nearest_name = nearest(key, {*defense_names, *symmetry_names, "symmetry"})
+            raise InputError(f"{name} has no option {key!r}; {nearest_name}")
+        if key not in defense_names and key in symmetry_settings:
             raise InputError(f"{name}: {key} is given twice, as {value!r} and as symmetry.{key}; leave one out")
-    theirs |= {key: value for key, value in options.items() if key not in own}
-    check_options(name, recipe.kind, mine)
-    defaults = dict(recipe.of_symmetry) if symmetry == recipe.symmetry else {}
-    if "eta" in theirs:  # An absolute length replaces the recipe's relative one.
+    symmetry_settings |= {key: value for key, value in options.items() if key not in defense_names}
+    check_options(name, recipe.kind, defense_settings)
+    defaults = dict(recipe.symmetry_defaults) if symmetry == recipe.symmetry else {}
+    if "eta" in symmetry_settings:  # An absolute length replaces the recipe's relative one.
         defaults.pop("step_size", None)
-    made = recipe.kind(make_symmetry(symmetry, **{**defaults, **theirs}), **{**recipe.own, **mine})
-    if isinstance(made, Warp):
-        object.__setattr__(made, "_name", name)
-    return made
+    moves = make_symmetry(symmetry, **{**defaults, **symmetry_settings})
+    defense = recipe.kind(moves, **{**recipe.defense_defaults, **defense_settings})
+    if isinstance(defense, Warp):
+        object.__setattr__(defense, "_name", name)
+    return defense
 
 
 def as_defense(given: object) -> Defense | None:
-    """A defence from its name; objects and None stay as they are."""
+    """Make a defence from its name; return an object that is one, or None, as it is."""
     if given is None:
         return None
     if isinstance(given, str):
@@ -133,9 +137,10 @@ def _recipe(name: str) -> _Recipe:
 
 
 def _symmetry_given(name: str, given: Any, recipe: _Recipe) -> tuple[str, dict[str, Any]]:
+    """The name of the symmetry and its options, from the value of the option `symmetry`."""
     if isinstance(given, str):
         return given, {}
     if not isinstance(given, Mapping):
         raise InputError(f"{name}: symmetry is {given!r}; give the name of one, or its options as {{option: value}}")
-    theirs = dict(given)
-    return str(theirs.pop("name", recipe.symmetry)), theirs
+    settings = dict(given)
+    return str(settings.pop("name", recipe.symmetry)), settings

@@ -1,4 +1,4 @@
-"""One teleport of a model in place: drawn by a symmetry, checked on data, kept or taken back, and certified."""
+"""One teleport of a model in place: drawn, checked on data, kept or taken back, certified; `warp` decides when."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..data.examples import Examples, TensorExamples, as_examples
 from ..errors import InputError, WarpWarning
 from ..gpu.precision import full_precision
-from ..gradients.energy import gradient_energy
+from ..gradients.energy import total_energy
 from ..methods.base import Task
 from ..models.modes import norm_mode
 from ..models.own import check_examples, check_network, failed
@@ -28,12 +28,15 @@ from .certificate import STAYED, Certificate, Drift, certified, drift
 Labelled = tuple[Tensor, Tensor]
 State = Mapping[str, Tensor]
 
-# Enough to see the mean loss to a few hundredths of its spread, and a small part of what the bases cost.
-JUDGES = 512
-# What a symmetry that needs no data is certified on, and how many inputs run at once.
-BATCH = 256
-# Entries of inputs that a GPU is given at once where examples are small: fewer launches.
-_ENTRIES_ON_GPU = 2**23
+# Most retain examples that judge a move, and most validation examples: enough to see the mean loss to a few hundredths
+# of its spread, and a small part of what the bases cost.
+JUDGES = VALIDATION = 512
+# Retain and forget examples of a certificate where the symmetry looks at none itself.
+EXAMPLES = 256
+# Inputs that run through the network at once: to observe layers (on a GPU more, for fewer launches), and for logits.
+BATCH, _ENTRIES_ON_GPU, _LOGITS_BATCH = 256, 2**23, 512
+# Retain examples of the view on which logits before and after are compared.
+_COMPARED = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +62,8 @@ class View:
         """The sets on which logits before and after the teleport are compared."""
         x, y = self.retain
         sets = {"judges": self.judges, "forget": self.forget, "validation": self.validation}
-        return {"retain": (x[:JUDGES], y[:JUDGES])} | {name: pair for name, pair in sets.items() if pair is not None}
+        retain = {"retain": (x[:_COMPARED], y[:_COMPARED])}
+        return retain | {name: pair for name, pair in sets.items() if pair is not None}
 
 
 def draw_view(
@@ -70,29 +74,29 @@ def draw_view(
     *,
     generator: torch.Generator,
 ) -> View:
-    """Random examples: at most a fifth of the retain set as judges, and from the others as many as the symmetry asks
-    for.
+    """Draw examples for one teleport: at most a fifth of the retain set as judges, and of its rest and of the forget
+    set as many as the symmetry looks at (`sizes`).
     """
     order = torch.randperm(len(retain), generator=generator)
-    judging = min(JUDGES, len(retain) // 5)
-    kept = retain.take(order[judging : judging + (sizes.retain or BATCH)])
+    judge_count = min(JUDGES, len(retain) // 5)
+    shown = retain.take(order[judge_count : judge_count + (sizes.retain or EXAMPLES)])
 
-    def some(examples: Examples | None, count: int) -> Labelled | None:
+    def sample(examples: Examples | None, count: int) -> Labelled | None:
         if examples is None:
             return None
         return examples.take(torch.randperm(len(examples), generator=generator)[:count])
 
     return View(
-        retain=kept,
-        judges=retain.take(order[:judging]) if judging else kept,
-        forget=some(forget, sizes.forget or BATCH),
-        validation=some(validation, JUDGES),
+        retain=shown,
+        judges=retain.take(order[:judge_count]) if judge_count else shown,
+        forget=sample(forget, sizes.forget or EXAMPLES),
+        validation=sample(validation, VALIDATION),
     )
 
 
 @dataclass(eq=False)
 class Teleporter:
-    """Moves `model` by members of `symmetry`, away from the weights `reference`.
+    """Moves `model` by members of `symmetry`, away from the weights `reference`, and keeps a certificate of each move.
 
     A move is taken back if it raises the mean loss of the judges by more than `tolerance`, or lowers the mean loss of
     the forget examples by more than the share `relearning`. None is no bound.
@@ -107,34 +111,38 @@ class Teleporter:
 
     @classmethod
     def during(cls, task: Task, model: nn.Module, symmetry: Symmetry, **bounds: float | None) -> Teleporter:
-        """Leads away from the original. It copies the symmetry, which may remember `model`."""
+        """A teleporter for one unlearning, away from the original's weights, with its own copy of the symmetry."""
         reference = {name: value.detach() for name, value in task.original.state_dict().items()}
         return cls(model, deepcopy(symmetry), reference, **bounds)
 
     def teleport_on(self, task: Task, streams: Streams) -> Move | None:
-        """Teleport on examples of the task, the k-th time with the draws of `streams.of(k)`."""
-        own, sizes = streams.of(len(self.certificates)), self.symmetry.looks_at
-        view = draw_view(task.retain, task.forget, task.validation, sizes, generator=own.generator("view"))
-        return self.teleport(view, generator=own.generator("move"))[0]
+        """Teleport on examples of the task, the k-th time with the draws of `streams.of(k)`; None if taken back."""
+        draws, sizes = streams.of(len(self.certificates)), self.symmetry.looks_at
+        view = draw_view(task.retain, task.forget, task.validation, sizes, generator=draws.generator("view"))
+        return self.teleport(view, generator=draws.generator("move"))[0]
 
     def teleport(self, view: View, *, generator: torch.Generator) -> tuple[Move | None, Certificate]:
-        """The move, or None if it was taken back, and its certificate; with batch norm in eval mode."""
-        model, sets, began = self.model, view.compared, _now(view)
+        """Move the model in place; restore the old weights if the losses get worse than the bounds allow.
+
+        Returns the move (None if undone) and its certificate. Batch norm stays in eval mode.
+        """
+        model, sets, started = self.model, view.compared, _now(view)
         with norm_mode(model, "eval"):
             before = {name: value.detach().clone() for name, value in model.state_dict().items()}
-            logits = _logits(model, sets)
+            logits_before = _logits(model, sets)
             probe = Probe(view.batches, view.forget, self.reference)
             move = self.symmetry.move(model, generator=generator, probe=probe)
-            known = move.energies if isinstance(move, NullMove) else None
-            start = known[0] if known else _energy(model, view.forget)
+            # A null-space move has measured both energies on its way.
+            measured_energies = move.forget_energies if isinstance(move, NullMove) else None
+            energy_before = measured_energies[0] if measured_energies else _forget_energy(model, view)
             apply_move(model, move)
-            drifts = _drifts(logits, _logits(model, sets), sets)
+            drifts = _drifts(logits_before, _logits(model, sets), sets)
             harm = self._harm(drifts)
             if harm is None:
-                end = known[1] if known else _energy(model, view.forget)
+                energy_after = measured_energies[1] if measured_energies else _forget_energy(model, view)
             else:
                 _restore(model, before)
-                end, drifts = start, _drifts(logits, logits, sets)
+                energy_after, drifts = energy_before, _drifts(logits_before, logits_before, sets)
             certificate = certified(
                 model,
                 self.symmetry,
@@ -144,31 +152,32 @@ class Teleporter:
                 reference=self.reference,
                 batches=view.batches,
                 drifts=drifts,
-                energies=None if start is None or end is None else (start, end),
+                energies=None if energy_before is None or energy_after is None else (energy_before, energy_after),
             )
         notes = (*certificate.notes, *self._notes_on(view))
-        certificate = replace(certificate, notes=notes, seconds=_now(view) - began)
+        certificate = replace(certificate, notes=notes, seconds=_now(view) - started)
         self._warn_once(certificate)
         self.certificates.append(certificate)
         return move if harm is None else None, certificate
 
     def _notes_on(self, view: View) -> list[str]:
-        wanted, found, notes = self.symmetry.looks_at.retain, len(view.retain[1]), []
-        if found < wanted:
-            notes.append(f"looked at {found} retained examples of the {wanted} asked for: there are no more")
-        if view.judges is view.retain and self.tolerance is not None:
-            notes.append("judged by the examples that it was built from, since fewer than five are retained")
+        wanted, available, notes = self.symmetry.looks_at.retain, len(view.retain[1]), []
+        if available < wanted:
+            notes.append(f"looked at {available} retained examples of the {wanted} asked for: there are no more")
+        if view.judges is view.retain:
+            notes.append("fewer than five retained examples: the move is judged by those that it was built from")
         return notes
 
     def _harm(self, drifts: Mapping[str, Drift]) -> str | None:
-        rise, forget, share = drifts["judges"].loss_change, drifts.get("forget"), self.relearning
+        """The bound that a move exceeds, as a sentence; None where it keeps both."""
+        rise, forget, relearning = drifts["judges"].loss_change, drifts.get("forget"), self.relearning
         # Written so that a loss of NaN is beyond both bounds.
         if self.tolerance is not None and not rise <= self.tolerance:
             return f"the loss of unseen retained examples rose by {rise:.3g}, and tolerance is {self.tolerance}"
-        if forget is None or share is None or forget.loss_after >= (1 - share) * forget.loss_before:
+        if forget is None or relearning is None or forget.loss_after >= (1 - relearning) * forget.loss_before:
             return None
         fall = 1 - forget.loss_after / forget.loss_before
-        return f"the loss of examples to forget fell by the share {fall:.3g}, and relearning is {share}"
+        return f"the loss of examples to forget fell by the share {fall:.3g}, and relearning is {relearning}"
 
     def _warn_once(self, certificate: Certificate) -> None:
         stayed = [note for note in certificate.notes if STAYED in note]
@@ -231,22 +240,16 @@ def _reference(model: nn.Module, given: nn.Module | State | None) -> State:
 @torch.no_grad()
 def _logits(model: nn.Module, sets: Mapping[str, Labelled]) -> dict[str, Tensor]:
     with full_precision():
-        return {name: torch.cat([model(part) for part in torch.split(x, JUDGES)]) for name, (x, _) in sets.items()}
+        batches = {name: torch.split(x, _LOGITS_BATCH) for name, (x, _) in sets.items()}
+        return {name: torch.cat([model(batch) for batch in parts]) for name, parts in batches.items()}
 
 
 def _drifts(before: State, after: State, sets: Mapping[str, Labelled]) -> dict[str, Drift]:
     return {name: drift(before[name], after[name], y) for name, (_, y) in sets.items()}
 
 
-def _energy(model: nn.Module, forget: Labelled | None) -> float | None:
-    """Σ ‖∇ℓᵢ‖², or None without examples or on a network that does not allow it."""
-    if forget is None:
-        return None
-    try:
-        with torch.no_grad():
-            return float(gradient_energy(model, *forget).double().sum())
-    except InputError:
-        return None
+def _forget_energy(model: nn.Module, view: View) -> float | None:
+    return None if view.forget is None else total_energy(model, *view.forget)
 
 
 @torch.no_grad()
@@ -256,6 +259,7 @@ def _restore(model: nn.Module, before: State) -> None:
 
 
 def _now(view: View) -> float:
+    """The time in seconds, once the GPU has finished what is queued."""
     x = view.judges[0]
     if x.is_cuda:
         torch.cuda.synchronize(x.device)

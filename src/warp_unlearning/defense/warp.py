@@ -1,4 +1,4 @@
-"""WARP: teleports between the updates of any method, with a safeguard on what is kept."""
+"""WARP: when to teleport between the updates of any method; one teleport, and when it is undone, is `teleporter`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..symmetry.moves import MomentumReset, Move
 from ..symmetry.null_space import NullSpace
 from ..training.update import Update
 from .certificate import TAKEN_BACK, Certificate
-from .teleporter import BATCH, Teleporter
+from .teleporter import EXAMPLES, Teleporter
 
 Moment = Literal["epoch", "end"]
 Momentum = Literal["carry", "reset"]
@@ -63,12 +63,12 @@ class Warp:
         return self._name
 
     def start(self, model: nn.Module, task: Task, *, streams: Streams) -> WarpSession:
-        """A session on `model`, with its own copy of the symmetry."""
+        """Begin an unlearning; returns the session, which teleports `model` by its own copy of the symmetry."""
         return WarpSession(self, model, task, streams)
 
 
 class WarpSession:
-    """`Warp` during one unlearning."""
+    """`Warp` during one unlearning: decides after every update whether to teleport."""
 
     def __init__(self, settings: Warp, model: nn.Module, task: Task, streams: Streams) -> None:
         self._settings, self._model, self._task, self._streams = settings, model, task, streams
@@ -81,23 +81,23 @@ class WarpSession:
         return self._teleporter.certificates
 
     def between(self, update: Update) -> Move | None:
-        """Teleport if it is time."""
+        """Teleport if `every` or `gradient_threshold` says so. Returns the move, None if none was made or kept."""
         return self._teleport() if self._due(update) else None
 
     def finish(self) -> None:
-        """Teleport if this is the time; warn if the whole run made no teleport."""
+        """Teleport if `every` is "end"; warn if no teleport of the whole run was kept."""
         if self._settings.every == "end":
             self._teleport()
         if any(certificate.scale for certificate in self.certificates):
             return
-        why = "it was never time for a teleport. Give another `every` or `gradient_threshold`"
+        reason = "it was never time for a teleport. Give another `every` or `gradient_threshold`"
         if self.certificates:
-            last = next(note for note in self.certificates[-1].notes if note.startswith(TAKEN_BACK))
-            why = (
+            last_note = next(note for note in self.certificates[-1].notes if note.startswith(TAKEN_BACK))
+            reason = (
                 f"all {len(self.certificates)} teleports were {TAKEN_BACK}, the last since"
-                f"{last.removeprefix(TAKEN_BACK + ':')}. Shorten the steps (step_size or eta), or widen that bound"
+                f"{last_note.removeprefix(TAKEN_BACK + ':')}. Shorten the steps (step_size or eta), or widen that bound"
             )
-        warnings.warn(f"the defence moved nothing: {why}", WarpWarning, stacklevel=2)
+        warnings.warn(f"the defence moved nothing: {reason}", WarpWarning, stacklevel=2)
 
     def brought_back(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The state as it is: there is no basis to come back from."""
@@ -119,7 +119,7 @@ class WarpSession:
         """‖∇ mean ℓ‖ over a random batch of the forget set, with batch norm in eval mode."""
         generator = self._streams.generator("gradient", update.step)
         order = torch.randperm(len(self._task.forget), generator=generator)
-        batch = self._task.forget.take(order[: max(1, self._teleporter.symmetry.looks_at.forget or BATCH)])
+        batch = self._task.forget.take(order[: max(1, self._teleporter.symmetry.looks_at.forget or EXAMPLES)])
         trained = [p for p in self._model.parameters() if p.requires_grad]
         with norm_mode(self._model, "eval"):
             loss = F.cross_entropy(self._model(batch.x), batch.y)

@@ -1,4 +1,4 @@
-"""Batch norm in train mode of images whose channels are last in memory, with what often follows: a sum and a ReLU.
+"""Batch norm in train mode of images whose channels are last in memory, together with a sum and a ReLU behind it.
 
 An image batch (n, c, h, w) is a matrix of M = n·h·w rows and c columns. Forward and backward are two kernels each: sums
 over stretches of rows, then a pass over all entries in which every program adds up the sums of its own columns. No sum
@@ -18,8 +18,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+# Most stretches, least rows of a stretch, and rows and columns of a program's block.
 _STRETCHES, _LEAST_ROWS, _ROWS, _COLUMNS = 32, 128, 128, 64
-# Numbers that differ with the batch, of which Triton would otherwise compile those that 16 divides apart.
+# Arguments that depend on the batch size: Triton would compile the kernels anew for multiples of 16.
 _BY_BATCH = ("m", "stretch", "stretches")
 
 
@@ -39,8 +40,8 @@ def batch_norm(
     statistics move by `momentum` towards the mean and the unbiased variance. A `residual` laid out as x is added, and
     with `relu` what is negative becomes zero.
     """
-    found: Tensor = _BatchNorm.apply(x, weight, bias, running_mean, running_var, residual, momentum, eps, relu)
-    return found
+    output: Tensor = _BatchNorm.apply(x, weight, bias, running_mean, running_var, residual, momentum, eps, relu)
+    return output
 
 
 def suits(x: Tensor, *others: Tensor | None) -> bool:
@@ -94,7 +95,7 @@ class _BatchNorm(torch.autograd.Function):
 
 
 class _Plan:
-    """How the work on images `x` is shared out."""
+    """How the work on images `x` is divided between programs: sizes of stretches and blocks, and launch grids."""
 
     def __init__(self, x: Tensor) -> None:
         self._device = x.device
@@ -110,7 +111,7 @@ class _Plan:
         self.by_rows = (triton.cdiv(self.rows, _ROWS), across)
 
     def empty(self, *shape: int) -> Tensor:
-        """Room for numbers of every column."""
+        """An empty tensor (*shape, columns) for results of every column."""
         return torch.empty(*shape, self.columns, device=self._device, dtype=torch.float32)
 
 

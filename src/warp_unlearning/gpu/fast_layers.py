@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-# True within `FastLayers` where Triton is there.
+# True within `FastLayers` if Triton is installed.
 _fusing: ContextVar[bool] = ContextVar("fusing", default=False)
 
 
 class FastLayers(TorchFunctionMode):
     """Within the block, batch norm in train mode is computed by our kernel where that suits its tensors and Triton is
-    there, and `norm_relu` as one layer. Results are the same to rounding.
+    installed, and `norm_relu` as one layer. Results are the same to rounding.
 
-    Batch norms count their batches together, when the block ends.
+    The batch counters of all batch norms are raised together when the block ends, by one kernel in place of many.
     """
 
     def __init__(self) -> None:
@@ -29,30 +29,30 @@ class FastLayers(TorchFunctionMode):
         self._counters: dict[int, tuple[Tensor, int]] = {}
 
     def __enter__(self) -> FastLayers:
-        """Begin."""
-        self._before = _fusing.set(_triton_is_there())
+        """Begin to replace layers."""
+        self._before = _fusing.set(_has_triton())
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __torch_function__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """The result of `func`, computed in another way where there is one."""
-        kwargs, found = kwargs or {}, None
+        """Compute a batch norm by our kernel, put off the rise of a batch counter, or call `func`."""
+        kwargs, result = kwargs or {}, None
         if func is F.batch_norm and _fusing.get():
-            found = _batch_norm(*args, **kwargs)
+            result = _batch_norm(*args, **kwargs)
         elif func is torch.Tensor.add_:
-            found = self._count(*args, **kwargs)
-        return func(*args, **kwargs) if found is None else found
+            result = self._postpone_count(*args, **kwargs)
+        return func(*args, **kwargs) if result is None else result
 
-    def __exit__(self, *ended: Any) -> None:
-        """Count the batches."""
-        super().__exit__(*ended)  # type: ignore[no-untyped-call]
+    def __exit__(self, *error: Any) -> None:
+        """Stop replacing layers, and raise the batch counters."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         _fusing.reset(self._before)
         counted, self._counters = self._counters, {}
         if counted:
             counters, batches = zip(*counted.values(), strict=True)
             torch._foreach_add_(list(counters), list(batches))
 
-    def _count(self, counter: Tensor, by: Any, **options: Any) -> Tensor | None:
+    def _postpone_count(self, counter: Tensor, by: Any, **options: Any) -> Tensor | None:
         # Each batch norm adds one to its number of batches, by a kernel of its own.
         if counter.dtype != torch.int64 or counter.dim() or by != 1 or options:
             return None
@@ -63,11 +63,11 @@ class FastLayers(TorchFunctionMode):
 
 def norm_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """relu(norm(x) + residual), as one layer within `FastLayers` where the kernel takes its tensors."""
-    found = _fused(norm, x, residual) if _fusing.get() else None
-    if found is not None:
-        return found
-    normed: Tensor = norm(x)
-    return F.relu(normed if residual is None else normed + residual)
+    fused = _fused(norm, x, residual) if _fusing.get() else None
+    if fused is not None:
+        return fused
+    output: Tensor = norm(x)
+    return F.relu(output if residual is None else output + residual)
 
 
 def _fused(norm: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None:
@@ -77,8 +77,8 @@ def _fused(norm: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None
     if type(norm) is not nn.BatchNorm2d or not norm.training or norm.momentum is None or any(hooks):
         return None
     tensors = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
-    added = residual is None or (residual.dtype, residual.stride()) == (x.dtype, x.stride())
-    if not added or not kernel.suits(x, *tensors):
+    residual_fits = residual is None or (residual.dtype, residual.stride()) == (x.dtype, x.stride())
+    if not residual_fits or not kernel.suits(x, *tensors):
         return None
     if norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
@@ -103,5 +103,5 @@ def _batch_norm(
 
 
 @cache
-def _triton_is_there() -> bool:
+def _has_triton() -> bool:
     return find_spec("triton") is not None

@@ -1,8 +1,8 @@
 """Functions that are captured as a CUDA graph and replayed.
 
 An update of a small network is some hundred small operations, and launching them one by one keeps the host busier than
-the GPU; a graph launches them all at once. A captured function depends on its arguments and on tensors that stay where
-they are: it reads no value, branches on none, and changes its state in place.
+the GPU; a graph launches them all at once. A captured function depends on its arguments and on tensors that keep their
+addresses: it reads no value, branches on none, and changes its state in place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Output = TypeVar("Output")
 Function = Callable[..., Mapping[str, Tensor]]
 Number = Tensor | float
 
-_SIDE: dict[int, torch.cuda.Stream] = {}
+# A stream for captures on each device, by its index.
+_CAPTURE_STREAMS: dict[int, torch.cuda.Stream] = {}
+# The share of the device's memory below which cached memory is returned before a capture.
 _LEAST_FREE = 0.1
 
 
@@ -41,7 +43,7 @@ class Compute:
     _pool: Pool = field(default_factory=lambda: Pool(), init=False, repr=False)
 
     def update(self, function: Function, *, precision: Precision | None = None) -> Captured:
-        """`function`, captured where this computes so; all such graphs share memory and are replayed one by one."""
+        """Wrap `function`, which is then captured if `capture` is set; such graphs share memory and never overlap."""
         captures = self.capture and self.device.type == "cuda"
         layers: AbstractContextManager[object] = FastLayers() if captures else nullcontext()
 
@@ -69,7 +71,7 @@ class Captured:
         self._inputs: list[Tensor] = []
 
     def __call__(self, *arguments: Number) -> dict[str, Tensor]:
-        """What the function returns, detached."""
+        """Run, capture or replay the function; returns its tensors, detached."""
         if not self._captures:
             return self._run(*arguments)
         with capturable_stream(self._device):
@@ -77,7 +79,7 @@ class Captured:
                 self._primed = True
                 return self._run(*[self._tensor(a) for a in arguments])
             if self._graph is None:
-                # In the layout it is given in: the captured operations are those that suit it.
+                # In the layout of the arguments: the captured operations are those that suit it.
                 self._inputs = [torch.empty_like(t).copy_(t) for t in map(self._tensor, arguments)]
                 pool = None if self._pool is None else self._pool.handle(self._device)
                 self._graph = CudaGraph(lambda: self._run(*self._inputs), pool=pool)
@@ -89,7 +91,7 @@ class Captured:
             return {name: value.clone() for name, value in self._graph.replay().items()}
 
     def forget(self) -> None:
-        """Capture anew at the next call: a tensor that the function reads lies elsewhere."""
+        """Drop the graph and capture anew at the next call, since a tensor that the function reads has moved."""
         self._graph = None
 
     def _run(self, *arguments: Number) -> dict[str, Tensor]:
@@ -104,20 +106,20 @@ class Captured:
 
 
 class Pool:
-    """Memory that graphs share which are never replayed at the same time. It outlives them."""
+    """Memory shared by graphs that are never replayed at the same time; it outlives them."""
 
     def __init__(self) -> None:
-        self._keeper: CudaGraph[Tensor] | None = None
+        self._first_graph: CudaGraph[Tensor] | None = None
 
     def handle(self, device: torch.device) -> Any:
-        """The memory, which an empty graph keeps from being freed."""
-        if self._keeper is None:
-            self._keeper = CudaGraph(lambda: torch.zeros(1, device=device))
-        return self._keeper.pool
+        """The memory's handle, for captures. A small graph keeps the memory from being freed."""
+        if self._first_graph is None:
+            self._first_graph = CudaGraph(lambda: torch.zeros(1, device=device))
+        return self._first_graph.pool
 
 
 class CudaGraph(Generic[Output]):
-    """The operations of `make`, captured on the current stream without being done; `replay` does them.
+    """The operations of `make`, captured on the current stream without running; `replay` runs them.
 
     Graphs that share a `pool` of memory must never run at the same time; a pool lives as long as a graph that uses it.
     """
@@ -130,7 +132,7 @@ class CudaGraph(Generic[Output]):
             try:
                 self.output = make()
             except BaseException:
-                # The first error is raised, not the one that it causes here.
+                # Raise the first error, not the one that it causes at the end of the capture.
                 try:
                     self._graph.capture_end()
                 except RuntimeError:
@@ -144,24 +146,24 @@ class CudaGraph(Generic[Output]):
         return self._graph.pool()
 
     def replay(self) -> Output:
-        """Do the operations on the current stream; they fill the same tensors each time."""
+        """Run the operations on the current stream; they write to the same tensors each time."""
         self._graph.replay()
         return self.output
 
 
 @contextmanager
 def capturable_stream(device: torch.device) -> Iterator[None]:
-    """The current stream, or one beside it where that is the default stream, which cannot be captured.
+    """Run the block on a stream that can be captured: the current one, or a side stream in place of the default one.
 
-    Nothing else uses the one beside it, since a graph goes on using the memory that libraries have for its stream.
+    Nothing else uses the side stream, since a graph goes on using the memory that libraries allocated for it.
     """
     current = torch.cuda.current_stream(device)
     if current != torch.cuda.default_stream(device):
         yield
         return
-    if current.device_index not in _SIDE:
-        _SIDE[current.device_index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    side = _SIDE[current.device_index]
+    if current.device_index not in _CAPTURE_STREAMS:
+        _CAPTURE_STREAMS[current.device_index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side = _CAPTURE_STREAMS[current.device_index]
     side.wait_stream(current)
     try:
         with torch.cuda.stream(side):
@@ -172,7 +174,7 @@ def capturable_stream(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    # Garbage may hold a graph, and destroying that ends a capture.
+    # Collecting garbage may destroy an old graph, which would end the capture.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -183,14 +185,14 @@ def _no_collection() -> Iterator[None]:
 
 
 def _free_generator() -> None:
-    """A capture that failed leaves the device's own generator as if it were still captured."""
+    """Reset the device's own generator, which a failed capture leaves in the state of one being captured."""
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     generator.graphsafe_set_state(generator.clone_state())
 
 
 def _make_room() -> None:
-    """Give cached memory back where little is free: a capture can neither use it nor ask for it."""
-    free, whole = torch.cuda.mem_get_info()
-    if free < _LEAST_FREE * whole:
+    """Return cached memory to the device if little is free: a capture can neither use the cache nor empty it."""
+    free, total = torch.cuda.mem_get_info()
+    if free < _LEAST_FREE * total:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Several trainings or unlearnings side by side on one device, a step of each in turn, by one thread."""
+"""Many trainings side by side on one device, a step of each in turn; the steps of one are in `training.training`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from ..errors import InputError
 
 Result = TypeVar("Result")
-_AHEAD = 32
+_STEPS_AHEAD = 32
 _BLOCKING = 4  # CU_CTX_SCHED_BLOCKING_SYNC
 
 
 class Lane:
-    """On a GPU a stream of its own: work in different lanes may run at the same time. Elsewhere nothing.
+    """A stream of its own on a GPU, so that work in different lanes may run at the same time; elsewhere no effect.
 
     The host runs at most 32 steps ahead of the GPU, so that no lane's queue grows long while it waits for another.
     """
@@ -29,11 +29,11 @@ class Lane:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """The context of one step."""
+        """Run one step on the lane's stream, within the block."""
         if self._stream is None:
             yield
             return
-        if len(self._queued) == _AHEAD:
+        if len(self._queued) == _STEPS_AHEAD:
             self._queued.popleft().synchronize()
         with torch.cuda.stream(self._stream):
             yield
@@ -42,7 +42,7 @@ class Lane:
         self._queued.append(event)
 
     def rest(self) -> None:
-        """Give memory that is kept for later back to the device, for other processes."""
+        """Return cached memory to the device, for other processes, while the lane has no work."""
         if self._stream is not None:
             torch.cuda.empty_cache()
 
@@ -52,7 +52,7 @@ def side_by_side(
 ) -> Iterator[tuple[int, Result]]:
     """Run the generators that `makers` make, `at_once` of them at a time, each in a lane of its own.
 
-    Gives the number of each with what it returned, in the order in which they end. An error ends all.
+    Yields the number of each and what it returned, in the order in which they end. An error ends all.
     """
     if at_once < 1:
         raise InputError(f"{at_once} at once; give 1 or more")
@@ -77,9 +77,9 @@ def side_by_side(
 
 
 def sleep_while_waiting(device: int) -> bool:
-    """Have threads of this process sleep while they wait for the GPU of that number; whether the driver agreed.
+    """Let threads of this process sleep while they wait for the GPU of that number; returns whether the driver agreed.
 
-    By default they poll, which is a little faster and keeps a core busy each. Call it before the GPU is used.
+    By default they poll, which is a little faster and keeps one core busy for each. Call it before the GPU is used.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -1,7 +1,8 @@
-"""How every example's gradient lies to a direction of its own: ⟨gᵢ, tᵢ⟩ and ‖gᵢ‖², differentiable once in the inputs.
+"""Inner products of every example's gradient with a direction of its own, ⟨gᵢ, tᵢ⟩, and ‖gᵢ‖²: what a search for an
+input by its gradient minimises. Differentiable once in the inputs.
 
-As in `energy` no gradient of a kernel is formed: norms and inner products come from what enters the layers and the
-gradients at their outputs. Parameters without a rule are not supported; `can_align` says which are.
+As in `energy` no gradient of a kernel is formed: norms and inner products come from the inputs of layers and the
+gradients at their outputs. Every parameter needs a rule; `can_align` checks that.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def can_align(model: nn.Module, x: Tensor, y: Tensor, *, names: Collection[str])
         return False
     with torch.enable_grad():
         trace = traced(copy_with_same_parameters(model), x)
-    places = {id(p): name for name, p in model.named_parameters()}
-    used = [places[id(p)] for use in trace.uses for p in use.parameters.values()]
+    names_by_id = {id(p): name for name, p in model.named_parameters()}
+    used = [names_by_id[id(p)] for use in trace.uses for p in use.parameters.values()]
     return all(used.count(name) == 1 for name in names)
 
 
@@ -40,9 +41,9 @@ def alignment(model: nn.Module, x: Tensor, y: Tensor, *, directions: Mapping[str
         left_out = {key for key, name in names.items() if name not in directions}
         zero = torch.zeros_like(losses)
         products = [
-            use.rule.alignment(use.layer, own, use.a, g, directions[names[id(p)]])
+            use.rule.alignment(use.layer, layer_name, use.a, g, directions[names[id(p)]])
             for use, g in reached
-            for own, p in use.parameters.items()
+            for layer_name, p in use.parameters.items()
             if id(p) not in left_out
         ]
         return torch.stack([zero, *products]).sum(0), squared_norms(reached, zero, left_out=left_out)

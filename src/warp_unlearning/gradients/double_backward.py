@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from ..modules import strictly_channels_last
 from .rules import Phase
 
 Pair = tuple[int, int]
@@ -69,15 +70,15 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         a, weight = ctx.saved_tensors
         if ctx.phase.outputs_only:
-            found = _InputGradient.apply(g, a, weight, ctx.geometry) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
-            return found, None, None, None
+            at_a = _InputGradient.apply(g, a, weight, ctx.geometry) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
+            return at_a, None, None, None
         wanted = (*ctx.needs_input_grad[:2], False)
         at_a, at_kernel, _ = _gradients(g, a, _laid_out_like(a, weight), ctx.geometry, wanted)
         return at_a, at_kernel, None, None
 
 
 class _InputGradient(torch.autograd.Function):
-    """b, where a matters by its shape and layout alone."""
+    """b as a function of G and W that can be differentiated once more; only the shape and layout of a matter."""
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, a: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
@@ -97,5 +98,4 @@ class _InputGradient(torch.autograd.Function):
 
 def _laid_out_like(a: Tensor, weight: Tensor) -> Tensor:
     """The kernel with channels running fastest where the input's do, so that no library copies it in every call."""
-    last = a.is_contiguous(memory_format=torch.channels_last) and not a.is_contiguous()
-    return weight.contiguous(memory_format=torch.channels_last) if last else weight
+    return weight.contiguous(memory_format=torch.channels_last) if strictly_channels_last(a) else weight

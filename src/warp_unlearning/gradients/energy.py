@@ -18,7 +18,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ..errors import InputError
 from ..gpu.precision import math_attention
-from .per_sample import Loss, cross_entropy, gradients_by_vmap
+from .per_sample import Loss as Loss
+from .per_sample import cross_entropy as cross_entropy
+from .per_sample import gradients_by_vmap
 from .tracing import (
     Trace,
     TwiceDifferentiable,
@@ -28,10 +30,8 @@ from .tracing import (
     used_without_rules,
 )
 
-__all__ = ["Loss", "check_model", "cross_entropy", "gradient_energy"]
-
-# On a CPU larger shares are no faster. A backward pass ends one share before it begins another, and what the norms send
-# to every layer before the layers themselves are differentiated exists for one share alone.
+# Examples of one pass on a CPU. More at once are no faster, and take more memory: a backward pass ends with one part
+# before it begins the next.
 _CPU_EXAMPLES = 32
 
 
@@ -53,11 +53,20 @@ def gradient_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cros
     differentiable = torch.is_grad_enabled()
     with exact_derivatives(x):
         copy = copy_with_same_parameters(model)
-        shares = -(-len(x) // _CPU_EXAMPLES) if x.device.type == "cpu" else 1
-        parts = zip(x.tensor_split(shares), y.tensor_split(shares), strict=True)
+        count = -(-len(x) // _CPU_EXAMPLES) if x.device.type == "cpu" else 1
+        parts = zip(x.tensor_split(count), y.tensor_split(count), strict=True)
         energies = [_energy(model, copy, *part, loss=loss, differentiable=differentiable) for part in parts]
     energy = torch.cat(energies)
     return energy if differentiable else energy.detach()
+
+
+def total_energy(model: nn.Module, x: Tensor, y: Tensor) -> float | None:
+    """Σᵢ ‖∇ℓᵢ‖² over the batch; None where it cannot be measured, as by a layer's kind or a loss that is not finite."""
+    try:
+        with torch.no_grad():
+            return float(gradient_energy(model, x, y).double().sum())
+    except InputError:
+        return None
 
 
 def _energy(model: nn.Module, copy: nn.Module, x: Tensor, y: Tensor, *, loss: Loss, differentiable: bool) -> Tensor:
@@ -72,11 +81,11 @@ def _energy(model: nn.Module, copy: nn.Module, x: Tensor, y: Tensor, *, loss: Lo
     # A pass of its own, before which a model that changes in every pass must have been differentiated.
     elsewhere = used_without_rules(model, copy, trace, x, total)
     energy = squared_norms(reached, torch.zeros_like(losses), left_out=elsewhere)
-    other = {name: p for name, p in copy.named_parameters() if id(p) in elsewhere}
-    sums = torch.autograd.grad(total, list(other.values()), retain_graph=True, allow_unused=True) if other else ()
-    known = {name: g for name, g in zip(other, sums, strict=True) if g is not None}
-    if known:
-        energy = energy + _energy_by_vmap(copy, x, y, {name: other[name] for name in known}, loss=loss, total=known)
+    others = {name: p for name, p in copy.named_parameters() if id(p) in elsewhere}
+    sums = torch.autograd.grad(total, list(others.values()), retain_graph=True, allow_unused=True) if others else ()
+    used = {name: g for name, g in zip(others, sums, strict=True) if g is not None}
+    if used:
+        energy = energy + _energy_by_vmap(copy, x, y, {name: others[name] for name in used}, loss=loss, total=used)
     return energy
 
 

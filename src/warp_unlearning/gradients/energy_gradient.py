@@ -35,16 +35,16 @@ class EnergyGradient:
     def __call__(
         self, x: Tensor, y: Tensor, *, names: Collection[str] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The energies and the gradient at all trainable parameters or those of them in `names`.
+        """Compute the energies and the gradient of their sum at the trainable parameters, or those of them in `names`.
 
-        It is zero where the loss does not depend on a parameter.
+        The gradient is zero where the loss does not depend on a parameter.
         """
         trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad and (names is None or n in names)}
         key = self._key_of(x, y), (*trained,)
         if self._captured is None or key != self._key:
             by_rules = x.is_cuda and not parameters_without_rules(self.model, x, y, loss=self._loss)
             self._key = key
-            self._captured = Captured(partial(self._found, trained), x.device, enabled=by_rules)
+            self._captured = Captured(partial(self._computed, trained), x.device, enabled=by_rules)
         gradient = self._captured(x, y)
         energies = gradient.pop(_ENERGIES)
         if not bool(energies.isfinite().all()):
@@ -54,16 +54,16 @@ class EnergyGradient:
             )
         return energies, gradient
 
-    def _found(self, trained: dict[str, nn.Parameter], x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def _computed(self, trained: dict[str, nn.Parameter], x: Tensor, y: Tensor) -> dict[str, Tensor]:
         # The checks read values, which a graph cannot.
         energy = energy_by_rules if x.is_cuda and torch.cuda.is_current_stream_capturing() else gradient_energy
         with torch.enable_grad():
             energies = energy(self.model, x, y, loss=self._loss)
             values = list(trained.values())
-            found = torch.autograd.grad(energies.sum(), values, materialize_grads=True) if values else ()
-        return {_ENERGIES: energies, **dict(zip(trained, found, strict=True))}
+            gradients = torch.autograd.grad(energies.sum(), values, materialize_grads=True) if values else ()
+        return {_ENERGIES: energies, **dict(zip(trained, gradients, strict=True))}
 
     def _key_of(self, x: Tensor, y: Tensor) -> Hashable:
-        places = (tensor.data_ptr() for tensor in (*self.model.parameters(), *self.model.buffers()))
+        addresses = (tensor.data_ptr() for tensor in (*self.model.parameters(), *self.model.buffers()))
         modes = (module.training for module in self.model.modules())
-        return x.shape, x.dtype, x.device, y.shape, y.dtype, (*places,), (*modes,)
+        return x.shape, x.dtype, x.device, y.shape, y.dtype, (*addresses,), (*modes,)

@@ -40,14 +40,14 @@ def gradients_by_vmap(
 
     `parameters` holds the values to differentiate at, which may carry a gradient history.
     """
-    places = dict(model.named_parameters())
+    own_parameters = dict(model.named_parameters())
 
-    def one_loss(values: Mapping[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
-        with parameters_replaced(model, {id(places[name]): value for name, value in values.items()}):
-            return loss(model(one_x[None]), one_y[None]).sum()
+    def example_loss(values: Mapping[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
+        with parameters_replaced(model.modules(), {id(own_parameters[name]): value for name, value in values.items()}):
+            return loss(model(example[None]), label[None]).sum()
 
-    each = vmap(grad_and_value(one_loss), in_dims=(None, 0, 0), randomness="different")
-    gradients, losses = each(dict(parameters), x, y)
+    of_examples = vmap(grad_and_value(example_loss), in_dims=(None, 0, 0), randomness="different")
+    gradients, losses = of_examples(dict(parameters), x, y)
     return gradients, losses
 
 
@@ -80,16 +80,16 @@ def clipped_mean_gradient(
     """
     total: dict[str, Tensor] = {}
     losses = []
-    for some_x, some_y in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
-        gradients, loss = per_sample_gradients(model, some_x, some_y)
+    for chunk_x, chunk_y in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
+        gradients, loss = per_sample_gradients(model, chunk_x, chunk_y)
         losses.append(loss)
         for name, other in (beside or {}).items():
             gradients[name] = gradients[name] + other
-        energy = torch.stack([g.reshape(len(some_y), -1).square().sum(1) for g in gradients.values()]).sum(0)
+        energy = torch.stack([g.reshape(len(chunk_y), -1).square().sum(1) for g in gradients.values()]).sum(0)
         factor = (clip / energy.sqrt().clamp(min=1e-30)).clamp(max=1.0)
         for name, g in gradients.items():
-            part = torch.tensordot(factor, g, dims=1)
-            total[name] = total[name] + part if name in total else part
+            clipped_sum = torch.tensordot(factor, g, dims=1)
+            total[name] = total[name] + clipped_sum if name in total else clipped_sum
     return {name: g / len(y) for name, g in total.items()}, torch.cat(losses).mean()
 
 
@@ -111,9 +111,9 @@ def each_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[str,
         by_vmap = per_sample_gradients(model, x, y, names=others)[0] if others else {}
     for name, p in trained.items():
         with torch.no_grad():
-            own = shares.pop(id(p), [])
-            found = by_vmap.pop(name) if name in others else _summed(own, p, len(x))
-        yield name, found
+            uses = shares.pop(id(p), [])
+            gradients = by_vmap.pop(name) if name in others else _sum_or_zero(uses, p, len(x))
+        yield name, gradients
 
 
 def example_gradients(model: nn.Module, x: Tensor, y: Tensor, *, names: Collection[str]) -> dict[str, Tensor]:
@@ -125,20 +125,20 @@ def example_gradients(model: nn.Module, x: Tensor, y: Tensor, *, names: Collecti
     # Fused attention cannot be differentiated twice.
     with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), math_attention():
         shares, elsewhere = _shares(model, x, y, differentiable=True)
-        places = {name: p for name, p in model.named_parameters() if name in names}
-        others = {name: p.detach() for name, p in places.items() if id(p) in elsewhere}
-        found: dict[str, Tensor] = {}
+        wanted = {name: p for name, p in model.named_parameters() if name in names}
+        others = {name: p.detach() for name, p in wanted.items() if id(p) in elsewhere}
+        gradients: dict[str, Tensor] = {}
         if others:
             with TwiceDifferentiable(layer_norm=True):
-                found = gradients_by_vmap(model, x, y, others)[0]
-        for name, p in places.items():
-            if name not in found:
-                found[name] = _summed(shares.get(id(p), []), p, len(x))
-    return {name: found[name] for name in names}
+                gradients = gradients_by_vmap(model, x, y, others)[0]
+        for name, p in wanted.items():
+            if name not in gradients:
+                gradients[name] = _sum_or_zero(shares.get(id(p), []), p, len(x))
+    return {name: gradients[name] for name in names}
 
 
 def _shares(model: nn.Module, x: Tensor, y: Tensor, *, differentiable: bool) -> tuple[dict[int, list[Share]], set[int]]:
-    """The uses of every parameter, and the parameters that rules do not know in full, by id."""
+    """By parameter id: its uses with their output gradients, and the parameters that need vmap(grad)."""
     copy = copy_with_same_parameters(model)
     trace = traced(copy, x, inputs_only=x.requires_grad)
     trace.require_unchanged()
@@ -147,5 +147,5 @@ def _shares(model: nn.Module, x: Tensor, y: Tensor, *, differentiable: bool) -> 
     return shares_by_parameter(reached), used_without_rules(model, copy, trace, x, total)
 
 
-def _summed(shares: list[Share], parameter: Tensor, batch: int) -> Tensor:
+def _sum_or_zero(shares: list[Share], parameter: Tensor, batch: int) -> Tensor:
     return sum_of_uses(shares) if shares else parameter.new_zeros(batch, *parameter.shape)

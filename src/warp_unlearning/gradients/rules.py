@@ -83,7 +83,7 @@ def rule_of(layer: nn.Module) -> GhostRule | None:
     return _RULES[known]
 
 
-class _OuterNorm(torch.autograd.Function):
+class _SquaredOuterNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, p: Tensor, g: Tensor) -> Tensor:
         ctx.save_for_backward(p, g)
@@ -107,13 +107,13 @@ def _gram_is_cheaper(p: Tensor, g: Tensor) -> bool:
     return positions * (d + o) <= d * o
 
 
-def outer_norm(p: Tensor, g: Tensor) -> Tensor:
+def squared_outer_norm(p: Tensor, g: Tensor) -> Tensor:
     """‖Σₜ gₜ pₜᵀ‖² for rows p (n, T, d) and g (n, T, o), shape (n,), differentiable once.
 
     With K = PPᵀ and Γ = GGᵀ it is Σ K·Γ, which takes T²(d + o) multiplications, or ‖GᵀP‖², which takes T·d·o. No
     product is kept for the backward pass: ∂/∂G = 2KG = 2PMᵀ and ∂/∂P = 2ΓP = 2GM with M = GᵀP.
     """
-    return cast(Tensor, _OuterNorm.apply(p, g))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _SquaredOuterNorm.apply(p, g))  # type: ignore[no-untyped-call]
 
 
 @register(nn.Linear)
@@ -125,13 +125,13 @@ class LinearRule(GhostRule):
         return _tokens(g).sum(1) if name == "bias" else _tokens(g).mT @ _tokens(a)
 
     def squared_norm(self, layer: nn.Module, names: Collection[str], a: Tensor, g: Tensor) -> Tensor:
-        """The weight's norm without its gradient."""
+        """Σ ‖∂ℓᵢ/∂θ‖², the weight's part without its gradient."""
         if "weight" not in names:
             return super().squared_norm(layer, names, a, g)
         if a.dim() == 2:
             return g.square().sum(1) * (a.square().sum(1) + ("bias" in names))
-        norm = outer_norm(_tokens(a), _tokens(g))
-        return norm + _tokens(g).sum(1).square().sum(1) if "bias" in names else norm
+        of_weight = squared_outer_norm(_tokens(a), _tokens(g))
+        return of_weight + _tokens(g).sum(1).square().sum(1) if "bias" in names else of_weight
 
 
 def _tokens(rows: Tensor) -> Tensor:
@@ -146,11 +146,11 @@ class EmbeddingRule(GhostRule):
     def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
         """(batch, tokens, width)."""
         tokens, rows = _tokens_and_rows(cast(nn.Embedding, layer), a, g)
-        whole = g.new_zeros(len(a), cast(nn.Embedding, layer).num_embeddings, g.shape[-1])
-        return whole.scatter_add(1, tokens[..., None].expand_as(rows), rows)
+        table = g.new_zeros(len(a), cast(nn.Embedding, layer).num_embeddings, g.shape[-1])
+        return table.scatter_add(1, tokens[..., None].expand_as(rows), rows)
 
     def squared_norm(self, layer: nn.Module, names: Collection[str], a: Tensor, g: Tensor) -> Tensor:
-        """Sums over equal tokens, so that the size of the table does not matter."""
+        """Σₜ over equal tokens first, then squares: no table of gradients is formed."""
         tokens, rows = _tokens_and_rows(cast(nn.Embedding, layer), a, g)
         tokens, order = tokens.sort(1)
         rows = rows.gather(1, order[..., None].expand_as(rows))

@@ -4,8 +4,8 @@
 pass:
 
 - Inner products of positions, nᵢ = Σₜₜ' Kₜₜ'Γₜₜ', with K those of patches and Γ those of output gradients. Tap δ of the
-  patch at t lies at the input position s(t, δ), so K is a sum over taps of cuts of the inner products A of input
-  positions, Kₜₜ' = Σ_δ A[s(t, δ), s(t', δ)]. With S the sum of the cuts of Γ pasted back to where those of A came from,
+  patch at t lies at the input position s(t, δ), so K is a sum over taps of slices of the inner products A of input
+  positions, Kₜₜ' = Σ_δ A[s(t, δ), s(t', δ)]. With S the sum of the slices of Γ put back to where those of A came from,
   ∂n/∂a = 2aS and ∂n/∂G = 2GK.
 - Kernel gradients, nᵢ = ‖Mᵢ‖². One convolution in which each image is a group gives all Mᵢ. For a cotangent U of M the
   derivatives are such convolutions too, ∂/∂G = a * U and ∂/∂a = G *ᵀ U. A GPU is slow with so many groups, and there
@@ -27,15 +27,18 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from ..modules import padded, padding_of
 from .double_backward import Geometry, convolve, convolved, input_gradient, kernel_gradient
-from .rules import GhostRule, Phase, outer_norm, register
+from .rules import GhostRule, Phase, register, squared_outer_norm
 
 # Numbers of intermediate results that exist at one time: 4 MiB in float32, which caches hold, and 1 GiB on a GPU.
 _CHUNK, _CHUNK_ON_GPU = 2**20, 2**28
-# What adding a cut costs for each of its numbers, in multiplications: memory is a GPU's limit there.
-_CUT, _CUT_ON_GPU = 1, 40
+# What adding a number of a slice to a sum costs, in multiplications: memory is a GPU's limit there.
+_ADDITION, _ADDITION_ON_GPU = 1, 40
 
-Cut = tuple[slice, ...]
+Slices = tuple[slice, ...]
+# Half of the derivatives at a, where they are needed, and at g.
+Halves = tuple[Tensor | None, Tensor]
 
 
 @register(nn.Conv1d, nn.Conv2d)
@@ -47,10 +50,10 @@ class ConvolutionRule(GhostRule):
         convolution = cast(nn.Conv2d, layer)
         if a.dim() != convolution.weight.dim():
             return forward(a)
-        images, geometry = _plane(convolution, a)
-        found = convolved(images, _image(convolution.weight), geometry, phase)
-        found = found.squeeze(2) if a.dim() == 3 else found
-        return found if convolution.bias is None else found + convolution.bias.reshape(-1, *[1] * (a.dim() - 2))
+        images, geometry = _as_images(convolution, a)
+        output = convolved(images, _with_height(convolution.weight), geometry, phase)
+        output = output.squeeze(2) if a.dim() == 3 else output
+        return output if convolution.bias is None else output + convolution.bias.reshape(-1, *[1] * (a.dim() - 2))
 
     def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
         """(batch, *kernel) or (batch, channels out)."""
@@ -69,12 +72,12 @@ class ConvolutionRule(GhostRule):
             return super().squared_norm(layer, names, a, g)
         images, gradients, geometry = _single_group(layer, a, g)
         if _is_pointwise(geometry):
-            norms = outer_norm(images.flatten(2).mT, gradients.flatten(2).mT)
+            squared = squared_outer_norm(images.flatten(2).mT, gradients.flatten(2).mT)
         else:
             by_positions = _positions_are_cheaper(images, gradients, geometry)
-            norms = cast(Tensor, _KernelNorm.apply(images, gradients, geometry, by_positions))  # type: ignore[no-untyped-call]
-        norms = norms.reshape(len(a), -1).sum(1)
-        return norms + super().squared_norm(layer, ["bias"], a, g) if "bias" in names else norms
+            squared = cast(Tensor, _SquaredKernelNorm.apply(images, gradients, geometry, by_positions))  # type: ignore[no-untyped-call]
+        squared = squared.reshape(len(a), -1).sum(1)
+        return squared + super().squared_norm(layer, ["bias"], a, g) if "bias" in names else squared
 
     def alignment(self, layer: nn.Module, name: str, a: Tensor, g: Tensor, direction: Tensor) -> Tensor:
         """The kernel's as Σₜ gₜ·(a * T)ₜ, without its gradient."""
@@ -83,120 +86,126 @@ class ConvolutionRule(GhostRule):
         images, gradients, geometry = _single_group(layer, a, g)
         kernels = direction.reshape(len(images), geometry.out, geometry.width, *geometry.size)
         if _is_pointwise(geometry):
-            along = kernels.flatten(2) @ images.flatten(2)
+            convolution = kernels.flatten(2) @ images.flatten(2)
         else:
-            along = _each_convolved(images, kernels, geometry)
-        return (gradients.flatten(2) * along.flatten(2)).reshape(len(a), -1).sum(1)
+            convolution = _each_convolved(images, kernels, geometry)
+        return (gradients.flatten(2) * convolution.flatten(2)).reshape(len(a), -1).sum(1)
 
 
-class _KernelNorm(torch.autograd.Function):
+class _SquaredKernelNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, g: Tensor, geometry: Geometry, by_positions: bool) -> Tensor:
         ctx.save_for_backward(a, g)
         ctx.geometry, ctx.by_positions = geometry, by_positions
-        norms = _norms_by_positions if by_positions else _norms_by_kernels
+        squared = _squared_norms_by_positions if by_positions else _squared_norms_by_kernels
         with _precision_of_convolutions():
-            return torch.cat([norms(a[part], g[part], geometry) for part in _parts(a, g, geometry, by_positions)])
+            return torch.cat([squared(a[part], g[part], geometry) for part in _chunks(a, g, geometry, by_positions)])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
         a, g = ctx.saved_tensors
-        for_a, for_g = torch.empty_like(a) if ctx.needs_input_grad[0] else None, torch.empty_like(g)
-        halves = _halves_by_positions if ctx.by_positions else _halves_by_kernels
+        at_a, at_g = torch.empty_like(a) if ctx.needs_input_grad[0] else None, torch.empty_like(g)
+        half_gradients = _half_gradients_by_positions if ctx.by_positions else _half_gradients_by_kernels
         with _precision_of_convolutions():
-            for part in _parts(a, g, ctx.geometry, ctx.by_positions):
-                twice = 2 * upstream[part, None, None, None]
-                of_a, of_g = halves(a[part], g[part], ctx.geometry, for_a is not None)
-                torch.mul(of_g, twice, out=for_g[part])
-                if for_a is not None:
-                    torch.mul(cast(Tensor, of_a), twice, out=for_a[part])
-        return for_a, for_g, None, None
+            for chunk in _chunks(a, g, ctx.geometry, ctx.by_positions):
+                # The 2 of the derivative of a square.
+                twice = 2 * upstream[chunk, None, None, None]
+                half_at_a, half_at_g = half_gradients(a[chunk], g[chunk], ctx.geometry, at_a is not None)
+                torch.mul(half_at_g, twice, out=at_g[chunk])
+                if at_a is not None:
+                    torch.mul(cast(Tensor, half_at_a), twice, out=at_a[chunk])
+        return at_a, at_g, None, None
 
 
 def _positions_are_cheaper(a: Tensor, g: Tensor, geometry: Geometry) -> bool:
-    taps, within, without = geometry.size[0] * geometry.size[1], a[0, 0].numel(), g[0, 0].numel()
-    cuts = taps * (_CUT_ON_GPU if a.is_cuda else _CUT)
-    positions = within**2 * geometry.width + without**2 * (geometry.out + cuts)
-    return positions <= without * geometry.width * taps * geometry.out
+    """Whether inner products of positions take fewer multiplications than kernel gradients."""
+    taps, inputs, outputs = geometry.size[0] * geometry.size[1], a[0, 0].numel(), g[0, 0].numel()
+    additions = taps * (_ADDITION_ON_GPU if a.is_cuda else _ADDITION)
+    by_positions = inputs**2 * geometry.width + outputs**2 * (geometry.out + additions)
+    return by_positions <= outputs * geometry.width * taps * geometry.out
 
 
-def _parts(a: Tensor, g: Tensor, geometry: Geometry, by_positions: bool) -> list[slice]:
-    """Shares of the images, as equal as they can be."""
+def _chunks(a: Tensor, g: Tensor, geometry: Geometry, by_positions: bool) -> list[slice]:
+    """The images in chunks of nearly equal size, each small enough for its intermediate results."""
     if by_positions:
-        numbers = a[0, 0].numel() ** 2 + g[0, 0].numel() ** 2
+        numbers_per_image = a[0, 0].numel() ** 2 + g[0, 0].numel() ** 2
     else:
         positions = g[0, 0].numel() if g.is_cuda else 0
-        numbers = max(geometry.out, positions) * geometry.width * geometry.size[0] * geometry.size[1]
-    pieces = min(len(a), -(-len(a) * numbers // (_CHUNK_ON_GPU if a.is_cuda else _CHUNK)))
-    many = -(-len(a) // pieces)
-    return [slice(first, first + many) for first in range(0, len(a), many)]
+        numbers_per_image = max(geometry.out, positions) * geometry.width * geometry.size[0] * geometry.size[1]
+    count = min(len(a), -(-len(a) * numbers_per_image // (_CHUNK_ON_GPU if a.is_cuda else _CHUNK)))
+    size = -(-len(a) // count)
+    return [slice(first, first + size) for first in range(0, len(a), size)]
 
 
-def _norms_by_positions(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
+def _squared_norms_by_positions(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     return (_patch_products(a, g, geometry) * _products(g)).flatten(1).sum(1)
 
 
-def _halves_by_positions(a: Tensor, g: Tensor, geometry: Geometry, wants_a: bool) -> tuple[Tensor | None, Tensor]:
+def _half_gradients_by_positions(a: Tensor, g: Tensor, geometry: Geometry, wants_a: bool) -> Halves:
     """The halves aS and GK of the derivatives."""
-    of_g = (g.flatten(2) @ _square(_patch_products(a, g, geometry))).view(g.shape)
+    half_at_g = (g.flatten(2) @ _as_matrices(_patch_products(a, g, geometry))).view(g.shape)
     if not wants_a:
-        return None, of_g
+        return None, half_at_g
     products = _products(g)
     pasted = a.new_zeros(len(a), *a.shape[2:], *a.shape[2:])
-    for into, out_of in _cuts(a, g, geometry):
-        pasted[out_of].add_(products[into])
-    return (a.flatten(2) @ _square(pasted)).view(a.shape), of_g
+    for of_outputs, of_inputs in _tap_slices(a, g, geometry):
+        pasted[of_inputs].add_(products[of_outputs])
+    return (a.flatten(2) @ _as_matrices(pasted)).view(a.shape), half_at_g
 
 
 def _patch_products(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     """K, shape (n, *output, *output)."""
     products = _products(a)
     total = g.new_zeros(len(g), *g.shape[2:], *g.shape[2:])
-    for into, out_of in _cuts(a, g, geometry):
-        total[into].add_(products[out_of])
+    for of_outputs, of_inputs in _tap_slices(a, g, geometry):
+        total[of_outputs].add_(products[of_inputs])
     return total
 
 
 def _products(x: Tensor) -> Tensor:
     """Inner products over channels between positions, shape (n, height, width, height, width)."""
-    rows = x.flatten(2)
-    return (rows.mT @ rows).view(len(x), *x.shape[2:], *x.shape[2:])
+    positions = x.flatten(2)
+    return (positions.mT @ positions).view(len(x), *x.shape[2:], *x.shape[2:])
 
 
-def _square(products: Tensor) -> Tensor:
+def _as_matrices(products: Tensor) -> Tensor:
     return products.flatten(3).flatten(1, 2)
 
 
-def _cuts(a: Tensor, g: Tensor, geometry: Geometry) -> Iterator[tuple[Cut, Cut]]:
-    """For every tap the outputs where it sees the image, and the inputs it sees, as cuts of products of positions."""
+def _tap_slices(a: Tensor, g: Tensor, geometry: Geometry) -> Iterator[tuple[Slices, Slices]]:
+    """For every tap the outputs at which it reads the image and the inputs it reads there, as slices of `_products`."""
     for taps in product(*map(range, geometry.size)):
-        pairs = [_cut(a.shape[2 + axis], g.shape[2 + axis], geometry, axis, tap) for axis, tap in enumerate(taps)]
-        if all(pairs):
-            into, out_of = ((slice(None), *cut, *cut) for cut in zip(*cast("list[Cut]", pairs), strict=True))
-            yield into, out_of
+        axes = [
+            _axis_slices(a.shape[2 + axis], g.shape[2 + axis], geometry, axis, tap) for axis, tap in enumerate(taps)
+        ]
+        if all(axes):
+            of_outputs, of_inputs = zip(*cast("list[Slices]", axes), strict=True)
+            yield (slice(None), *of_outputs, *of_outputs), (slice(None), *of_inputs, *of_inputs)
 
 
-def _cut(inputs: int, outputs: int, geometry: Geometry, axis: int, tap: int) -> Cut | None:
-    """Outputs and inputs along an axis, or None where the tap sees padding alone."""
+def _axis_slices(inputs: int, outputs: int, geometry: Geometry, axis: int, tap: int) -> Slices | None:
+    """Outputs and inputs along an axis, or None where the tap reads padding alone."""
     stride, offset = geometry.stride[axis], tap * geometry.dilation[axis] - geometry.padding[axis]
-    first, after = max(0, -(offset // stride)), min(outputs, (inputs - 1 - offset) // stride + 1)
-    if first >= after:
+    first, end = max(0, -(offset // stride)), min(outputs, (inputs - 1 - offset) // stride + 1)
+    if first >= end:
         return None
     start = first * stride + offset
-    return slice(first, after), slice(start, start + (after - first - 1) * stride + 1, stride)
+    return slice(first, end), slice(start, start + (end - first - 1) * stride + 1, stride)
 
 
-def _norms_by_kernels(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
+def _squared_norms_by_kernels(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     # The norm makes no tensor of squares.
     return cast(Tensor, torch.linalg.vector_norm(_kernels(a, g, geometry), dim=(1, 2, 3, 4))).square()
 
 
-def _halves_by_kernels(a: Tensor, g: Tensor, geometry: Geometry, wants_a: bool) -> tuple[Tensor | None, Tensor]:
+def _half_gradients_by_kernels(a: Tensor, g: Tensor, geometry: Geometry, wants_a: bool) -> Halves:
     """The halves G *ᵀ M and a * M of the derivatives."""
     if not a.is_cuda:
         kernels = _kernels(a, g, geometry)
-        return _each_sent_back(g, a, kernels, geometry) if wants_a else None, _each_convolved(a, kernels, geometry)
+        return _each_transposed_convolution(g, a, kernels, geometry) if wants_a else None, _each_convolved(
+            a, kernels, geometry
+        )
     patches = _patches(a, geometry)
     kernels = g.flatten(2) @ patches
     of_a = _patches_sent_back(kernels, g, a, geometry) if wants_a else None
@@ -216,7 +225,7 @@ class _KernelGradient(torch.autograd.Function):
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         a, g = ctx.saved_tensors
         with _precision_of_convolutions():
-            for_a = _each_sent_back(g, a, u, ctx.geometry) if ctx.needs_input_grad[0] else None
+            for_a = _each_transposed_convolution(g, a, u, ctx.geometry) if ctx.needs_input_grad[0] else None
             return for_a, _each_convolved(a, u, ctx.geometry) if ctx.needs_input_grad[1] else None, None
 
 
@@ -239,7 +248,7 @@ def _each_convolved(a: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
     return found.reshape(len(a), -1, *found.shape[2:])
 
 
-def _each_sent_back(g: Tensor, a: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
+def _each_transposed_convolution(g: Tensor, a: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
     """The transpose of `_each_convolved`, shape of a."""
     if a.is_cuda:
         return _patches_sent_back(_channels_last(kernels), g, a, geometry)
@@ -293,7 +302,7 @@ def _precision_of_convolutions() -> Iterator[None]:
         products.fp32_precision = before
 
 
-def _image(x: Tensor) -> Tensor:
+def _with_height(x: Tensor) -> Tensor:
     """(batch, channels, height, width) of (batch, channels, width) or of an image."""
     return x.unsqueeze(2) if x.dim() == 3 else x
 
@@ -304,8 +313,8 @@ def _is_pointwise(geometry: Geometry) -> bool:
 
 def _single_group(layer: nn.Module, a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Geometry]:
     """Images, output gradients and geometry with each group as an image, and without inputs that no 1x1 kernel sees."""
-    images, geometry = _plane(cast(nn.Conv2d, layer), a)
-    gradients = _image(g)
+    images, geometry = _as_images(cast(nn.Conv2d, layer), a)
+    gradients = _with_height(g)
     if geometry.size == (1, 1) and geometry.padding == (0, 0):
         images = images[:, :, :: geometry.stride[0], :: geometry.stride[1]]
         geometry = replace(geometry, stride=(1, 1))
@@ -315,36 +324,23 @@ def _single_group(layer: nn.Module, a: Tensor, g: Tensor) -> tuple[Tensor, Tenso
     return images, gradients, geometry
 
 
-def _plane(layer: nn.Conv1d | nn.Conv2d, a: Tensor) -> tuple[Tensor, Geometry]:
-    """The input as images, padded here where zeros of equal size on both sides cannot say it, and the geometry."""
+def _as_images(layer: nn.Conv1d | nn.Conv2d, a: Tensor) -> tuple[Tensor, Geometry]:
+    """The input as images and the geometry. Only zeros, as many on both sides, are left to the convolution as padding;
+    any other is added here.
+    """
     sides = padding_of(layer)
-    said = layer.padding_mode == "zeros" and sides[::2] == sides[1::2]
-    if not said and any(sides):
-        a = F.pad(a, sides, mode="constant" if layer.padding_mode == "zeros" else layer.padding_mode)
+    by_convolution = layer.padding_mode == "zeros" and sides[::2] == sides[1::2]
     geometry = Geometry(
         out=layer.out_channels,
         width=layer.in_channels // layer.groups,
         size=_pair(layer.kernel_size, 1),
         stride=_pair(layer.stride, 1),
-        padding=_pair(tuple(sides[-2::-2]), 0) if said else (0, 0),
+        padding=_pair(tuple(sides[-2::-2]), 0) if by_convolution else (0, 0),
         dilation=_pair(layer.dilation, 1),
         groups=layer.groups,
     )
-    return _image(a), geometry
+    return _with_height(a if by_convolution else padded(layer, a)), geometry
 
 
 def _pair(values: tuple[int, ...], height: int) -> tuple[int, int]:
     return (values[0], values[1]) if len(values) == 2 else (height, values[0])
-
-
-def padding_of(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[int]:
-    """How much the layer adds before and after each axis, the last axis first, as `F.pad` takes it."""
-    if layer.padding_mode != "zeros":
-        return layer._reversed_padding_repeated_twice
-    if isinstance(layer.padding, str):
-        pairs = zip(layer.dilation, layer.kernel_size, strict=True)
-        reach = [d * (taps - 1) if layer.padding == "same" else 0 for d, taps in pairs]
-        each = [(n // 2, n - n // 2) for n in reach]
-    else:
-        each = [(n, n) for n in layer.padding]
-    return [n for sides in reversed(each) for n in sides]

@@ -23,7 +23,7 @@ class AffineRule(GhostRule):
 
     def summed(self, layer: nn.Module, g: Tensor) -> Tensor:
         """Σₜ gₜ, shape (batch, *parameter)."""
-        return _summed(g)
+        return _sum_positions(g)
 
     def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
         """(batch, *parameter)."""
@@ -70,7 +70,7 @@ class BatchNormRule(AffineRule):
         norm._check_input_dim(a)
         mean, scale = norm.running_mean, norm.weight * _inverse_deviation(norm)
         shift = -mean * scale if norm.bias is None else torch.addcmul(norm.bias, mean, scale, value=-1)
-        return a * _of_channels(scale, a) + _of_channels(shift, a)
+        return a * _per_channel(scale, a) + _per_channel(shift, a)
 
     def normalised(self, layer: nn.Module, a: Tensor) -> Tensor:
         """x̂, shape of a."""
@@ -78,17 +78,20 @@ class BatchNormRule(AffineRule):
         return F.batch_norm(a, norm.running_mean, norm.running_var, eps=norm.eps)
 
     def squared_norm(self, layer: nn.Module, names: Collection[str], a: Tensor, g: Tensor) -> Tensor:
-        """In closed form, for which x̂ is not laid out."""
+        """In closed form, which needs no memory for x̂."""
         norm = cast(nn.BatchNorm2d, layer)
-        return cast(Tensor, _AffineNorm.apply(a, g, norm.running_mean, _inverse_deviation(norm), names))  # type: ignore[no-untyped-call]
+        scale = _inverse_deviation(norm)
+        return cast(Tensor, _SquaredAffineNorm.apply(a, g, norm.running_mean, scale, names))  # type: ignore[no-untyped-call]
 
 
-class _AffineNorm(torch.autograd.Function):
-    """n = ‖h‖² + ‖k‖² with h = (Σₜ gₜaₜ − μk)r and k = Σₜ gₜ: ∂n/∂a = 2hrG and ∂n/∂G = 2(hr(a − μ) + k)."""
+class _SquaredAffineNorm(torch.autograd.Function):
+    """n = ‖h‖² + ‖k‖² with h = (Σₜ gₜaₜ − μk)r the gradient of the scale and k = Σₜ gₜ that of the shift:
+    ∂n/∂a = 2hrG and ∂n/∂G = 2(hr(a − μ) + k).
+    """
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, g: Tensor, mean: Tensor, r: Tensor, names: Collection[str]) -> Tensor:
-        k, products = _summed(g), _summed(a * g)
+        k, products = _sum_positions(g), _sum_positions(a * g)
         h = torch.addcmul(products, k, mean, value=-1).mul_(r) if "weight" in names else torch.zeros_like(products)
         k = k if "bias" in names else torch.zeros_like(k)
         ctx.save_for_backward(a, g, h * r, k, mean)
@@ -105,7 +108,7 @@ class _AffineNorm(torch.autograd.Function):
         return g * scale if ctx.needs_input_grad[0] else None, torch.addcmul(shift, a, scale), None, None, None
 
 
-def _summed(g: Tensor) -> Tensor:
+def _sum_positions(g: Tensor) -> Tensor:
     return g.flatten(2).sum(2) if g.dim() > 2 else g
 
 
@@ -113,5 +116,5 @@ def _inverse_deviation(norm: nn.BatchNorm2d) -> Tensor:
     return torch.rsqrt(cast(Tensor, norm.running_var) + norm.eps)
 
 
-def _of_channels(values: Tensor, a: Tensor) -> Tensor:
+def _per_channel(values: Tensor, a: Tensor) -> Tensor:
     return values.reshape(-1, *[1] * (a.dim() - 2))

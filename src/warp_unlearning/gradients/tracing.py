@@ -28,7 +28,7 @@ from . import rules_conv, rules_norm  # noqa: F401
 from .rules import GhostRule, Phase, rule_of
 
 # The graph nodes by which leaves are given their gradients; nothing comes after them.
-_AtLeaf: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+_LeafNode: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 
 class Use(NamedTuple):
@@ -60,17 +60,17 @@ class Trace:
     def output_gradients(
         self, total: Tensor, *, differentiable: bool, retain: bool = False
     ) -> list[tuple[Use, Tensor]]:
-        """The uses that `total` depends on, with its gradients at their outputs."""
+        """Differentiate `total` at the outputs of all uses; returns the uses it depends on, with their gradients."""
         edges = [use.output for use in self.uses]
         if not edges:
             return []
         keep = differentiable or retain
         self.phase.outputs_only = True
         try:
-            found = torch.autograd.grad(total, edges, create_graph=differentiable, retain_graph=keep, allow_unused=True)
+            grads = torch.autograd.grad(total, edges, create_graph=differentiable, retain_graph=keep, allow_unused=True)
         finally:
             self.phase.outputs_only = False
-        return [(use, g) for use, g in zip(self.uses, found, strict=True) if g is not None]
+        return [(use, g) for use, g in zip(self.uses, grads, strict=True) if g is not None]
 
     def require_unchanged(self) -> None:
         """Refuse inputs that an in-place operation has written over since their layer read them."""
@@ -82,39 +82,40 @@ class Trace:
                 )
 
 
-# For every model, by what its uses see, the places in the order of uses where the first axis is not the batch.
+# For every model, by the shapes of its uses, the indices of those uses whose first axis is not the batch.
 _MIXED: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[int, ...]]] = WeakKeyDictionary()
 
 
 def used_without_rules(model: nn.Module, copy: nn.Module, trace: Trace, x: Tensor, total: Tensor) -> set[int]:
-    """Ids of the parameters that `total` depends on in other ways than by uses whose rows belong to single examples.
+    """Ids of the parameters that `total` depends on in other ways than by uses whose rows belong to single examples:
+    rules would give a wrong gradient for them.
 
-    The first axis of what a layer reads and gives is the batch if it alone differs in a pass over one example. That is
-    found once for as long as the model lives and the same layers are used on the same shapes.
+    The first axis of a layer's input and output is the batch if it alone differs in a pass over one example. That is
+    computed once for as long as the model lives and the same layers are used on the same shapes.
     """
-    uses, known = trace.uses, _MIXED.setdefault(model, {})
+    uses, cache = trace.uses, _MIXED.setdefault(model, {})
     key = (x.shape, *[(use.path, type(use.layer), use.a.shape, use.output_shape) for use in uses])
-    if key not in known:
-        of_one = traced(copy, x[:1].detach()).uses
-        alike = [use.path for use in uses] == [use.path for use in of_one]
-        pairs = enumerate(zip(uses, of_one, strict=True)) if alike else ()
-        clear = {
+    if key not in cache:
+        single_uses = traced(copy, x[:1].detach()).uses
+        same_layers = [use.path for use in uses] == [use.path for use in single_uses]
+        pairs = enumerate(zip(uses, single_uses, strict=True)) if same_layers else ()
+        batched = {
             index
-            for index, (use, one) in pairs
-            if _is_batch_of(use.a.shape, one.a.shape, len(x))
-            and _is_batch_of(use.output_shape, one.output_shape, len(x))
+            for index, (use, single) in pairs
+            if _is_batch_of(use.a.shape, single.a.shape, len(x))
+            and _is_batch_of(use.output_shape, single.output_shape, len(x))
         }
-        known[key] = tuple(index for index in range(len(uses)) if index not in clear)
-    mixed = {id(p) for index in known[key] for p in uses[index].parameters.values()}
+        cache[key] = tuple(index for index in range(len(uses)) if index not in batched)
+    mixed = {id(p) for index in cache[key] for p in uses[index].parameters.values()}
     return mixed | parameters_used_elsewhere(total.grad_fn, trace.nodes)
 
 
-def _is_batch_of(many: torch.Size, one: torch.Size, batch: int) -> bool:
-    return one[:1] == (1,) and many == (batch, *one[1:])
+def _is_batch_of(shape: torch.Size, single: torch.Size, batch: int) -> bool:
+    return single[:1] == (1,) and shape == (batch, *single[1:])
 
 
 def traced(copy: nn.Module, x: Tensor, *, inputs_only: bool = False) -> Trace:
-    """The pass of a model, a copy that is the caller's own, over x.
+    """Run `copy`, a copy of a model that is the caller's own, over x, and record the uses of layers with rules.
 
     With `inputs_only` parameters are constants to layers whose inputs have a gradient history.
     """
@@ -136,8 +137,8 @@ def _traced(copy: nn.Module, x: Tensor, inputs_only: bool) -> Trace:
         for path, layer in copy.named_modules():
             rule = rule_of(layer) if layer._parameters else None
             if rule is not None:
-                own = {name: p for name, p in layer._parameters.items() if p is not None and name in rule.names}
-                trained = {name: p for name, p in own.items() if p.requires_grad}
+                known = {name: p for name, p in layer._parameters.items() if p is not None and name in rule.names}
+                trained = {name: p for name, p in known.items() if p.requires_grad}
                 if trained:
                     call = partial(_traced_call, trace, path, layer, rule, trained, layer.forward, inputs_only)
                     layer.__dict__["forward"] = call
@@ -180,44 +181,38 @@ def _traced_call(
 
 
 def _only_input(args: tuple[Any, ...], named: dict[str, Any]) -> Tensor | None:
-    given = [*args, *(value for name, value in named.items() if name == "input")]
-    return given[0] if len(args) + len(named) == 1 and given and isinstance(given[0], Tensor) else None
+    inputs = [*args, *(value for name, value in named.items() if name == "input")]
+    return inputs[0] if len(args) + len(named) == 1 and inputs and isinstance(inputs[0], Tensor) else None
 
 
 @contextmanager
 def parameters_as_views(modules: Iterable[nn.Module], nodes: set[Node], *, constant: bool = False) -> Iterator[None]:
-    """Within the block the modules' own parameters are views, whose graph nodes are added, or constants."""
-    held = [(module._parameters, dict(module._parameters)) for module in modules]
-    try:
-        for slots, own in held:
-            for name, p in own.items():
-                if p is not None:
-                    view = p.detach() if constant else p.view_as(p)
-                    # Assignment by attribute would refuse tensors that are no nn.Parameter.
-                    slots[name] = cast(nn.Parameter, view)
-                    if view.grad_fn is not None:
-                        nodes.add(view.grad_fn)
+    """Within the block, replace the modules' own parameters by views, whose graph nodes are added to `nodes`, so that
+    these uses can be distinguished from all others; or by constants.
+    """
+    modules = list(modules)
+    own = [p for module in modules for p in module._parameters.values() if p is not None]
+    views = {id(p): p.detach() if constant else p.view_as(p) for p in own}
+    nodes.update(view.grad_fn for view in views.values() if view.grad_fn is not None)
+    with parameters_replaced(modules, views):
         yield
-    finally:
-        for slots, own in held:
-            slots.update(own)
 
 
 def parameters_used_elsewhere(root: Node | None, nodes: set[Node]) -> set[int]:
-    """Ids of the parameters that something in the graph below `root`, other than `nodes`, points to."""
-    found: set[int] = set()
-    seen: set[Node] = set()
-    waiting: list[Any] = [root] if root is not None else []
-    while waiting:
-        node = waiting.pop()
+    """Walk the graph below `root`. Returns the ids of the parameters that a node other than `nodes` points to."""
+    elsewhere: set[int] = set()
+    visited: set[Node] = set()
+    queue: list[Any] = [root] if root is not None else []
+    while queue:
+        node = queue.pop()
         for child, _ in node.next_functions:
-            if type(child) is _AtLeaf:
+            if type(child) is _LeafNode:
                 if node not in nodes:
-                    found.add(id(child.variable))
-            elif child is not None and child not in seen:
-                seen.add(child)
-                waiting.append(child)
-    return found
+                    elsewhere.add(id(child.variable))
+            elif child is not None and child not in visited:
+                visited.add(child)
+                queue.append(child)
+    return elsewhere
 
 
 def squared_norms(reached: Sequence[tuple[Use, Tensor]], zero: Tensor, *, left_out: set[int]) -> Tensor:
@@ -228,9 +223,9 @@ def squared_norms(reached: Sequence[tuple[Use, Tensor]], zero: Tensor, *, left_o
         names = [name for name, p in use.parameters.items() if id(p) not in left_out and len(shares[id(p)]) == 1]
         if names:
             energy = energy + use.rule.squared_norm(use.layer, names, use.a, g)
-    for key, own in shares.items():
-        if len(own) > 1 and key not in left_out:
-            energy = energy + sum_of_uses(own).flatten(1).square().sum(1)
+    for key, repeated in shares.items():
+        if len(repeated) > 1 and key not in left_out:
+            energy = energy + sum_of_uses(repeated).flatten(1).square().sum(1)
     return energy
 
 
@@ -246,10 +241,10 @@ def shares_by_parameter(reached: Sequence[tuple[Use, Tensor]]) -> dict[int, list
 def sum_of_uses(shares: Sequence[Share]) -> Tensor:
     """The gradient of a parameter by all of its uses, shape (batch, *parameter)."""
     use, name, g = shares[0]
-    found = use.rule.gradient(use.layer, name, use.a, g)
+    total = use.rule.gradient(use.layer, name, use.a, g)
     for use, name, g in shares[1:]:
-        found = found + use.rule.gradient(use.layer, name, use.a, g)
-    return found
+        total = total + use.rule.gradient(use.layer, name, use.a, g)
+    return total
 
 
 def copy_with_same_parameters(model: nn.Module) -> nn.Module:
@@ -271,15 +266,15 @@ def copy_with_same_parameters(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def parameters_replaced(model: nn.Module, values: Mapping[int, Tensor]) -> Iterator[None]:
-    """Let `model` compute with `values`, keyed by the id of the parameter they stand for, within the block.
+def parameters_replaced(modules: Iterable[nn.Module], values: Mapping[int, Tensor]) -> Iterator[None]:
+    """Within the block, let the modules compute with `values` in place of their own parameters, by the ids of these.
 
     `torch.func.functional_call` swaps the parameters of a module that is a child twice, and leaves the replacement
     behind (torch 2.13).
     """
     places = [
         (module._parameters, name, p)
-        for module in model.modules()
+        for module in modules
         for name, p in module._parameters.items()
         if p is not None and id(p) in values
     ]
@@ -303,24 +298,24 @@ class TwiceDifferentiable(TorchFunctionMode):
 
     def __init__(self, *, layer_norm: bool = False) -> None:
         super().__init__()
-        self._forms: dict[Any, Callable[..., Tensor]] = {F.hardsigmoid: _clamped}
+        self._replacements: dict[Any, Callable[..., Tensor]] = {F.hardsigmoid: _hardsigmoid_by_relu6}
         if layer_norm:
-            self._forms |= {F.layer_norm: _in_two_steps, torch.layer_norm: _in_two_steps}
+            self._replacements |= dict.fromkeys((F.layer_norm, torch.layer_norm), _layer_norm_then_affine)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """The function in its other form, if it has one."""
-        form: Callable[..., Any] = self._forms.get(func, func)
-        return form(*args, **(kwargs or {}))
+        """Call the replacement of `func`, or `func` itself where it has none."""
+        function: Callable[..., Any] = self._replacements.get(func, func)
+        return function(*args, **(kwargs or {}))
 
 
-def _clamped(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002
+def _hardsigmoid_by_relu6(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002
     # The derivative of relu6 is 0 at both ends, as hardsigmoid's is.
     return F.relu6(input + 3) / 6
 
 
-def _in_two_steps(
+def _layer_norm_then_affine(
     input: Tensor,  # noqa: A002
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
@@ -328,6 +323,6 @@ def _in_two_steps(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
-    normal = F.layer_norm(input, list(normalized_shape), eps=eps)
-    normal = normal if weight is None else normal * weight
-    return normal if bias is None else normal + bias
+    output = F.layer_norm(input, list(normalized_shape), eps=eps)
+    output = output if weight is None else output * weight
+    return output if bias is None else output + bias

@@ -1,4 +1,4 @@
-"""Leading subspaces of layer inputs, and projections beside them.
+"""Leading subspaces of layer inputs, projections onto their complement, and the norm of a list of tensors.
 
 Inputs are the columns of X, (groups, d, n): a layer with groups has a subspace for each. Their second moment C = X Xᵀ
 has the squared singular values of X as its eigenvalues. A basis is a tensor (groups, d, k) of orthonormal columns; a
@@ -7,10 +7,11 @@ group that needs fewer than k has zero columns last. A d × d projector is never
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +23,8 @@ Rule = Literal["energy", "singular_values"]
 
 # Narrower blocks of a Gram matrix multiply more slowly than leaving out the upper half saves.
 _NARROWEST_BLOCK = 192
-# Rounding errors of a second moment, in units of its type's, make eigenvalues of up to 5 times that of the largest:
-# seen from 64 to 2,304 coordinates and up to 60,000 inputs.
+# Eigenvalues below so many rounding errors of the largest are zeros. Errors of up to 5 were measured, with 64 to 2,304
+# coordinates and up to 60,000 inputs.
 _ROUNDING = 32
 
 
@@ -31,8 +32,8 @@ _ROUNDING = 32
 class Leading:
     """The leading eigenvectors of a second moment.
 
-    `basis` is (groups, d, k), `energies` (groups, k) holds the eigenvalues, `ranks` says how many columns each group
-    uses, `captured` is the share of the energy that the basis holds in the group where it holds least.
+    `basis` is (groups, d, k), `energies` (groups, k) holds the eigenvalues, `ranks` the number of columns that each
+    group uses, `captured` the share of the energy that the basis holds in the group where it holds least.
     """
 
     basis: Tensor
@@ -67,24 +68,24 @@ class SecondMoment:
         return self._energy
 
     def add(self, columns: Tensor) -> None:
-        """Take in inputs (groups, d, n)."""
+        """Add inputs (groups, d, n) to the moment."""
         self.positions += columns.shape[2]
         self._noise = max(self._noise, torch.finfo(columns.dtype).eps)
         columns = columns.to(self.dtype)
         energy = torch.linalg.vector_norm(columns, dim=2).square()
         self._energy = energy if self._energy is None else self._energy + energy
-        reached = self._reach()
+        reached_count = self._extend_reached()
         if self._sum is None and self.along is None:
-            # A copy, since what runs next may write over what a layer was given.
+            # A copy, since a later in-place operation may write over a layer's input.
             kept = columns.clone() if self._kept is None else torch.cat([self._kept, columns], 2)
-            if self._exact and kept.shape[2] > 2 * reached:
+            if self._exact and kept.shape[2] > 2 * reached_count:
                 kept = self._widened(torch.linalg.qr(self._restricted(kept).mT, mode="r").R.mT)
-            if self._exact or kept.shape[2] <= reached:
+            if self._exact or kept.shape[2] <= reached_count:
                 self._kept = kept
                 return
             self._kept, columns = None, kept
-        some = self._restricted(columns)
-        product = gram(some) if self.along is None else some @ (some.mT @ self._restricted(self.along))
+        reached = self._restricted(columns)
+        product = gram(reached) if self.along is None else reached @ (reached.mT @ self._restricted(self.along))
         self._sum = product if self._sum is None else self._sum.add_(product)
 
     def times(self, basis: Tensor) -> Tensor:
@@ -97,8 +98,8 @@ class SecondMoment:
     def leading(
         self, energy: float, *, k: int | None = None, k_max: int | None = None, rule: Rule = "energy"
     ) -> Leading:
-        """The leading directions that hold `energy` of C by `rule`, at most `k_max`; or `k` of them, where it is given,
-        as far as C has so many.
+        """Decompose C. Returns the leading directions that hold `energy` of it by `rule`, at most `k_max`; or `k` of
+        them, where it is given, as far as C has so many.
         """
         if self._sum is None:
             assert self._kept is not None, "no inputs were added"
@@ -108,9 +109,9 @@ class SecondMoment:
             columns, (values, vectors) = None, _descending(self._sum)
         floor = None
         if columns is not None and self._exact:
-            # Those of the decomposition, and those of inputs in a coarser type.
-            errors = max(self.positions, columns.shape[1]) * torch.finfo(self.dtype).eps
-            floor = max(errors, values.shape[1] * self._noise) ** 2
+            # Rounding errors of the decomposition, and of inputs in a coarser type.
+            rounding = max(self.positions, columns.shape[1]) * torch.finfo(self.dtype).eps
+            floor = max(rounding, values.shape[1] * self._noise) ** 2
         ranks = rank_for(values, energy if k is None else 1.0, rule=rule, floor=floor)
         limit = min(n for n in (k, k_max, int(ranks.max())) if n is not None)
         ranks = ranks.clamp(max=limit)
@@ -123,16 +124,16 @@ class SecondMoment:
         shares = torch.where(total > 0, kept.sum(1) / total, 1.0)
         return Leading(self._widened(basis), kept, tuple(ranks.tolist()), float(shares.min()))
 
-    def _reach(self) -> int:
-        """Make room for the coordinates that inputs reach by now; returns how many they are."""
+    def _extend_reached(self) -> int:
+        """Extend the sum by the coordinates that inputs reach for the first time; returns how many are reached now."""
         before, self._reached = self._reached, (self.energy > 0).any(0).nonzero().flatten()
-        if self._sum is not None and before is not None and len(before) < len(self._reached):
-            place, (groups, _, width) = torch.searchsorted(self._reached, before), self._sum.shape
-            self._sum = self._sum.new_zeros(groups, len(self._reached), width).index_copy_(1, place, self._sum)
+        count = len(self._reached)
+        if self._sum is not None and before is not None and len(before) < count:
+            indices, (groups, _, width) = torch.searchsorted(self._reached, before), self._sum.shape
+            self._sum = self._sum.new_zeros(groups, count, width).index_copy_(1, indices, self._sum)
             if self.along is None:
-                square = self._sum.new_zeros(groups, len(self._reached), len(self._reached))
-                self._sum = square.index_copy_(2, place, self._sum)
-        return len(self._reached)
+                self._sum = self._sum.new_zeros(groups, count, count).index_copy_(2, indices, self._sum)
+        return count
 
     def _restricted(self, columns: Tensor) -> Tensor:
         assert self._reached is not None
@@ -147,7 +148,7 @@ class SecondMoment:
 
 
 def gram(columns: Tensor) -> Tensor:
-    """X Xᵀ for X of shape (groups, d, n), made of the blocks on and below its diagonal, at about half the price."""
+    """X Xᵀ for X of shape (groups, d, n), from the blocks on and below its diagonal, by about half the operations."""
     d = columns.shape[1]
     blocks = max(1, min(6, d // _NARROWEST_BLOCK))
     if blocks == 1:
@@ -161,14 +162,14 @@ def gram(columns: Tensor) -> Tensor:
 
 def orthonormal(columns: Tensor) -> Tensor:
     """An orthonormal basis of the span of columns (groups, d, k), by Cholesky QR twice; zero columns stay zero."""
-    for most in (inf, 0.3):
+    for largest_overlap in (inf, 0.3):
         columns = F.normalize(columns, dim=1, eps=torch.finfo(columns.dtype).tiny)
         gram_matrix = columns.mT @ columns
         gram_matrix.diagonal(dim1=1, dim2=2)[:] = 1.0
         factor, failed = torch.linalg.cholesky_ex(gram_matrix)
-        # The second time leaves rounding errors alone where the first made columns that are nearly orthogonal.
-        if bool(failed.any() | (torch.linalg.vector_norm(gram_matrix.tril(-1)) > most)):
-            # Where a column is zero, QR puts a direction of its own taken from later columns: move zero ones last.
+        # The second round can mend rounding errors alone: after the first, columns must be nearly orthogonal.
+        if bool(failed.any() | (torch.linalg.vector_norm(gram_matrix.tril(-1)) > largest_overlap)):
+            # For a zero column QR returns an arbitrary direction, which later columns may need: move zero ones last.
             zero = ~columns.any(1, keepdim=True)
             order = zero.int().argsort(dim=2, stable=True).expand_as(columns)
             basis = torch.linalg.qr(columns.gather(2, order)).Q
@@ -178,8 +179,14 @@ def orthonormal(columns: Tensor) -> Tensor:
 
 
 def project_out(rows: Tensor, basis: Tensor) -> Tensor:
-    """Each row of shape (..., d) less its part in the span of `basis` (..., d, k): rows − (rows B) Bᵀ."""
+    """Remove from each row of shape (..., d) its part in the span of `basis` (..., d, k): rows − (rows B) Bᵀ."""
     return rows - (rows @ basis) @ basis.mT
+
+
+def global_norm(tensors: Sequence[Tensor], *, dtype: torch.dtype | None = None) -> Tensor:
+    """The Euclidean norm of several tensors as one vector, a scalar computed in `dtype` (theirs, if None)."""
+    norms = torch.stack(torch._foreach_norm(list(tensors), 2, dtype=dtype))
+    return cast(Tensor, norms.norm())
 
 
 def rank_for(eigenvalues: Tensor, fraction: float, *, rule: Rule = "energy", floor: float | None = None) -> Tensor:
@@ -195,12 +202,12 @@ def rank_for(eigenvalues: Tensor, fraction: float, *, rule: Rule = "energy", flo
     if not 0 < fraction <= 1:
         raise InputError(f"the fraction of energy to keep is {fraction}; it must be above 0 and at most 1")
     floor = _ROUNDING * torch.finfo(eigenvalues.dtype).eps if floor is None else floor
-    wanted = eigenvalues > eigenvalues[..., :1].clamp(min=0) * floor
+    leading = eigenvalues > eigenvalues[..., :1].clamp(min=0) * floor
     if fraction < 1:
         weights = eigenvalues.double().clamp(min=0)
         weights = weights if rule == "energy" else weights.sqrt()
-        wanted &= weights.cumsum(-1) - weights < fraction * weights.sum(-1, keepdim=True)
-    return wanted.sum(-1)
+        leading &= weights.cumsum(-1) - weights < fraction * weights.sum(-1, keepdim=True)
+    return leading.sum(-1)
 
 
 def _descending(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,7 +215,7 @@ def _descending(matrix: Tensor) -> tuple[Tensor, Tensor]:
     try:
         values, vectors = torch.linalg.eigh(matrix)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        # Single precision fails now and then where double converges.
+        # Single precision sometimes fails where double converges.
         values, vectors = (part.to(matrix) for part in torch.linalg.eigh(matrix.double()))
     return values.flip(-1).clamp(min=0), vectors.flip(-1)
 

@@ -46,7 +46,7 @@ class BadTeacher:
         require(self, choices={"optimizer": get_args(OptimizerName)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """One step a mixed batch."""
+        """Take one step for every mixed batch."""
         stepper = Stepper(model, optimizer=self.optimizer, momentum=self.momentum, weight_decay=self.weight_decay)
         untrained = task.fresh(task.original, "untrained").requires_grad_(False).eval()
         mixed = _Mixed(task, untrained, share=self.retain_share)
@@ -59,13 +59,13 @@ class BadTeacher:
 
         update = task.update(imitate)
         batches, _ = batch_shape(len(mixed), self.batch_size)
-        of = self.epochs * batches
+        total = self.epochs * batches
         for e in range(self.epochs):
             order = mixed.batches(self.batch_size, generator=task.streams.generator("mixed", e))
             for i, (x, target) in enumerate(order, e * batches + 1):
                 terms = update(x, target, self.lr)
-                moved = yield Update(i, of, e, i == (e + 1) * batches, terms)
-                stepper.carry(moved)
+                move = yield Update(i, total, e, i == (e + 1) * batches, terms)
+                stepper.carry(move)
 
 
 class _Mixed:
@@ -77,7 +77,8 @@ class _Mixed:
     def __init__(self, task: Task, untrained: nn.Module, *, share: float) -> None:
         retain, count = task.retain, max(1, round(share * len(task.retain)))
         kept = torch.randperm(len(retain), generator=task.streams.generator("part"))[:count]
-        self._forget, self._rows = len(task.forget), torch.cat([torch.arange(len(task.forget)), kept])
+        self._forget_count = len(task.forget)
+        self._rows = torch.cat([torch.arange(self._forget_count), kept])
         self._sources = ((task.forget, untrained), (retain, task.original))
         self._table: tuple[Tensor, Tensor] | None = None
         if isinstance(task.forget, TensorExamples) and isinstance(retain, TensorExamples):
@@ -90,8 +91,9 @@ class _Mixed:
 
     def batches(self, size: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """One shuffled pass; within a batch the forget examples come first."""
-        whole = epoch(len(self), size, generator=generator)
-        order = [torch.cat([index[index < self._forget], index[index >= self._forget]]) for index in whole]
+        shuffled = epoch(len(self), size, generator=generator)
+        split = self._forget_count
+        order = [torch.cat([index[index < split], index[index >= split]]) for index in shuffled]
         if self._table is None:
             yield from map(self._computed, order)
             return
@@ -102,7 +104,7 @@ class _Mixed:
 
     @torch.no_grad()
     def _computed(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        count = int((index < self._forget).sum())
+        count = int((index < self._forget_count).sum())
         inputs, targets = [], []
         for rows, (examples, teacher) in zip(self._rows[index].tensor_split([count]), self._sources, strict=True):
             if len(rows):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from math import isfinite
 from typing import Any, ClassVar, Literal, NoReturn, Protocol, cast, runtime_checkable
 
@@ -18,6 +18,7 @@ from ..models.fresh import fresh
 from ..models.modes import NormMode as NormMode
 from ..randomness import Streams
 from ..symmetry.base import Option as Option
+from ..symmetry.base import option as option
 from ..training.update import Updates
 
 SetName = Literal["forget", "retain"]
@@ -57,8 +58,8 @@ class Task:
         return batch_shape(len(getattr(self, name)), size)[0]
 
     def update(self, function: Function, *, precision: Precision | None = None) -> Captured:
-        """An update to call many times, captured as one graph if the task captures. The function takes tensors and
-        numbers, reads no value and changes all state in place. `precision` is the task's unless given.
+        """Prepare an update that is called many times, captured as one graph if the task captures. The function takes
+        tensors and numbers, reads no value and changes all state in place. `precision` is the task's unless given.
         """
         return (self.compute or Compute(self.forget.y.device)).update(function, precision=precision)
 
@@ -73,8 +74,8 @@ class Task:
 class Method(Protocol):
     """A way to forget, with its settings.
 
-    `moved = yield update`: if a defence moved the weights after that update, `moved` is the move. The method carries
-    across it all that it keeps in weight coordinates (momentum, anchors, masks, bases, snapshots).
+    `move = yield update`: if a defence moved the weights after that update, `move` is not None. The method then carries
+    along all that it keeps in weight coordinates (momentum, anchors, masks, bases, snapshots).
     """
 
     name: ClassVar[str]
@@ -85,11 +86,6 @@ class Method(Protocol):
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
         """Update `model` in place, yielding after every optimizer step."""
-
-
-def option(default: Any, help_text: str) -> Any:
-    """A setting of a method, with the sentence that `warp methods` prints."""
-    return field(default=default, metadata={"help": help_text})
 
 
 def options(method: type[Method]) -> list[Option]:
@@ -117,9 +113,9 @@ def require(
     def refuse(key: str, why: str) -> NoReturn:
         raise InputError(f"{name}: {key} is {getattr(method, key)!r}; {why}")
 
-    for key, known in (choices or {}).items():
-        if getattr(method, key) not in known:
-            refuse(key, nearest(str(getattr(method, key)), known))
+    for key, allowed in (choices or {}).items():
+        if getattr(method, key) not in allowed:
+            refuse(key, nearest(str(getattr(method, key)), allowed))
     for key in (*positive, *shares, *counts, *not_negative):
         value = getattr(method, key)
         if value is None and type(method).__annotations__.get(key) not in ("float", "int"):

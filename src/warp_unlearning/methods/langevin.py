@@ -1,5 +1,5 @@
 """Noisy gradient descent on what is kept, after Langevin unlearning (Chien et al., 2024): a noise level, not a
-guarantee.
+guarantee (the level for a given ε is computed in `stats.langevin`).
 
 The accounting behind `epsilon` assumes a strongly convex loss and a training that was noisy from the start. A deep
 network has neither, so ε names how much noise is added, and nothing more.
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError, WarpWarning
 from ..gradients.per_sample import clipped_mean_gradient
+from ..linalg.subspace import global_norm
 from ..stats.langevin import langevin_noise
 from ..symmetry.moves import Move, compose
 from ..training.stepper import Stepper
@@ -74,11 +75,11 @@ class Langevin:
             )
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """One noisy step a retain batch."""
+        """Take one noisy step for every retain batch."""
         count = task.batch_count("retain", self.batch_size)
-        of = self.epochs * count
-        scale = sqrt(2 * self.lr) * self.noise_level(forget=len(task.forget), retain=len(task.retain), steps=of)
-        _warn_if_drowned(model, scale * sqrt(of), self.epsilon)
+        total = self.epochs * count
+        scale = sqrt(2 * self.lr) * self.noise_level(forget=len(task.forget), retain=len(task.retain), steps=total)
+        _warn_if_drowned(model, scale * sqrt(total), self.epsilon)
         stepper = Stepper(model, momentum=0.0)
         anchor = Anchor(model)
         noise = _Noise(task.streams.generator("noise", device=stepper.parameters[0].device))
@@ -95,15 +96,14 @@ class Langevin:
                 stepper.step_along(gradient, lr=self.lr)
                 noise.add_to(stepper.names, stepper.parameters, scale)
                 self._project(list[Tensor](stepper.parameters))
-                moved = yield Update(i, of, e, i == (e + 1) * count, terms)
-                anchor.carry(moved)
-                noise.carry(moved)
+                move = yield Update(i, total, e, i == (e + 1) * count, terms)
+                anchor.carry(move)
+                noise.carry(move)
 
     @torch.no_grad()
     def _project(self, parameters: list[Tensor]) -> None:
         if self.radius is not None:
-            norm = torch.stack(torch._foreach_norm(parameters)).norm()
-            torch._foreach_mul_(parameters, (self.radius / norm).clamp(max=1.0))
+            torch._foreach_mul_(parameters, (self.radius / global_norm(parameters)).clamp(max=1.0))
 
     def noise_level(self, *, forget: int, retain: int, steps: int) -> float:
         """σ: as given, or by the closed form for `epsilon`."""
@@ -122,7 +122,7 @@ class Langevin:
 
 
 class _Noise:
-    """Gaussian noise; each weight gets the same draw wherever moves have put it."""
+    """Gaussian noise that follows permutations, so that each weight gets the same draw wherever moves have put it."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator

@@ -42,61 +42,62 @@ class NegGradPlus:
         require(self, not_negative=("weight_decay", "anchor"), choices={"norm_mode": get_args(NormMode)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """One step a retain batch, each beside a forget batch."""
+        """Take one step for every retain batch, each together with a forget batch."""
         stepper = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay, max_norm=self.max_norm)
-        anchor = Anchor(model) if self.anchor else None
-        ceiling = self._ceiling(task)
+        start_distance = Anchor(model) if self.anchor else None
+        forget_loss_cap = self._forget_loss_cap(task)
 
-        def descend(x: Tensor, y: Tensor, forget_x: Tensor, forget_y: Tensor, lr: Number) -> dict[str, Tensor]:
-            each = F.cross_entropy(predict(model, forget_x), forget_y, reduction="none")
-            if ceiling is not None:
-                each = torch.minimum(each, ceiling)
-            terms = {"retain": F.cross_entropy(predict(model, x), y), "forget": each.mean()}
+        def update_weights(x: Tensor, y: Tensor, forget_x: Tensor, forget_y: Tensor, lr: Number) -> dict[str, Tensor]:
+            forget_losses = F.cross_entropy(predict(model, forget_x), forget_y, reduction="none")
+            if forget_loss_cap is not None:
+                forget_losses = torch.minimum(forget_losses, forget_loss_cap)
+            terms = {"retain": F.cross_entropy(predict(model, x), y), "forget": forget_losses.mean()}
             loss = self.alpha * terms["retain"] - (1 - self.alpha) * terms["forget"]
-            if anchor is not None:
-                terms["anchor"] = 0.5 * anchor.distance_squared(model)
+            if start_distance is not None:
+                terms["anchor"] = 0.5 * start_distance.distance_squared(model)
                 loss = loss + self.alpha * self.anchor * terms["anchor"]
             stepper.step(loss, lr=lr)
             return terms
 
-        update = task.update(descend)
+        update = task.update(update_weights)
         forget = task.batches("forget", self.batch_size)
         count = task.batch_count("retain", self.batch_size)
-        of = self.epochs * count
+        total = self.epochs * count
         for e in range(self.epochs):
             for i, retain in enumerate(task.batches("retain", self.batch_size, epoch=e), e * count + 1):
-                terms = update(*retain, *next(forget), self.lr * cosine((i - 1) / of))
-                moved = yield Update(i, of, e, i == (e + 1) * count, terms)
-                stepper.carry(moved)
-                if anchor is not None and moved is not None:
-                    anchor.carry(moved)
+                terms = update(*retain, *next(forget), self.lr * cosine((i - 1) / total))
+                move = yield Update(i, total, e, i == (e + 1) * count, terms)
+                stepper.carry(move)
+                if start_distance is not None and move is not None:
+                    start_distance.carry(move)
                     update.forget()
 
-    def _ceiling(self, task: Task) -> Tensor | None:
+    def _forget_loss_cap(self, task: Task) -> Tensor | None:
+        """The mean loss on the validation set, at which a saturated forget loss stops rising."""
         if not self.saturate:
             return None
         return losses(task.original, task.require_validation("ngp with saturate=True")).mean()
 
 
 class Anchor:
-    """The squared distance ‖T⁻¹(θ) − θ₀‖² of the trainable parameters from where they started, with T all moves since:
-    a move does not change it.
+    """Measures ‖T⁻¹(θ) − θ₀‖², the squared distance of the trainable parameters from their start θ₀ in the original's
+    basis, with T all moves since: a move does not change it.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._start = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
-        self._back: Move | None = None
+        self._move_back: Move | None = None
 
     def distance_squared(self, model: nn.Module) -> Tensor:
-        """Differentiable with respect to the parameters of `model`."""
+        """The squared distance, differentiable with respect to the parameters of `model`."""
         terms = []
         for name, value in model.named_parameters():
             if name in self._start:
-                pulled = value if self._back is None else self._back.point(name, value)
-                terms.append((pulled - self._start[name]).square().sum())
+                in_original_basis = value if self._move_back is None else self._move_back.point(name, value)
+                terms.append((in_original_basis - self._start[name]).square().sum())
         return torch.stack(terms).sum()
 
     def carry(self, move: Move | None) -> None:
-        """Undo one more move before measuring."""
+        """Add a move to those that are undone before measuring."""
         if move is not None:
-            self._back = move.inverse() if self._back is None else compose(move.inverse(), self._back)
+            self._move_back = move.inverse() if self._move_back is None else compose(move.inverse(), self._move_back)

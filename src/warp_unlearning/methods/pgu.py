@@ -58,7 +58,7 @@ class ProjectedGradient:
         require(self, choices={"rule": get_args(Rule)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """One step a forget batch."""
+        """Take one projected step for every forget batch."""
         projection = retained_complement(model, task, samples=self.samples, energy=self.energy, rule=self.rule)
         stepper = Stepper(
             model,
@@ -67,8 +67,8 @@ class ProjectedGradient:
             weight_decay=self.weight_decay,
             constraint=projection,
         )
-        still = {n: torch.ones_like(p, dtype=torch.bool) for n, p in model.named_parameters() if n not in projection}
-        stop = _Stop(model, task.forget, task.validation) if self.stop and task.validation is not None else None
+        frozen = {n: torch.ones_like(p, dtype=torch.bool) for n, p in model.named_parameters() if n not in projection}
+        stop = _EarlyStop(model, task.forget, task.validation) if self.stop and task.validation is not None else None
 
         def descend(x: Tensor, y: Tensor, lr: Number) -> dict[str, Tensor]:
             loss = self._loss(predict(model, x), y)
@@ -77,15 +77,15 @@ class ProjectedGradient:
 
         update = task.update(descend)
         count = task.batch_count("forget", self.batch_size)
-        of = self.epochs * count
+        total = self.epochs * count
         for e in range(self.epochs):
             lr = geometric(self.lr, self.last_lr, e / max(self.epochs - 1, 1))
             for i, batch in enumerate(task.batches("forget", self.batch_size, epoch=e), e * count + 1):
                 terms = update(*batch, lr)
-                moved = yield Update(i, of, e, i == (e + 1) * count, terms, still)
-                stepper.carry(moved)
-                if moved is not None and stop is not None:
-                    stop.carry(moved)
+                move = yield Update(i, total, e, i == (e + 1) * count, terms, frozen)
+                stepper.carry(move)
+                if move is not None and stop is not None:
+                    stop.carry(move)
             if stop is not None and stop.reached(model):
                 return
 
@@ -121,10 +121,10 @@ def retained_complement(model: nn.Module, task: Task, *, samples: int, energy: f
         observe(model, batches, weights, record)
     if not moments:
         raise InputError("pgu found no Linear or Conv layer to project; it cannot change this model")
-    left = [n for n, p in parameters.items() if p.requires_grad and p.dim() > 1 and n not in moments]
-    if left:
+    unprojected = [n for n, p in parameters.items() if p.requires_grad and p.dim() > 1 and n not in moments]
+    if unprojected:
         warnings.warn(
-            f"pgu leaves {', '.join(left)} as they are: only weights that nothing but Linear, Conv or "
+            f"pgu leaves {', '.join(unprojected)} as they are: only weights that nothing but Linear, Conv or "
             "MultiheadAttention layers read can be kept from changing the answers on retained examples",
             WarpWarning,
             stacklevel=2,
@@ -132,13 +132,15 @@ def retained_complement(model: nn.Module, task: Task, *, samples: int, energy: f
     bases: dict[str, InputBasis] = {}
     for name in list(moments):
         moment = moments.pop(name)
-        found, reached = moment.leading(energy, rule=rule), moment.energy > 0
-        basis = found.basis.to(parameters[name].dtype)
-        bases[name] = InputBasis(name, None, basis, found.ranks, reached, found.captured, moment.positions)
+        leading, reached = moment.leading(energy, rule=rule), moment.energy > 0
+        basis = leading.basis.to(parameters[name].dtype)
+        bases[name] = InputBasis(name, None, basis, leading.ranks, reached, leading.captured, moment.positions)
     return InputComplement(bases)
 
 
-class _Stop:
+class _EarlyStop:
+    """Compares forget with validation accuracy after each epoch, and keeps the weights of the epoch before."""
+
     def __init__(self, model: nn.Module, forget: Examples, validation: Examples) -> None:
         self._forget, self._validation = forget, validation
         self._remember(model, self._gap(model))
@@ -150,6 +152,7 @@ class _Stop:
         self._last_gap, self._last_weights = gap, {n: t.clone() for n, t in model.state_dict().items()}
 
     def reached(self, model: nn.Module) -> bool:
+        """Whether to stop now; if so the model has the weights of the better of the last two epochs."""
         gap = self._gap(model)
         if gap > 0:
             self._remember(model, gap)

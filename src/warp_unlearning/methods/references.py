@@ -46,14 +46,15 @@ class Retrain:
         require(self, not_negative=("weight_decay", "crop_padding"), choices={"precision": get_args(Precision)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """The updates of a training from scratch."""
+        """Draw fresh weights and train them: the updates of a training from scratch."""
         fixed = {n: t.clone() for n, t in frozen_state(model).items()}
         start = task.fresh(model, "initial weights")
         with torch.no_grad():
-            for new, old in zip(_tensors(start), _tensors(model), strict=True):
-                old.copy_(new)
+            tensors, fresh_tensors = (chain(each.parameters(), each.buffers()) for each in (model, start))
+            for tensor, value in zip(tensors, fresh_tensors, strict=True):
+                tensor.copy_(value)
         model.load_state_dict(fixed, strict=False)
-        return _restarting(_training(self, model, task, fill=self.fill))
+        return _first_restarts(_training(self, model, task, fill=self.fill))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class RetrainBy:
     spec: str = option("your function", "FILE.py:train, for the record")
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """One update: the whole training."""
+        """Call the user's function; the whole training is one update."""
         start, rows = task.fresh(model, "initial weights").train(), _Rows(task.retain)
         try:
             trained = self.train(start, rows)
@@ -88,10 +89,12 @@ class RetrainBy:
             raise InputError(f"{self.spec} returned a {type(trained).__name__}; return the network that it was given")
         model.load_state_dict(trained.state_dict())
         loss = losses(model, task.retain).mean()
-        yield Update(step=1, of=1, epoch=0, ends_epoch=True, losses={"train": loss}, restarts=True)
+        yield Update(step=1, total=1, epoch=0, ends_epoch=True, losses={"train": loss}, restarts=True)
 
 
 class _Rows(Dataset[Any]):
+    """Examples as the data set of single rows that a user's function takes."""
+
     def __init__(self, examples: Examples) -> None:
         self.examples = examples
 
@@ -142,17 +145,14 @@ def _training(settings: Retrain | Finetune, model: nn.Module, task: Task, **more
     return Training(model, task.retain, recipe=recipe, streams=task.streams, compute=task.compute, **more).updates()
 
 
-def _tensors(model: nn.Module) -> chain[Tensor]:
-    return chain(model.parameters(), model.buffers())
-
-
-def _restarting(updates: Updates) -> Updates:
-    moved = None
+def _first_restarts(updates: Updates) -> Updates:
+    """The same updates, the first marked as one that starts from other weights."""
+    move = None
     restarts = True
     while True:
         try:
-            update = updates.send(moved)
+            update = updates.send(move)
         except StopIteration:
             return
-        moved = yield replace(update, restarts=restarts)
+        move = yield replace(update, restarts=restarts)
         restarts = False

@@ -45,7 +45,7 @@ class SalUn:
         require(self, not_negative=("weight_decay",))
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """One step a batch, forget batches first in each epoch."""
+        """Take one step for every batch, forget batches first in each epoch."""
         if self.exclude_true_label and task.classes < 2:
             raise InputError("salun with exclude_true_label=True needs another class to draw from; the model has one")
         mask = saliency_mask(model, task.forget, keep=self.keep)
@@ -59,13 +59,13 @@ class SalUn:
         updates = {"forget": task.update(descend), "retain": task.update(descend)}
         labels = task.streams.generator("labels")
         count = task.batch_count("forget", self.batch_size) + task.batch_count("retain", self.batch_size)
-        of = self.epochs * count
+        total = self.epochs * count
         for e in range(self.epochs):
             for i, (phase, (x, y)) in enumerate(self._schedule(task, e, labels), e * count + 1):
                 loss = updates[phase](x, y, self.lr)["loss"]
                 terms = {"relabelled" if phase == "forget" else "retain": loss}
-                moved = yield Update(i, of, e, i == (e + 1) * count, terms, mask.frozen)
-                stepper.carry(moved)
+                move = yield Update(i, total, e, i == (e + 1) * count, terms, mask.frozen)
+                stepper.carry(move)
 
     def _schedule(self, task: Task, e: int, labels: torch.Generator) -> Iterator[tuple[str, Batch]]:
         forget = task.batches("forget", self.batch_size, epoch=e)
@@ -87,17 +87,18 @@ def saliency_mask(model: nn.Module, forget: Examples, *, keep: float) -> Mask:
 
     A weight at the threshold does not move, so weights that no forget example reaches (zero) never do.
     """
-    names = [n for n, p in model.named_parameters() if p.requires_grad]
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    saliency = [torch.zeros_like(p) for p in parameters]
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    gradients = {name: torch.zeros_like(p) for name, p in trained.items()}
     with norm_mode(model, "eval"):
         for index in in_order(len(forget), 256):
             x, y = forget.take(index)
             loss = F.cross_entropy(model(x), y, reduction="sum")
-            parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
-            for total, part in zip(saliency, parts, strict=True):
-                total += part
-    flat = torch.cat([s.abs().flatten() for s in saliency])
-    kept = round(keep * flat.numel())
-    threshold = flat.kthvalue(flat.numel() - kept).values if kept < flat.numel() else flat.new_tensor(-1.0)
-    return Mask({n: s.abs() > threshold for n, s in zip(names, saliency, strict=True)})
+            of_batch = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+            for total, gradient in zip(gradients.values(), of_batch, strict=True):
+                total += gradient
+    saliency = torch.cat([gradient.abs().flatten() for gradient in gradients.values()])
+    count = round(keep * saliency.numel())
+    threshold = saliency.new_tensor(-1.0)  # Below every saliency: all weights may move.
+    if count < saliency.numel():
+        threshold = saliency.kthvalue(saliency.numel() - count).values
+    return Mask({name: gradient.abs() > threshold for name, gradient in gradients.items()})

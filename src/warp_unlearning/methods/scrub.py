@@ -56,38 +56,38 @@ class Scrub:
         require(self, counts=("max_epochs", "epochs", "retain_batch_size", "forget_batch_size"))
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """One step a batch; forget batches first in each of the first `max_epochs` epochs."""
+        """Take one step for every batch; forget batches first in each of the first `max_epochs` epochs."""
         stepper = Stepper(model, optimizer=self.optimizer, momentum=self.momentum, weight_decay=self.weight_decay)
         rewind = _Rewind(model, task) if self.rewind else None
 
-        def leave(x: Tensor, y: Tensor, taught: Tensor, lr: Number) -> dict[str, Tensor]:
-            drift = divergence(taught, predict(model, x), temperature=self.temperature)
-            stepper.step(-drift, lr=lr)
-            return {"forget_divergence": drift}
+        def diverge(x: Tensor, y: Tensor, target: Tensor, lr: Number) -> dict[str, Tensor]:
+            kl = divergence(target, predict(model, x), temperature=self.temperature)
+            stepper.step(-kl, lr=lr)
+            return {"forget_divergence": kl}
 
-        def obey(x: Tensor, y: Tensor, taught: Tensor, lr: Number) -> dict[str, Tensor]:
+        def imitate(x: Tensor, y: Tensor, target: Tensor, lr: Number) -> dict[str, Tensor]:
             output = predict(model, x)
-            drift, entropy = divergence(taught, output, temperature=self.temperature), F.cross_entropy(output, y)
-            stepper.step(self.gamma * entropy + self.alpha * drift, lr=lr)
-            return {"retain": entropy, "retain_divergence": drift}
+            kl, entropy = divergence(target, output, temperature=self.temperature), F.cross_entropy(output, y)
+            stepper.step(self.gamma * entropy + self.alpha * kl, lr=lr)
+            return {"retain": entropy, "retain_divergence": kl}
 
-        updates = {"forget": task.update(leave), "retain": task.update(obey)}
+        updates = {"forget": task.update(diverge), "retain": task.update(imitate)}
         teachers = {"forget": Teacher(task.original, task.forget), "retain": Teacher(task.original, task.retain)}
         sizes: dict[SetName, int] = {"forget": self.forget_batch_size, "retain": self.retain_batch_size}
         counts = {name: task.batch_count(name, size) for name, size in sizes.items()}
-        step, of = 0, min(self.max_epochs, self.epochs) * counts["forget"] + self.epochs * counts["retain"]
+        step, total = 0, min(self.max_epochs, self.epochs) * counts["forget"] + self.epochs * counts["retain"]
         for e in range(self.epochs):
             lr = self.lr * staircase(e / self.epochs, milestones=(0.5, 0.8, 0.9))
             phases: tuple[SetName, ...] = ("forget", "retain") if e < self.max_epochs else ("retain",)
             for phase in phases:
-                lessons = teachers[phase].batches(sizes[phase], generator=task.streams.generator(phase, e))
-                for i, lesson in enumerate(lessons, 1):
-                    terms = updates[phase](*lesson, lr)
+                batches = teachers[phase].batches(sizes[phase], generator=task.streams.generator(phase, e))
+                for i, batch in enumerate(batches, 1):
+                    terms = updates[phase](*batch, lr)
                     step += 1
-                    moved = yield Update(step, of, e, phase == "retain" and i == counts[phase], terms)
-                    stepper.carry(moved)
+                    move = yield Update(step, total, e, phase == "retain" and i == counts[phase], terms)
+                    stepper.carry(move)
                     if rewind is not None:
-                        rewind.carry(moved)
+                        rewind.carry(move)
             if rewind is not None:
                 rewind.record(model)
         if rewind is not None:
@@ -125,6 +125,8 @@ def divergence(teacher: Tensor, student: Tensor, *, temperature: float = 1.0) ->
 
 
 class _Rewind:
+    """Keeps checkpoints with their forget errors, and at the end restores the one that SCRUB+R chooses."""
+
     def __init__(self, model: nn.Module, task: Task) -> None:
         self._forget = task.forget
         self._validation = task.require_validation("scrub with rewind=True")

@@ -62,7 +62,7 @@ class SrfOn:
         require(self, not_negative=("weight_decay",), choices={"fisher": get_args(FisherKind)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """Iterations of one retain step, some with a forget step before it."""
+        """Take the iterations: one retain step each, some with a forget step before it."""
         mask = self._mask(model, task)
         sgd = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay)
         forgetting = sgd
@@ -70,10 +70,10 @@ class SrfOn:
             forgetting = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay, constraint=mask)
 
         def ascend(x: Tensor, y: Tensor, fade: Number) -> dict[str, Tensor]:
-            each = F.cross_entropy(predict(model, x), y, reduction="none")
-            loss = -self.strength * fade * (self._weights(each) * each).mean()
+            losses = F.cross_entropy(predict(model, x), y, reduction="none")
+            loss = -self.strength * fade * (self._weights(losses) * losses).mean()
             forgetting.step(loss, lr=self.lr * fade, through=mask, max_norm=self.max_norm)
-            return {"forget": each.mean()}
+            return {"forget": losses.mean()}
 
         def repair(x: Tensor, y: Tensor, fade: Number) -> dict[str, Tensor]:
             loss = F.cross_entropy(predict(model, x), y, reduction="none").mean()
@@ -82,35 +82,35 @@ class SrfOn:
 
         updates = {"forget": task.update(ascend), "retain": task.update(repair)}
         batches = {"forget": task.batches("forget", self.batch_size), "retain": task.batches("retain", self.batch_size)}
-        an_epoch = task.batch_count("retain", self.batch_size)
-        step, of = 0, self.iterations + ceil(self.iterations / self.forget_every)
+        epoch_length = task.batch_count("retain", self.batch_size)
+        step, total = 0, self.iterations + ceil(self.iterations / self.forget_every)
         for t in range(self.iterations):
             fade = cosine(t / self.iterations)
             for phase in ("forget", "retain") if t % self.forget_every == 0 else ("retain",):
                 terms = updates[phase](*next(batches[phase]), fade)
                 step += 1
-                ends = phase == "retain" and ((t + 1) % an_epoch == 0 or t + 1 == self.iterations)
+                ends = phase == "retain" and ((t + 1) % epoch_length == 0 or t + 1 == self.iterations)
                 frozen = mask.frozen if self.strict_mask and phase == "forget" else {}
-                moved = yield Update(step, of, t // an_epoch, ends, terms, frozen)
-                sgd.carry(moved)
+                move = yield Update(step, total, t // epoch_length, ends, terms, frozen)
+                sgd.carry(move)
                 if self.strict_mask:
-                    forgetting.carry(moved)
-                elif moved is not None:
-                    mask.carry(moved)
+                    forgetting.carry(move)
+                elif move is not None:
+                    mask.carry(move)
 
     @property
     def masks(self) -> bool:
         """Whether some updates keep masked weights bit-identical."""
         return self.strict_mask
 
-    def _weights(self, each: Tensor) -> Tensor:
-        weights = 1 / (each.detach().clamp(min=0) ** self.reweighting + 1e-15)
+    def _weights(self, losses: Tensor) -> Tensor:
+        weights = 1 / (losses.detach().clamp(min=0) ** self.reweighting + 1e-15)
         return weights / weights.mean()
 
     def _mask(self, model: nn.Module, task: Task) -> Mask:
-        exactly = partial(task.update, precision="float32")
+        in_float32 = partial(task.update, precision="float32")
         forget, retain = (
-            fisher_diagonal(model, examples, batch_size=self.batch_size, kind=self.fisher, update=exactly)
+            fisher_diagonal(model, examples, batch_size=self.batch_size, kind=self.fisher, update=in_float32)
             for examples in (task.forget, task.retain)
         )
         return Mask({n: (forget[n] + 1e-15) / (retain[n] + 1e-15) >= self.ratio for n in forget})
@@ -136,16 +136,16 @@ def fisher_diagonal(
     def add(x: Tensor, y: Tensor) -> dict[str, Tensor]:
         loss = F.cross_entropy(predict(model, x), y)
         gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
-        for sum_of, gradient in zip(total.values(), gradients, strict=True):
-            sum_of.add_(gradient.square())
+        for squares, gradient in zip(total.values(), gradients, strict=True):
+            squares.add_(gradient.square())
         return {"loss": loss}
 
-    added = update(add)
+    add_batch = update(add)
     with norm_mode(model, "eval"):
         for index in in_order(len(examples), size):
             x, y = examples.take(index)
             if kind == "batch":
-                added(x, y)
+                add_batch(x, y)
                 continue
             for name, gradients in per_sample_gradients(model, x, y)[0].items():
                 total[name] += gradients.square().sum(0)

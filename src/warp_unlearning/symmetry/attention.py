@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -40,6 +41,8 @@ class AttentionBasis:
     cannot be guessed; of its values, only whole numbers are used.
     """
 
+    looks_at: ClassVar[Sizes] = Sizes()
+
     spread: float = option(0.5, "width of the law of the scales")
     law: Law = option("uniform", "law of the scales: uniform on 1 ± spread, or log-normal or normal of that deviation")
     heads: bool = option(True, "move the bases of attention heads")
@@ -50,11 +53,6 @@ class AttentionBasis:
         check_law(self.law, self.spread)
         if not (self.heads or self.norms or self.units):
             raise InputError("AttentionBasis moves neither heads nor norms nor units; leave one of them on")
-
-    @property
-    def looks_at(self) -> Sizes:
-        """Nothing: the network is enough, and a probe that is there anyway shows the shape of an input."""
-        return Sizes()
 
     def report(self, model: nn.Module, *, probe: Probe | None = None) -> ChannelReport:
         """How many channels of `model` move, and what pins the others, by the tensor that makes them."""
@@ -90,19 +88,19 @@ class AttentionBasis:
 
 
 def _moving(parts: Sequence[Part]) -> list[Part]:
-    """Those free to move; a single unit has no other place to go to."""
+    """The parts that are free to move; a single unit cannot be reordered."""
     return [part for part in parts if not part.pinned and (part.kind != "units" or part.width > 1)]
 
 
 def _outside(model: nn.Module, parts: Sequence[Part]) -> list[PinnedChannels]:
-    """Weights that no part holds; to read what a norm makes says nothing about a layer's own channels."""
-    held = {place.name for part in parts for place in (part.made if part.kind == "norms" else part.places)}
-    found = []
+    """Weights whose own channels belong to no part; layers that only read a norm's output are among them."""
+    covered = {place.name for part in parts for place in (part.made if part.kind == "norms" else part.places)}
+    outside = []
     for name, value in model.named_parameters():
         path, _, leaf = name.rpartition(".")
-        if name in held or not leaf.endswith("weight") or isinstance(value, nn.UninitializedParameter):
+        if name in covered or not leaf.endswith("weight") or isinstance(value, nn.UninitializedParameter):
             continue
         owner = described(path, model.get_submodule(path))
-        why = f"{owner}, which belongs to no attention block of a known layout"
-        found.append(PinnedChannels(name, len(value) if value.dim() else 1, (why,)))
-    return found
+        reason = f"{owner}, which belongs to no attention block of a known layout"
+        outside.append(PinnedChannels(name, len(value) if value.dim() else 1, (reason,)))
+    return outside

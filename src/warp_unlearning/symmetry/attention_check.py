@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import is_dataclass, replace
+from math import isnan
 from typing import Any
 
 import torch
@@ -35,25 +36,26 @@ _RECORDING_HOOKS = "transformers.utils.output_capturing"
 def checked_parts(
     model: nn.Module, parts: Sequence[Part], *, probe: Probe | None, outer_norms: bool
 ) -> tuple[Part, ...]:
-    """`parts`, and with `outer_norms` those norms outside them that linear layers alone read, each free or pinned.
+    """Try every part on a random twin of the model, and with `outer_norms` also the norms outside of them that linear
+    layers alone read. Returns all of them, each free or pinned with the reason.
 
     The model is left as it is; its own generators are not drawn from.
     """
     with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
         warnings.simplefilter("ignore")  # Odd inputs cause some.
-        movable = _Movable(model)
-        parts = [movable.only(part) for part in parts]
+        tensors = _TensorCheck(model)
+        parts = [tensors.pinned_if_unusable(part) for part in parts]
         generator = torch.Generator().manual_seed(0)
         try:
             twin = _random_twin(model, generator)
         except Exception as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            why = f"{type(model).__name__}, which cannot be copied to be tried ({first})"
-            return tuple(part if part.pinned else replace(part, pinned=why) for part in parts)
-        trial = _first_trial(twin, _examples(twin, probe, generator))
+            first_line = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = f"{type(model).__name__}, which cannot be copied to be tried ({first_line})"
+            return tuple(part if part.pinned else replace(part, pinned=reason) for part in parts)
+        trial = _first_trial(twin, _candidate_inputs(twin, probe, generator))
         if outer_norms:
-            parts += [movable.only(part) for part in _outer_norms(twin, trial, parts)]
-        return _tried(parts, trial)
+            parts += [tensors.pinned_if_unusable(part) for part in _outer_norms(twin, trial, parts)]
+        return _pin_by_trial(parts, trial)
 
 
 def draw_axes(parts: Iterable[Part], *, law: Law, spread: float, generator: torch.Generator) -> Axes:
@@ -65,22 +67,22 @@ def draw_axes(parts: Iterable[Part], *, law: Law, spread: float, generator: torc
     """
     axes: dict[str, tuple[TensorMap, ...]] = {}
     for part in parts:
-        maps = _drawn(part, law, spread, generator)
+        maps = _draw_maps(part, law, spread, generator)
         for places, map_at in zip((part.made, part.read), maps, strict=True):
             for place in places:
                 axes[place.name] = (*axes.get(place.name, ()), map_at(place))
     return axes
 
 
-def _drawn(part: Part, law: Law, spread: float, generator: torch.Generator) -> Sequence[Callable[[Place], TensorMap]]:
-    """The map of what makes the channels and that of what reads them."""
+def _draw_maps(part: Part, law: Law, spread: float, generator: torch.Generator) -> list[Callable[[Place], TensorMap]]:
+    """The map of the tensors that make the channels, and the inverse map of those that read them, by place."""
     if part.kind == "units":
         order = torch.randperm(part.width, generator=generator, device=generator.device).cpu()
         return [lambda place: AxisMap(place.axis, order)] * 2
     scales = draw_scales(law, part.channels, spread=spread, generator=generator)
     if part.kind == "norms":
         return [lambda place: AxisMap(place.axis, None, scales), lambda place: AxisMap(place.axis, None, 1 / scales)]
-    left, right = (_orthogonal(part.groups, part.width, generator) for _ in range(2))
+    left, right = (_draw_orthogonal(part.groups, part.width, generator) for _ in range(2))
     scales = scales.reshape(part.groups, 1, part.width)
     matrices, contragredient = (left * scales) @ right.mT, (left / scales) @ right.mT
     return [
@@ -89,20 +91,20 @@ def _drawn(part: Part, law: Law, spread: float, generator: torch.Generator) -> S
     ]
 
 
-def _orthogonal(count: int, width: int, generator: torch.Generator) -> Tensor:
+def _draw_orthogonal(count: int, width: int, generator: torch.Generator) -> Tensor:
     normal = torch.randn(count, width, width, generator=generator, dtype=torch.float64, device=generator.device).cpu()
     q, r = torch.linalg.qr(normal)
     # Without the signs of R's diagonal, Q follows the convention of the routine and not the Haar measure.
-    signed: Tensor = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
-    return signed
+    haar: Tensor = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    return haar
 
 
 # ------------------------------------------------------------------------------------------------ before any trial
 
 
-class _Movable:
-    """Rules out parts whose tensors are not plain parameters with one name and the size they need, and parts with
-    hooks, which see what happens inside.
+class _TensorCheck:
+    """Pins parts whose tensors are not plain parameters with one name and the size they need, and parts with hooks,
+    which see the moved channels.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -115,11 +117,11 @@ class _Movable:
             if not isinstance(value, nn.UninitializedParameter) and value.numel():
                 self._names.setdefault(value.untyped_storage().data_ptr(), set()).add(name)
 
-    def only(self, part: Part) -> Part:
-        reasons = (part.pinned, *(self._tensor(part, place) for place in part.places), self._hooks(part.home))
+    def pinned_if_unusable(self, part: Part) -> Part:
+        reasons = (part.pinned, *(self._tensor_fault(part, place) for place in part.places), self._hook(part.home))
         return replace(part, pinned=next(filter(None, reasons), None))
 
-    def _tensor(self, part: Part, place: Place) -> str | None:
+    def _tensor_fault(self, part: Part, place: Place) -> str | None:
         value = self._parameters.get(place.name)
         if value is None:
             return f"{place.name}, which is computed from others, or has another name in the state or besides"
@@ -133,7 +135,7 @@ class _Movable:
             return f"{place.name}, whose shape {tuple(value.shape)} does not fit {part.channels} channels: {part.label}"
         return None
 
-    def _hooks(self, home: str) -> str | None:
+    def _hook(self, home: str) -> str | None:
         for path, module in self._model.get_submodule(home).named_modules():
             hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
             if any(getattr(hook, "__module__", None) != _RECORDING_HOOKS for hook in hooks):
@@ -144,37 +146,39 @@ class _Movable:
 # ------------------------------------------------------------------------------------------------ trials
 
 
-def _tried(parts: Sequence[Part], trial: _Trial | None) -> tuple[Part, ...]:
-    stuck = {
+def _pin_by_trial(parts: Sequence[Part], trial: _Trial | None) -> tuple[Part, ...]:
+    """Pin the parts that the trial's input does not reach, and those whose moves change the outputs."""
+    reasons = {
         part: f"{part.label}: no random input could be found that reaches it, so it could not be tried; give a probe "
         "with inputs that the network accepts"
         for part in parts
         if not part.pinned and (trial is None or not trial.reaches(part))
     }
-    free = [part for part in parts if not part.pinned and part not in stuck]
+    free = [part for part in parts if not part.pinned and part not in reasons]
     if trial is not None:
-        stuck |= _harmful(trial, [part for part in free if part.kind != "units"], dropout=True)
+        reasons |= _harmful(trial, [part for part in free if part.kind != "units"], dropout=True)
         # A mask of dropout falls on each unit with the same probability, but on others after they changed places.
-        stuck |= _harmful(trial, [part for part in free if part.kind == "units"], dropout=False)
-    return tuple(replace(part, pinned=part.pinned or stuck.get(part)) for part in parts)
+        reasons |= _harmful(trial, [part for part in free if part.kind == "units"], dropout=False)
+    return tuple(replace(part, pinned=part.pinned or reasons.get(part)) for part in parts)
 
 
 def _harmful(trial: _Trial, parts: list[Part], *, dropout: bool) -> dict[Part, str]:
-    """Why parts change the outputs: all at once, as nearly always all are right, or else one by one."""
+    """The parts whose moves change the outputs, with the reason: tried all at once, and one by one only if need be."""
     if trial.change(parts, dropout=dropout) <= _TOLERANCE:
         return {}
-    where, found = type(trial.model).__name__, dict[Part, str]()
+    network, reasons = type(trial.model).__name__, dict[Part, str]()
     for part in parts:
         change = trial.change([part], dropout=dropout)
         if change > _TOLERANCE:
-            found[part] = (
-                f"{part.label}: a move of it changes the output of {where} by {change:.0e} of its size, so something "
+            reasons[part] = (
+                f"{part.label}: a move of it changes the output of {network} by {change:.0e} of its size, so something "
                 "else depends on it (a rotary embedding, a norm, dropout, another reader)"
             )
-    left = [part for part in parts if part not in found]
-    if trial.change(left, dropout=dropout) > _TOLERANCE:
-        found |= dict.fromkeys(left, f"the output of {where}, which changes under moves that keep it one by one")
-    return found
+    harmless = [part for part in parts if part not in reasons]
+    if trial.change(harmless, dropout=dropout) > _TOLERANCE:
+        reason = f"the output of {network}, which changes under moves that keep it one by one"
+        reasons |= dict.fromkeys(harmless, reason)
+    return reasons
 
 
 def _outer_norms(twin: nn.Module, trial: _Trial | None, parts: Sequence[Part]) -> Iterator[Part]:
@@ -186,22 +190,24 @@ def _outer_norms(twin: nn.Module, trial: _Trial | None, parts: Sequence[Part]) -
 
 
 def _with_readers(part: Part, trial: _Trial) -> Part:
-    """The norm with the linear layers whose every input takes on exactly the factors that its output is given."""
+    """Rescale the norm's output by random factors to find its readers: the linear layers whose every input then has
+    exactly these factors. Returns the part with these layers, or pinned.
+    """
     scales = draw_scales("uniform", part.width, spread=0.5, generator=torch.Generator().manual_seed(3))
     with trial.moved({place.name: (AxisMap(0, None, scales),) for place in part.made}):
-        entered, outputs = trial.watched()
+        layer_inputs, outputs = trial.run_with_layer_inputs()
 
-    def scaled(old: Tensor, new: Tensor) -> bool:
+    def is_rescaled(old: Tensor, new: Tensor) -> bool:
         if old.shape != new.shape or old.dim() == 0 or old.shape[-1] != len(scales) or not bool(old.any()):
             return False
         return bool((new - old * scales.to(old)).abs().max() <= 1e-9 * old.abs().max())
 
-    if any(map(scaled, trial.outputs, outputs)):
+    if any(map(is_rescaled, trial.outputs, outputs)):
         return replace(part, pinned="output")
     readers: tuple[Place, ...] = ()
-    for path, new in entered.items():
-        old = trial.entered[path]
-        if new and len(new) == len(old) and all(map(scaled, old, new)):
+    for path, new_inputs in layer_inputs.items():
+        old_inputs = trial.layer_inputs[path]
+        if new_inputs and len(new_inputs) == len(old_inputs) and all(map(is_rescaled, old_inputs, new_inputs)):
             readers += columns(path)
     return replace(
         part, read=readers, pinned=None if readers else f"{part.label}, which no linear layer reads as it is"
@@ -236,9 +242,9 @@ def _first_trial(twin: nn.Module, inputs: Iterable[Tensor]) -> _Trial | None:
 
 
 class _Trial:
-    """A network with an input it accepts.
+    """Moves parts of the random twin and compares its outputs on an input that it accepts.
 
-    `outputs` and `entered`, what enters each linear layer at each call, are of a run in eval mode. In train mode the
+    It holds the twin's outputs and gradients before any part is moved, in eval and in train mode. In train mode the
     same dropout is drawn before and after a move, or none.
     """
 
@@ -247,17 +253,18 @@ class _Trial:
         self._parameters = dict(model.named_parameters())
         self._x = x.to(next(model.parameters()).device)
         with torch.enable_grad():
-            self.entered, outputs = self.watched()
+            self.layer_inputs, outputs = self.run_with_layer_inputs()
         if not outputs or not all(bool(output.isfinite().all()) for output in outputs):
             raise ValueError("no finite output")
         self._gradients = self._gradients_of(outputs)
         self.outputs = [output.detach() for output in outputs]
         self._dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout) and m.p > 0]
-        self._trained: dict[bool, list[Tensor]] = {}
-        # Some networks want labels in train mode.
+        # Outputs in train mode, by whether dropout is on.
+        self._train_outputs: dict[bool, list[Tensor]] = {}
+        # Some networks want labels in train mode and raise without them; then train mode is not compared.
         with suppress(Exception):
             for dropout in (True, False):
-                self._trained[dropout] = self._run(training=True, dropout=dropout)
+                self._train_outputs[dropout] = self._run(training=True, dropout=dropout)
 
     def reaches(self, part: Part) -> bool:
         """Whether the outputs depend on every matrix of the part; a bias of keys never changes any."""
@@ -276,9 +283,9 @@ class _Trial:
         try:
             with self.moved(axes):
                 change = _largest_change(self.outputs, self._run(training=False))
-                if dropout in self._trained:
+                if dropout in self._train_outputs:
                     after = self._run(training=True, dropout=dropout)
-                    change = max(change, _largest_change(self._trained[dropout], after))
+                    change = max(change, _largest_change(self._train_outputs[dropout], after))
             return change
         except Exception:
             return float("inf")
@@ -296,20 +303,20 @@ class _Trial:
             for name, value in before.items():
                 self._parameters[name].data = value
 
-    def watched(self) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
-        """What enters each linear layer, and the outputs."""
-        entered: dict[str, list[Tensor]] = {}
+    def run_with_layer_inputs(self) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
+        """Run the twin in eval mode. Returns the input of each linear layer, one for every call, and the outputs."""
+        layer_inputs: dict[str, list[Tensor]] = {}
         handles = []
         for path, layer in self.model.named_modules():
             if isinstance(layer, nn.Linear):
-                found = entered.setdefault(path, [])
+                calls = layer_inputs.setdefault(path, [])
 
-                def record(_: nn.Module, args: Any, named: Any, found: list[Tensor] = found) -> None:
-                    found.append((args[0] if args else named["input"]).detach())
+                def record(_: nn.Module, args: Any, named: Any, calls: list[Tensor] = calls) -> None:
+                    calls.append((args[0] if args else named["input"]).detach())
 
                 handles.append(layer.register_forward_pre_hook(record, with_kwargs=True))
         try:
-            return entered, self._run(training=False)
+            return layer_inputs, self._run(training=False)
         finally:
             for handle in handles:
                 handle.remove()
@@ -323,7 +330,7 @@ class _Trial:
         try:
             # The generators go back to where they were, so that every run draws the same dropout.
             with torch.random.fork_rng([device] * self._x.is_cuda), torch.autocast(device.type, enabled=False):
-                return _floats(self.model(self._x))
+                return _floating_tensors(self.model(self._x))
         finally:
             # Train mode may have updated running statistics; a write to others would spoil the backward pass.
             for buffer, value in buffers:
@@ -337,31 +344,33 @@ class _Trial:
         if not outputs:
             return {}
         weights = [torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o) for o in outputs]
-        found = torch.autograd.grad(outputs, list(self._parameters.values()), weights, allow_unused=True)
-        return dict(zip(self._parameters, found, strict=True))
+        gradients = torch.autograd.grad(outputs, list(self._parameters.values()), weights, allow_unused=True)
+        return dict(zip(self._parameters, gradients, strict=True))
 
 
 def _largest_change(before: list[Tensor], after: list[Tensor]) -> float:
+    """The largest change of an entry relative to its output's largest entry; infinite where it cannot be compared."""
     if [output.shape for output in before] != [output.shape for output in after]:
         return float("inf")
     pairs = [(old, new) for old, new in zip(before, after, strict=True) if bool(old.any())]
     changes = [float((new - old).abs().max() / old.abs().max()) for old, new in pairs]
-    return max((float("inf") if change != change else change for change in changes), default=float("inf"))
+    return max((float("inf") if isnan(change) else change for change in changes), default=float("inf"))
 
 
-def _floats(value: Any) -> list[Tensor]:
+def _floating_tensors(value: Any) -> list[Tensor]:
+    """The tensors of floating-point numbers in a network's output, however nested."""
     if isinstance(value, Tensor):
         return [value] if value.is_floating_point() else []
     if is_dataclass(value) and not isinstance(value, Mapping | type):
-        return _floats(vars(value))
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return [found for part in parts for found in _floats(part)]
+        value = vars(value)
+    parts = list(value.values()) if isinstance(value, Mapping) else value
+    return [tensor for part in parts for tensor in _floating_tensors(part)] if isinstance(parts, list | tuple) else []
 
 
 # ------------------------------------------------------------------------------------------------ inputs to try
 
 
-def _examples(model: nn.Module, probe: Probe | None, generator: torch.Generator) -> Iterator[Tensor]:
+def _candidate_inputs(model: nn.Module, probe: Probe | None, generator: torch.Generator) -> Iterator[Tensor]:
     """Random inputs in float64, the likeliest first: of the probe's shape (with its values if they are whole numbers),
     an image, token numbers, token vectors.
     """
@@ -370,18 +379,18 @@ def _examples(model: nn.Module, probe: Probe | None, generator: torch.Generator)
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     if probe is not None and len(probe.retain):
-        given = probe.retain[0][:_BATCH]
-        yield normal(*given.shape) if given.is_floating_point() else given.cpu()
+        example = probe.retain[0][:_BATCH]
+        yield normal(*example.shape) if example.is_floating_point() else example.cpu()
     modules = list(model.modules())
     convolution = next((m for m in modules if isinstance(m, nn.Conv2d)), None)
     if convolution is not None:
         height, width = convolution.kernel_size
-        # One patch alone would be attended to whatever the queries are.
-        for count in range(2, 33):
-            yield normal(_BATCH, convolution.in_channels, count * height, count * width)
-    tables = [m.num_embeddings for m in modules if isinstance(m, nn.Embedding)]
-    if tables:
-        yield torch.randint(min(tables), (_BATCH, _TOKENS), generator=generator)
+        # With a single patch, attention would not depend on the queries.
+        for patches in range(2, 33):
+            yield normal(_BATCH, convolution.in_channels, patches * height, patches * width)
+    vocabularies = [m.num_embeddings for m in modules if isinstance(m, nn.Embedding)]
+    if vocabularies:
+        yield torch.randint(min(vocabularies), (_BATCH, _TOKENS), generator=generator)
     norm = next((m for m in modules if isinstance(m, nn.LayerNorm | nn.RMSNorm)), None)
     if norm is not None:
         yield normal(_BATCH, _TOKENS, norm.normalized_shape[-1])

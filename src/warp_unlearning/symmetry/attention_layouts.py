@@ -1,10 +1,10 @@
-"""What of a transformer can move, and where it stands in the weights: by the names and shapes of its layers alone.
+"""The parts of a transformer that can move, and where they stand in the weights, by the names and shapes of its layers.
 
-A part is a set of channels that one group of tensors makes and another reads, with nothing else in between but what
-commutes with its kind of map:
+A part is a set of channels that one group of tensors makes and another reads; all operations in between commute with
+its kind of map:
 
-- heads: made ← M made, read ← M⁻ᵀ read, with a d×d matrix M for every head. Queries and keys meet in Q Kᵀ alone;
-  values and the columns of the output layer in W_o V alone, as softmax weights mix tokens and not channels.
+- heads: made ← M made, read ← M⁻ᵀ read, with a d×d matrix M for every head. Queries and keys are multiplied in Q Kᵀ
+  alone; values and the columns of the output layer in W_o V alone, as softmax weights mix tokens and not channels.
 - norms: made ← τ made, read ← read / τ, one factor a channel. The affine map of a norm and the linear layers behind it.
 - units: made and read in another order. An activation that acts on every unit alike lies in between; it need not be
   homogeneous, so that there are no factors.
@@ -61,7 +61,7 @@ class Part:
 
 
 class _Attention(NamedTuple):
-    """One attention layer: where its heads stand, what it reads its input with, and why heads stay, if they do."""
+    """One attention layer: where its heads stand, the weights that read its input, and why heads stay, if they do."""
 
     heads: int
     width: int
@@ -78,10 +78,10 @@ def known_parts(model: nn.Module) -> list[Part]:
     parts: list[Part] = []
     for path, module in model.named_modules():
         for layout, blocks in _LAYOUTS.items():
-            around = max((_block(path, module, layout, *names) for names in blocks), key=len)
-            found = [*_heads(path, module, layout(path, module)), *around]
-            if found:
-                parts += found
+            block_parts = max((_block(path, module, layout, *names) for names in blocks), key=len)
+            module_parts = [*_heads(path, module, layout(path, module)), *block_parts]
+            if module_parts:
+                parts += module_parts
                 break
     return parts
 
@@ -101,12 +101,12 @@ def norm_part(home: str, path: str, norm: Any, readers: Places, *, pin: str | No
 
 
 def columns(path: str) -> Places:
-    """The channels that a linear layer reads."""
+    """Where the channels that a linear layer reads stand: the columns of its weight."""
     return (Place(_at(path, "weight"), 1),)
 
 
 def described(path: str, module: nn.Module) -> str:
-    """A module as reports name it."""
+    """A module's type and path, as reports name it."""
     return f"{type(module).__name__} {path}".strip()
 
 
@@ -208,7 +208,7 @@ def _separate(path: str, module: nn.Module) -> _Attention | None:
     """Hugging Face vision transformers (ViT, DeiT): queries, keys and values in layers of their own, under two sets of
     names (the second before release 5).
     """
-    names = next((some for some in _PROJECTIONS if all(_child(module, n, nn.Linear) for n in some)), None)
+    names = next((known for known in _PROJECTIONS if all(_child(module, n, nn.Linear) for n in known)), None)
     owners = (module, _child(module, "attention"), getattr(module, "config", None))
     counts = (getattr(owner, "num_attention_heads", None) for owner in owners)
     heads = next((count for count in counts if isinstance(count, int)), None)
@@ -230,7 +230,7 @@ def _separate(path: str, module: nn.Module) -> _Attention | None:
 
 
 def _rows(path: str, layer: Any) -> Places:
-    """The channels that a linear layer makes."""
+    """Where the channels that a linear layer makes stand: the rows of its weight and its bias."""
     return tuple(Place(_at(path, name), 0) for name in ("weight", "bias") if getattr(layer, name) is not None)
 
 
@@ -240,11 +240,11 @@ def _at(path: str, name: str) -> str:
 
 
 def _child(module: nn.Module, path: str, kind: type[nn.Module] = nn.Module) -> Any:
-    """The submodule at `path` if it is there and a `kind`, or None."""
-    found: Any = module
+    """The submodule at `path` if there is one of this `kind`, or None."""
+    child: Any = module
     for name in path.split("."):
-        found = found._modules.get(name) if isinstance(found, nn.Module) else None
-    return found if isinstance(found, kind) else None
+        child = child._modules.get(name) if isinstance(child, nn.Module) else None
+    return child if isinstance(child, kind) else None
 
 
 Layout = Callable[[str, nn.Module], _Attention | None]

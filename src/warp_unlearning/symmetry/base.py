@@ -1,5 +1,5 @@
-"""What a symmetry is: a way to draw a move that keeps the network's function. Symmetries in turn, by name, and their
-options as their constructors declare them.
+"""The contract of a symmetry, which draws moves that keep a network's function; symmetries composed, made by name, and
+their options as their constructors declare them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Symmetry(Protocol):
         """How many examples a probe should hold."""
 
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> Move:
-        """A random member of the family for `model`, which is left as it is; apply it with `apply_move`."""
+        """Draw a random move for `model`, which is left as it is; make the move with `apply_move`."""
 
 
 class Compose:
@@ -90,9 +90,9 @@ class Compose:
         return Sizes(max(w.retain for w in wanted), max(w.forget for w in wanted))
 
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> ComposedMove:
-        """A move of each symmetry in turn; `model` is left as it is.
+        """Draw a move of each symmetry in turn; `model` is left as it is.
 
-        The probe's reference moves along, so that a later symmetry sees the distance that there was before.
+        The probe's reference is moved along, so that a later symmetry sees the same distance from it.
         """
         moves: list[Move] = []
         moved = deepcopy(model) if len(self.symmetries) > 1 else model
@@ -134,7 +134,7 @@ def make_symmetry(name: str, /, **options: Any) -> Symmetry:
 
 @dataclass(frozen=True)
 class Option:
-    """A setting: its name, what it may be, its default, and a sentence on what it does."""
+    """A setting: its name, its type in words, its default, and a sentence on what it does."""
 
     name: str
     type: str
@@ -143,7 +143,7 @@ class Option:
 
 
 def option(default: Any, help_text: str) -> Any:
-    """A field of a dataclass with the sentence that the command line prints for it."""
+    """Declare a setting as a field of a dataclass, with the sentence that the command line prints for it."""
     return field(default=default, metadata={"help": help_text})
 
 

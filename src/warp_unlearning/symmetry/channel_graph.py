@@ -1,10 +1,10 @@
 """The channels of a network: which are tied, which are pinned and by what, and where each stands in the weights.
 
-The network is traced by torch.fx as it is, in eval mode and in train mode, as it may take another way there (an
-auxiliary head, say), and a move must keep that one too. Inputs are batches, with examples along the first axis. A
-channel is free if nothing pinned it; for `order`, a free channel may change places with those that stand in the same
-tensors as often as it does. Shapes are not known: a Linear layer on an input of unknown rank that leads to BatchNorm1d
-of the same width is taken to see (batch, features), not (batch, as many tokens as features, features).
+The network is traced by torch.fx in eval mode and in train mode, since its forward may differ there (by an auxiliary
+head, say), and a move must keep both. Inputs are batches, with examples along the first axis. A channel is free if
+nothing pinned it; for `order`, a free channel may change places with those that stand in the same tensors as often as
+it does. Shapes are not known: a Linear layer on an input of unknown rank that leads to BatchNorm1d of the same width is
+taken to see (batch, features), not (batch, as many tokens as features, features).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from ..errors import InputError
+from ..modules import modes_of, restore_modes
 from .channel_rules import FUNCTIONS, METHODS, MODULES
 from .channels import Call, Fixed, Ids, Kind, Number, Use, Value, Walk
 
@@ -44,17 +46,17 @@ class ChannelGraph:
     """The traced channels of `model` for moves of one kind. `roots` holds the class of each channel by its number."""
 
     def __init__(self, model: nn.Module, *, kind: Kind, through_norm: bool = True) -> None:
-        graphs, read = _traced(model)
+        graphs, read_tensors = _trace_both_modes(model)
         self._walk = walk = Walk(kind, through_norm)
-        unmovable = _unmovable_modules(model, read)
+        unmovable = _unmovable_modules(model, read_tensors)
         for graph in graphs:
             _follow(walk, graph, model, unmovable)
         if kind == "order":
             for ids, _ in walk.splits:
                 if len({walk.root(channel) for channel in ids}) < len(ids):
-                    # Such a list does not say which part an entry may go to.
+                    # A channel in two groups at once cannot change places within each of them alone.
                     walk.pin(ids, "repeated channels that are split in groups")
-        self._without_rule = _without_rule(model, walk, unmovable)
+        self._uncovered = _uncovered_weights(model, walk, unmovable)
         self.uses: tuple[Use, ...] = tuple(walk.uses)
         self.roots: Tensor = torch.tensor(walk.roots(), dtype=torch.long)
 
@@ -73,29 +75,30 @@ class ChannelGraph:
         for ids, count in self._walk.splits:
             width = len(ids) // count
             lists += [ids[i * width : (i + 1) * width] for i in range(count)]
-        occurs: dict[int, list[tuple[int, int]]] = {root: [] for root in self.free_channels()}
+        occurrences: dict[int, list[tuple[int, int]]] = {root: [] for root in self.free_channels()}
         for number, ids in enumerate(lists):
-            for root, times in Counter(self._walk.root(channel) for channel in ids).items():
-                if root in occurs:
-                    occurs[root].append((number, times))
+            for root, count in Counter(self._walk.root(channel) for channel in ids).items():
+                if root in occurrences:
+                    occurrences[root].append((number, count))
         sets: dict[tuple[tuple[int, int], ...], list[int]] = {}
-        for root, where in occurs.items():
-            sets.setdefault(tuple(where), []).append(root)
+        for root, pattern in occurrences.items():
+            sets.setdefault(tuple(pattern), []).append(root)
         return [members for members in sets.values() if len(members) > 1]
 
     def report(self) -> ChannelReport:
-        """What is free and what is not."""
+        """Count the free channels, and list the pinned ones with the operations that pinned them."""
         free = sum(map(len, self.exchangeable())) if self._walk.kind == "order" else len(self.free_channels())
         pinned: list[PinnedChannels] = []
         for use in self.uses:
-            stuck = [self._walk.reasons(channel) for channel in use.ids if self._walk.reasons(channel)]
-            if use.axis == 0 and use.power == 1 and use.name.endswith("weight") and stuck:
-                each = dict.fromkeys(reason for reasons in stuck for reason in reasons)
-                pinned.append(PinnedChannels(use.name, len(stuck), tuple(each)))
-        return ChannelReport(free, (*pinned, *self._without_rule))
+            reasons_of_pinned = [reasons for channel in use.ids if (reasons := self._walk.reasons(channel))]
+            if use.axis == 0 and use.power == 1 and use.name.endswith("weight") and reasons_of_pinned:
+                reasons = tuple(dict.fromkeys(chain.from_iterable(reasons_of_pinned)))
+                pinned.append(PinnedChannels(use.name, len(reasons_of_pinned), reasons))
+        return ChannelReport(free, (*pinned, *self._uncovered))
 
 
 def _follow(walk: Walk, graph: fx.Graph, model: nn.Module, unmovable: dict[str, str]) -> None:
+    """Apply the rule of every operation of a traced network in turn; the rules add to `walk`."""
     values: dict[fx.Node, Value] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -118,9 +121,9 @@ def _result(
     if node.op == "call_module":
         path = str(node.target)
         module = model.get_submodule(path)
-        label, why = f"{type(module).__name__} {path}", unmovable.get(path)
-        call = Call(label if why is None else f"{label}, which {why}", args, named, path, module)
-        rule = MODULES.get(type(module)) if why is None else None
+        label, reason = f"{type(module).__name__} {path}", unmovable.get(path)
+        call = Call(label if reason is None else f"{label}, which {reason}", args, named, path, module)
+        rule = MODULES.get(type(module)) if reason is None else None
     elif node.op == "call_method":
         rule, call = METHODS.get(str(node.target)), Call(str(node.target), args, named)
     else:
@@ -131,31 +134,31 @@ def _result(
     return walk.unknown(call) if rule is None or not call.tensors() else rule(walk, call)
 
 
-def _without_rule(model: nn.Module, walk: Walk, unmovable: dict[str, str]) -> list[PinnedChannels]:
+def _uncovered_weights(model: nn.Module, walk: Walk, unmovable: dict[str, str]) -> list[PinnedChannels]:
     """Weights that no use covers: their layer is not movable, has no rule, or is never called."""
     covered = {use.name for use in walk.uses}
-    found = []
+    uncovered = []
     for name, parameter in model.named_parameters():
         path, _, leaf = name.rpartition(".")
         # The one slope of a PReLU belongs to no channel.
         if name in covered or leaf != "weight" or parameter.dim() == 0 or parameter.numel() == 1:
             continue
-        why = unmovable.get(path, "has no rule or is never called")
+        reason = unmovable.get(path, "has no rule or is never called")
         label = f"{type(model.get_submodule(path)).__name__} {path}".strip()
-        found.append(PinnedChannels(name, len(parameter), (f"{label}, which {why}",)))
-    return found
+        uncovered.append(PinnedChannels(name, len(parameter), (f"{label}, which {reason}",)))
+    return uncovered
 
 
 class _Tracer(fx.Tracer):
-    """Notes each tensor that the network's own code reads: its layer computes with it where the trace cannot see."""
+    """A tracer that collects the ids of tensors read outside of the layers that own them: these must not move."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.read: set[int] = set()
+        self.read_tensors: set[int] = set()
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if isinstance(attr_val, Tensor):
-            self.read.add(id(attr_val))
+            self.read_tensors.add(id(attr_val))
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def create_arg(self, a: Any) -> Any:
@@ -164,57 +167,56 @@ class _Tracer(fx.Tracer):
         return super().create_arg(a)
 
 
-def _traced(model: nn.Module) -> tuple[list[fx.Graph], set[int]]:
-    """The graphs in both modes, and the ids of tensors read outside the layers that own them."""
+def _trace_both_modes(model: nn.Module) -> tuple[list[fx.Graph], set[int]]:
+    """Trace the model in both modes; returns the graphs and the ids of tensors read outside of their layers."""
     lazy = [name for name, value in model.named_parameters() if isinstance(value, nn.UninitializedParameter)]
     if lazy:
         raise InputError(f"{lazy[0]} has no values yet; call the model once on a batch, then move it")
-    before = [(module, module.training) for module in model.modules()]
+    modes = modes_of(model)
     attributes = set(vars(model))
-    read: set[int] = set()
+    read_tensors: set[int] = set()
     graphs = []
     try:
         for training in (False, True):
             model.train(training)
             tracer = _Tracer()
             graphs.append(tracer.trace(model))
-            read |= tracer.read
+            read_tensors |= tracer.read_tensors
     except Exception as error:
         raise InputError(
             f"{type(model).__name__} cannot be traced by torch.fx ({error}), so its channels are not known; "
             "write its forward without branches or loops that depend on tensors, or use a symmetry that needs no trace"
         ) from error
     finally:
-        for module, training in before:
-            module.training = training
+        restore_modes(modes)
         # fx keeps constants as attributes of the model it traces.
         for name in set(vars(model)) - attributes:
             delattr(model, name)
-    return graphs, read
+    return graphs, read_tensors
 
 
-def _unmovable_modules(model: nn.Module, read: set[int]) -> dict[str, str]:
+def _unmovable_modules(model: nn.Module, read_tensors: set[int]) -> dict[str, str]:
     """Modules whose tensors must stay, by path, with the reason: tensors shared with another name, read outside the
     module, or not plain parameters, and forward hooks, which may do anything.
     """
-    held = {
+    tensors_by_path = {
         path: {n: v for n, v in (*module._parameters.items(), *module._buffers.items()) if v is not None}
         for path, module in model.named_modules(remove_duplicate=False)
     }
     owners: dict[int, set[str]] = {}
-    for path, tensors in held.items():
+    for path, tensors in tensors_by_path.items():
         for name, value in tensors.items():
             if value.numel():
                 owners.setdefault(value.untyped_storage().data_ptr(), set()).add(f"{path}.{name}")
-    found: dict[str, str] = {}
-    for path, tensors in held.items():
+    reasons: dict[str, str] = {}
+    for path, tensors in tensors_by_path.items():
         module = model.get_submodule(path)
         if module._forward_hooks or module._forward_pre_hooks:
-            found[path] = "has forward hooks"
+            reasons[path] = "has forward hooks"
         elif isinstance(vars(module).get("weight"), Tensor):
-            found[path] = "has a weight computed from others"
-        elif any(id(v) in read for v in tensors.values()):
-            found[path] = "has weights that the network reads by itself"
+            reasons[path] = "has a weight computed from others"
+        elif any(id(v) in read_tensors for v in tensors.values()):
+            reasons[path] = "has weights that the network reads by itself"
         elif any(v.numel() and len(owners[v.untyped_storage().data_ptr()]) > 1 for v in tensors.values()):
-            found[path] = "shares its weights with another name"
-    return found
+            reasons[path] = "shares its weights with another name"
+    return reasons

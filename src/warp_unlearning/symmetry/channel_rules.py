@@ -26,7 +26,7 @@ Rule = Callable[[Walk, Call], Value]
 
 
 def _unary(rule: Callable[[Walk, Call, Tensorial], Value]) -> Rule:
-    """A rule for calls with one tensor among their arguments; others are unknown."""
+    """Make a rule for calls with one tensor among their arguments; calls with more are unknown and pin all of them."""
 
     def checked(walk: Walk, call: Call) -> Value:
         tensors = call.tensors()
@@ -37,26 +37,25 @@ def _unary(rule: Callable[[Walk, Call, Tensorial], Value]) -> Rule:
 
 # ------------------------------------------------------------------------------------------------ layers with weights
 
-# From the channels that enter to the channels that leave, once a layer.
-_Body = Callable[[Walk, Call, Any, Ids], Ids]
+# Records where a layer's weights hold the entering channels; returns the channels of its output.
+_LayerRule = Callable[[Walk, Call, Any, Ids], Ids]
 
 
-def _once(walk: Walk, call: Call, x: Tensorial, width: int, *, fits: bool, body: _Body) -> Ids:
-    """The channels that leave. A layer called twice is read once and its inputs tied, as it has one τ_in and τ_out."""
+def _output_channels(walk: Walk, call: Call, x: Tensorial, width: int, *, fits: bool, rule: _LayerRule) -> Ids:
+    """The channels of a layer's output. A second call ties its inputs to the first's: the weights have one τ_in."""
     entering = walk.entering(x, width, fits=fits, label=call.label)
-    known = walk.layers.get(call.path)
-    if known is None:
-        known = walk.layers[call.path] = (entering, body(walk, call, call.module, entering))
+    if call.path in walk.layers:
+        walk.tie(walk.layers[call.path][0], entering)
     else:
-        walk.tie(known[0], entering)
-    return known[1]
+        walk.layers[call.path] = entering, rule(walk, call, call.module, entering)
+    return walk.layers[call.path][1]
 
 
 @_unary
 def _linear_layer(walk: Walk, call: Call, x: Tensorial) -> Value:
     module: Any = call.module
     fits = isinstance(x, Channels) and x.axis == -1
-    return Channels(_once(walk, call, x, module.in_features, fits=fits, body=_linear), -1, x.rank)
+    return Channels(_output_channels(walk, call, x, module.in_features, fits=fits, rule=_linear), -1, x.rank)
 
 
 @_unary
@@ -64,8 +63,8 @@ def _convolution(walk: Walk, call: Call, x: Tensorial) -> Value:
     module: Any = call.module
     axis = -1 - len(module.kernel_size)
     fits = isinstance(x, Channels) and x.axis == axis
-    out = _once(walk, call, x, module.in_channels, fits=fits, body=_linear if module.groups == 1 else _grouped)
-    return Channels(out, axis, 1 - axis)
+    rule = _linear if module.groups == 1 else _grouped
+    return Channels(_output_channels(walk, call, x, module.in_channels, fits=fits, rule=rule), axis, 1 - axis)
 
 
 @_unary
@@ -84,11 +83,11 @@ def _group_norm_layer(walk: Walk, call: Call, x: Tensorial) -> Value:
     return _along_axis_1(walk, call, x, x.rank, module.num_channels, _measuring_norm)
 
 
-def _along_axis_1(walk: Walk, call: Call, x: Tensorial, rank: int | None, width: int, body: _Body) -> Value:
+def _along_axis_1(walk: Walk, call: Call, x: Tensorial, rank: int | None, width: int, rule: _LayerRule) -> Value:
     if rank is None:
         return walk.unknown(call)
     fits = isinstance(x, Channels) and x.axis == 1 - rank and x.layout == "plain"
-    return Channels(_once(walk, call, x, width, fits=fits, body=body), 1 - rank, rank)
+    return Channels(_output_channels(walk, call, x, width, fits=fits, rule=rule), 1 - rank, rank)
 
 
 @_unary
@@ -97,7 +96,8 @@ def _last_axis_norm(walk: Walk, call: Call, x: Tensorial) -> Value:
     if len(module.normalized_shape) != 1:
         return walk.unknown(call)
     fits = isinstance(x, Channels) and x.axis == -1
-    return Channels(_once(walk, call, x, module.normalized_shape[0], fits=fits, body=_measuring_norm), -1, x.rank)
+    leaving = _output_channels(walk, call, x, module.normalized_shape[0], fits=fits, rule=_measuring_norm)
+    return Channels(leaving, -1, x.rank)
 
 
 @_unary
@@ -107,8 +107,8 @@ def _sloped_relu(walk: Walk, call: Call, x: Tensorial) -> Value:
     if walk.kind == "scale" or module.num_parameters == 1:
         return x
     fits = isinstance(x, Channels) and x.rank is not None and x.axis == 1 - x.rank and x.layout == "plain"
-    out = _once(walk, call, x, module.num_parameters, fits=fits, body=_slopes)
-    return Channels(out, x.axis, x.rank) if isinstance(x, Channels) and fits else walk.unknown(call)
+    leaving = _output_channels(walk, call, x, module.num_parameters, fits=fits, rule=_slopes)
+    return Channels(leaving, x.axis, x.rank) if isinstance(x, Channels) and fits else walk.unknown(call)
 
 
 def _linear(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
@@ -123,8 +123,9 @@ def _grouped(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
         walk.splits += [(entering, groups), (leaving, groups)]
         walk.uses.append(Use(name, 1, entering, power=-1, blocks=groups))
         return _affine(walk, call, module, leaving)
-    times = module.out_channels // groups
-    read = tuple(channel for channel in entering for _ in range(times))
+    # Depthwise: every input channel has kernels of its own, so outputs keep the order of the inputs.
+    kernels = module.out_channels // groups
+    read = tuple(channel for channel in entering for _ in range(kernels))
     if walk.kind == "order":
         return _affine(walk, call, module, read)
     leaving = walk.fresh(module.out_channels)
@@ -181,8 +182,8 @@ def _homogeneous(walk: Walk, call: Call, x: Tensorial) -> Value:
 
 
 @_unary
-def _same_for_all(walk: Walk, call: Call, x: Tensorial) -> Value:
-    """Alike for every entry or along any axis, but not homogeneous."""
+def _order_only(walk: Walk, call: Call, x: Tensorial) -> Value:
+    """Acts on every entry alike, or alike along any axis, but is not homogeneous: carries order and pins scales."""
     if walk.kind == "scale" and isinstance(x, Channels):
         walk.pin(x.ids, call.label)
     return x
@@ -193,9 +194,9 @@ def _sum(walk: Walk, call: Call) -> Value:
     left, right = call.argument(0, "input"), call.argument(1, "other")
     tensors = call.tensors()
     if len(tensors) == 1 and tensors[0] in (left, right):
-        return _same_for_all(walk, call)
+        return _order_only(walk, call)
     if len(tensors) == 2 and isinstance(left, Channels) and isinstance(right, Channels):
-        return _tied(walk, call.label, left, right)
+        return _join_elementwise(walk, call.label, left, right)
     return walk.unknown(call)
 
 
@@ -208,10 +209,10 @@ def _product(walk: Walk, call: Call) -> Value:
     if len(tensors) != 2 or not isinstance(left, Channels):
         return walk.unknown(call)
     if walk.kind == "order":
-        return _tied(walk, call.label, left, right) if isinstance(right, Channels) else walk.unknown(call)
-    # fx does not tell x *= y from x * y: where x stays and y does not, an alias of x would change with y.
-    stays = isinstance(right, Fixed) or (isinstance(right, Channels) and all(map(walk.reasons, right.ids)))
-    if stays and left.layout == "plain" and len(left.ids) > 1:
+        return _join_elementwise(walk, call.label, left, right) if isinstance(right, Channels) else walk.unknown(call)
+    # fx does not distinguish x *= y from x * y. So y must stay: an alias of x would change with it.
+    right_stays = isinstance(right, Fixed) or (isinstance(right, Channels) and all(map(walk.reasons, right.ids)))
+    if right_stays and left.layout == "plain" and len(left.ids) > 1:
         return left if isinstance(right, Channels) and right.rank == left.rank else replace(left, rank=None)
     return walk.unknown(call)
 
@@ -227,10 +228,10 @@ def _concatenation(walk: Walk, call: Call) -> Value:
     if not isinstance(parts, list | tuple) or not all(isinstance(p, Channels) and p.layout == "plain" for p in parts):
         return walk.unknown(call)
     first: Channels = parts[0]
-    where = _from_end(axis, first.rank)
-    if where is None or any((p.axis, p.rank) != (first.axis, first.rank) for p in parts):
+    concatenated = _from_end(axis, first.rank)
+    if concatenated is None or any((p.axis, p.rank) != (first.axis, first.rank) for p in parts):
         return walk.unknown(call)
-    if where == first.axis:
+    if concatenated == first.axis:
         return replace(first, ids=tuple(channel for part in parts for channel in part.ids))
     if any(len(p.ids) != len(first.ids) for p in parts):
         return walk.unknown(call)
@@ -239,18 +240,23 @@ def _concatenation(walk: Walk, call: Call) -> Value:
     return first
 
 
-def _tied(walk: Walk, label: str, left: Channels, right: Channels) -> Tensorial:
-    """Two tensors of one shape, or of two that broadcast, joined entry by entry."""
-    long, short = (left, right) if len(left.ids) >= len(right.ids) else (right, left)
-    one = len(short.ids) == 1 and short.layout == long.layout == "plain"
-    if (left.axis, left.layout) != (right.axis, right.layout) or (len(long.ids) != len(short.ids) and not one):
+def _join_elementwise(walk: Walk, label: str, left: Channels, right: Channels) -> Tensorial:
+    """Tie the channels of two tensors that are added or multiplied entry by entry, and return those of the result.
+
+    Where a single channel is broadcast over many, all of them take its scale. It has no order to keep: every entry of
+    the result holds it, in whatever order the others are.
+    """
+    wider, narrower = (left, right) if len(left.ids) >= len(right.ids) else (right, left)
+    same_width = len(wider.ids) == len(narrower.ids)
+    broadcasts = len(narrower.ids) == 1 and narrower.layout == wider.layout == "plain"
+    if (left.axis, left.layout) != (right.axis, right.layout) or not (same_width or broadcasts):
         walk.pin(left.ids + right.ids, f"{label} of other channels")
         return Fixed(label)
-    if len(long.ids) == len(short.ids):
-        walk.tie(long.ids, short.ids)
+    if same_width:
+        walk.tie(wider.ids, narrower.ids)
     elif walk.kind == "scale":
-        walk.tie(long.ids, short.ids * len(long.ids))
-    return long if left.rank == right.rank else replace(long, rank=None)
+        walk.tie(wider.ids, narrower.ids * len(wider.ids))
+    return wider if left.rank == right.rank else replace(wider, rank=None)
 
 
 # ------------------------------------------------------------------------------------------------ axes and shapes
@@ -278,8 +284,8 @@ def _over_axes(walk: Walk, call: Call, x: Tensorial) -> Value:
         return walk.unknown(call)
     if keep:
         return x
-    after = sum(axis is not None and axis > x.axis for axis in removed)
-    return replace(x, axis=x.axis + after, rank=None if x.rank is None else x.rank - len(removed))
+    removed_behind = sum(axis is not None and axis > x.axis for axis in removed)
+    return replace(x, axis=x.axis + removed_behind, rank=None if x.rank is None else x.rank - len(removed))
 
 
 @_unary
@@ -335,10 +341,10 @@ def _permute(walk: Walk, call: Call, x: Tensorial) -> Value:
         axes = tuple(axes[0])
     if not isinstance(x, Channels) or x.layout != "plain" or not axes or call.named:
         return walk.unknown(call)
-    places = [_from_end(axis, len(axes)) for axis in axes]
-    if None in places or x.rank not in (None, len(axes)):
+    sources = [_from_end(axis, len(axes)) for axis in axes]
+    if None in sources or x.rank not in (None, len(axes)):
         return walk.unknown(call)
-    return replace(x, axis=places.index(x.axis) - len(axes), rank=len(axes))
+    return replace(x, axis=sources.index(x.axis) - len(axes), rank=len(axes))
 
 
 @_unary
@@ -366,8 +372,8 @@ def _from_end(axis: Any, rank: int | None) -> int | None:
 @_unary
 def _size(walk: Walk, call: Call, x: Tensorial) -> Value:
     """x.size(), x.size(i), x.dim(): numbers that no move changes."""
-    which = call.argument(1, "dim")
-    return Number(shape_of=x) if which is None else Number(batch_of=x if which == 0 else None)
+    axis = call.argument(1, "dim")
+    return Number(shape_of=x) if axis is None else Number(batch_of=x if axis == 0 else None)
 
 
 @_unary
@@ -379,23 +385,23 @@ def _attribute(walk: Walk, call: Call, x: Tensorial) -> Value:
 
 def _item(walk: Walk, call: Call) -> Value:
     """One size of a shape, or one part of several."""
-    whole, index = call.args
-    if isinstance(whole, Number):
-        return Number(batch_of=whole.shape_of if isinstance(index, int) and index == 0 else None)
-    if isinstance(whole, tuple) and isinstance(index, int):
-        part: Value = whole[index]
+    container, index = call.args
+    if isinstance(container, Number):
+        return Number(batch_of=container.shape_of if isinstance(index, int) and index == 0 else None)
+    if isinstance(container, tuple) and isinstance(index, int):
+        part: Value = container[index]
         return part
     return walk.unknown(call)
 
 
-# ------------------------------------------------------------------------------------------------ which rule is whose
+# ------------------------------------------------------------------------------------------------ tables of rules
 
-# Modules without a parameter of their own that is a channel's.
+# Modules without a parameter for each channel.
 _HOMOGENEOUS = (
     nn.ReLU, nn.LeakyReLU, nn.RReLU, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
     nn.AlphaDropout, nn.FeatureAlphaDropout,
 )  # fmt: skip
-_SAME_FOR_ALL = (
+_ORDER_ONLY = (
     nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.Mish, nn.ReLU6,
     nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.LogSigmoid, nn.Softshrink, nn.Hardshrink, nn.Tanhshrink,
     nn.Threshold, nn.Softmax, nn.LogSoftmax,
@@ -407,7 +413,7 @@ _NAMED: dict[str, Rule] = dict.fromkeys((
 ), _homogeneous) | dict.fromkeys((
     "gelu", "silu", "sigmoid", "tanh", "elu", "selu", "celu", "softplus", "softsign", "mish", "relu6", "hardswish",
     "hardsigmoid", "hardtanh", "logsigmoid", "softmax", "log_softmax", "exp", "square", "clamp", "sigmoid_", "tanh_",
-), _same_for_all) | {
+), _order_only) | {
     "add": _sum, "sub": _sum, "mul": _product, "div": _quotient, "mean": _over_axes, "sum": _over_axes,
     "amax": _over_axes, "flatten": _flatten, "reshape": _reshape, "transpose": _transpose, "permute": _permute,
     "chunk": _chunk,
@@ -418,7 +424,7 @@ _POOL_FUNCTIONS = {f"{pool}{d}d": _over_positions(d) for pool in _POOLS.values()
 
 MODULES: dict[type[nn.Module], Rule] = {
     **dict.fromkeys(_HOMOGENEOUS, _homogeneous),
-    **dict.fromkeys(_SAME_FOR_ALL, _same_for_all),
+    **dict.fromkeys(_ORDER_ONLY, _order_only),
     **{getattr(nn, f"{pool}{d}d"): _over_positions(d) for pool in _POOLS for d in (1, 2, 3)},
     nn.Flatten: _flatten,
     nn.Linear: _linear_layer,

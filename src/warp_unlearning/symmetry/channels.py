@@ -1,5 +1,5 @@
-"""What a walk over a traced network knows: the channels of each value, which of them are tied or pinned, and where they
-stand in the weights.
+"""The state of a walk over a traced network: the channels of each value, which of them are tied or pinned, and where
+they stand in the weights.
 
 Walks are of two kinds. For `scale`, channels are tied that must be multiplied by the same factor τ > 0, and pinned by
 whatever is not homogeneous. For `order`, channels are tied that must stand in the same order, and pinned by whatever
@@ -52,7 +52,7 @@ class Fixed:
 
 @dataclass(frozen=True, eq=False)
 class Number:
-    """No tensor: a size, a shape, or arithmetic on them. `batch_of` is the tensor whose first size it is."""
+    """A number: the shape of the tensor `shape_of`, the batch size of `batch_of`, or arithmetic on sizes."""
 
     shape_of: Channels | Fixed | None = None
     batch_of: Channels | Fixed | None = None
@@ -98,10 +98,10 @@ class Use:
 
 @dataclass
 class Walk:
-    """What is known so far; rules add to it.
+    """The state of one walk, to which the rules of operations add.
 
     Every channel of every tensor is a number. Classes of tied channels are a union-find, and remember what pinned them.
-    `splits` are lists of channels that are cut in so many parts, `layers` what enters and leaves each layer by path.
+    `splits` are lists of channels that are cut in so many parts; `layers` the input and output channels by layer.
     """
 
     kind: Kind
@@ -131,9 +131,9 @@ class Walk:
         return [self.root(channel) for channel in range(len(self._parent))]
 
     def tie(self, left: Iterable[int], right: Iterable[int]) -> None:
-        """Make the channels of both sides, in turn, one class each."""
-        for a, b in zip(left, right, strict=True):
-            low, high = sorted((self.root(a), self.root(b)))
+        """Join each channel of `left` and its counterpart of `right` in one class."""
+        for first, second in zip(left, right, strict=True):
+            low, high = sorted((self.root(first), self.root(second)))
             if low != high:
                 self._parent[high] = low
                 reasons = dict.fromkeys((*self._reasons.get(low, ()), *self._reasons.pop(high, ())))
@@ -153,16 +153,15 @@ class Walk:
         return self._reasons.get(self.root(channel), ())
 
     def unknown(self, call: Call) -> Fixed:
-        """Pin all that an operation without a rule touches; what it returns stays too."""
+        """Pin all channels that an operation without a rule reads; returns its result, which is fixed too."""
         tensors = call.tensors()
         for value in tensors:
             if isinstance(value, Channels):
                 self.pin(value.ids, call.label)
-        stays = next((value.reason for value in tensors if isinstance(value, Fixed)), None)
-        return Fixed(call.label if stays is None or len(tensors) > 1 else stays)
+        return tensors[0] if len(tensors) == 1 and isinstance(tensors[0], Fixed) else Fixed(call.label)
 
     def entering(self, value: Tensorial, width: int, *, fits: bool, label: str) -> Ids:
-        """The channel of each of the `width` entries that a layer reads."""
+        """The channel of each of the `width` entries that a layer reads: new and pinned if the value does not fit."""
         ids = value.spread_over(width) if isinstance(value, Channels) and fits else None
         if ids is None:
             ids = self.fresh(width)

@@ -1,4 +1,4 @@
-"""What enters each linear map of a network, by one forward pass over the data.
+"""The inputs of each linear map of a network, by one forward pass over the data.
 
 An input of a Linear layer is a row of the last axis; an input of a convolution is a patch, laid out as (channels, taps)
 like a row of the flattened weight. So W flattened to (out, d) acts on inputs of length d, and ΔW with ΔW p = 0 for
@@ -21,12 +21,12 @@ from torch.autograd.graph import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import InputError
-from ..gradients.rules_conv import padding_of
 from ..gradients.tracing import copy_with_same_parameters, parameters_as_views, parameters_used_elsewhere
 from ..linalg.subspace import project_out
+from ..modules import padded
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# Entries of patches that are laid out at once: 256 MiB in float32, and more on a GPU, which wants few launches.
+# Entries of patches that are copied at once: 256 MiB in float32, and more on a GPU, for fewer launches.
 _PIECE, _PIECE_ON_GPU = 2**26, 2**29
 
 
@@ -83,8 +83,8 @@ class InputBasis:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def project_out(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """An update of the weight and the bias, less the part that the inputs would notice."""
-        # Nearly all of a gradient may lie in the span: a second time takes away the rounding errors of the first.
+        """Remove from an update of the weight and the bias the part that changes the layer's outputs on the inputs."""
+        # Nearly all of a gradient may lie in the span: the second projection removes the rounding errors of the first.
         return self._on_rows(values, lambda rows: project_out(project_out(rows, self.basis), self.basis))
 
     def where_reached(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -92,12 +92,13 @@ class InputBasis:
         return self._on_rows(values, lambda rows: rows)
 
     def _on_rows(self, values: Mapping[str, Tensor], change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        own = [values[name] for name in self.names]
-        widths = [self.d - len(own) + 1, 1][: len(own)]
-        shaped = [v.reshape(len(self.basis), -1, width) for v, width in zip(own, widths, strict=True)]
-        changed = change(torch.cat(shaped, 2).to(self.basis)) * self.reached[:, None]
-        parts = zip(self.names, own, torch.split(changed, widths, 2), strict=True)
-        return {name: part.reshape(value.shape).to(value) for name, value, part in parts}
+        """Apply `change` to the rows of the weight, each with its entry of the bias last, where inputs reach them."""
+        tensors = [values[name] for name in self.names]
+        widths = [self.d] if self.bias is None else [self.d - 1, 1]
+        rows = [tensor.reshape(len(self.basis), -1, width) for tensor, width in zip(tensors, widths, strict=True)]
+        changed = change(torch.cat(rows, 2).to(self.basis)) * self.reached[:, None]
+        parts = zip(self.names, tensors, torch.split(changed, widths, 2), strict=True)
+        return {name: part.reshape(tensor.shape).to(tensor) for name, tensor, part in parts}
 
 
 # Takes a weight and inputs of one of its layers as columns, (groups, d, positions).
@@ -113,45 +114,46 @@ def linear_weights(model: nn.Module) -> list[LinearWeight]:
     embedding tied to the output), that lie in the memory of another, or whose layers differ in their groups.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    entangled = _overlapping(tensor for _, tensor in tensors)
-    names = {id(tensor): name for name, tensor in reversed(tensors) if id(tensor) not in entangled}
-    owners: dict[int, int] = {}
+    overlapping = _overlapping(tensor for _, tensor in tensors)
+    names = {id(tensor): name for name, tensor in reversed(tensors) if id(tensor) not in overlapping}
+    owner_counts: dict[int, int] = {}
     uses: dict[int, list[tuple[nn.Module, str, str, int]]] = {}
     for module in model.modules():
         for tensor in (*module._parameters.values(), *module._buffers.values()):
-            owners[id(tensor)] = owners.get(id(tensor), 0) + 1
-        for weight, bias, groups in _maps_of(module):
-            uses.setdefault(id(getattr(module, weight)), []).append((module, weight, bias, groups))
-    found = []
-    for key, each in uses.items():
-        first, weight, bias, groups = each[0]
-        if key not in names or len(each) != owners[key] or len({use[3] for use in each}) > 1:
+            owner_counts[id(tensor)] = owner_counts.get(id(tensor), 0) + 1
+        for weight_name, bias_name, groups in _maps_of(module):
+            uses.setdefault(id(getattr(module, weight_name)), []).append((module, weight_name, bias_name, groups))
+    weights = []
+    for key, uses_of_weight in uses.items():
+        first, weight_name, bias_name, groups = uses_of_weight[0]
+        count = len(uses_of_weight)
+        if key not in names or count != owner_counts[key] or len({use[3] for use in uses_of_weight}) > 1:
             continue
-        common = getattr(first, bias, None)
-        shared = all(getattr(module, name, None) is common for module, _, name, _ in each)
-        own = common is not None and shared and owners.get(id(common)) == len(each)
-        layers = tuple(dict.fromkeys(module for module, *_ in each))
-        found.append(
-            LinearWeight(names[key], getattr(first, weight), names.get(id(common)) if own else None, groups, layers)
-        )
-    return found
+        bias = getattr(first, bias_name, None)
+        same_bias = all(getattr(module, name, None) is bias for module, _, name, _ in uses_of_weight)
+        moves_bias = bias is not None and same_bias and owner_counts.get(id(bias)) == count
+        layers = tuple(dict.fromkeys(module for module, *_ in uses_of_weight))
+        bias_key = names.get(id(bias)) if moves_bias else None
+        weights.append(LinearWeight(names[key], getattr(first, weight_name), bias_key, groups, layers))
+    return weights
 
 
 def _overlapping(tensors: Iterable[Tensor]) -> set[int]:
     """Ids of the tensors that share memory with another of them."""
-    found: set[int] = set()
-    places = []
+    overlapping: set[int] = set()
+    spans = []
     for tensor in tensors:
         if tensor.layout is torch.strided and tensor.numel() > 0:
             last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-            storage, begin = tensor.untyped_storage()._cdata, int(tensor.storage_offset())
-            places.append(((storage, begin), (storage, begin + last + 1), id(tensor)))
-    end, furthest = (0, 0), 0
-    for begins, ends, key in sorted(places):
-        if begins < end:
-            found |= {furthest, key}
-        end, furthest = max((end, furthest), (ends, key))
-    return found
+            storage, offset = tensor.untyped_storage()._cdata, int(tensor.storage_offset())
+            spans.append(((storage, offset), (storage, offset + last + 1), id(tensor)))
+    # In the order of their starts, a span overlaps an earlier one if it starts before the furthest end so far.
+    furthest_end, furthest_key = (0, 0), 0
+    for start, end, key in sorted(spans):
+        if start < furthest_end:
+            overlapping |= {furthest_key, key}
+        furthest_end, furthest_key = max((furthest_end, furthest_key), (end, key))
+    return overlapping
 
 
 def _maps_of(module: nn.Module) -> list[tuple[str, str, int]]:
@@ -159,7 +161,7 @@ def _maps_of(module: nn.Module) -> list[tuple[str, str, int]]:
     kinds = (nn.Linear, *_CONVOLUTIONS, nn.MultiheadAttention)
     kind = next((kind for kind in kinds if isinstance(module, kind)), None)
     methods = ("forward", "_conv_forward")
-    # Whatever has a forward pass of its own may do anything with its weight.
+    # A layer with a forward pass of its own may do anything with its weight.
     if kind is None or any(
         name in vars(module) or getattr(type(module), name, None) is not getattr(kind, name, None) for name in methods
     ):
@@ -180,18 +182,18 @@ def observe(model: nn.Module, batches: Iterable[Tensor], weights: Iterable[Linea
 
     A constant 1 is the last coordinate of the inputs of a weight that has a bias. Large inputs come in several parts.
     """
-    of_layers: dict[nn.Module, list[LinearWeight]] = {}
+    by_layer: dict[nn.Module, list[LinearWeight]] = {}
     for weight in weights:
         for layer in weight.layers:
-            of_layers.setdefault(layer, []).append(weight)
+            by_layer.setdefault(layer, []).append(weight)
     hooks: dict[nn.Module, Hook] = {}
     for module in model.modules():
-        own = of_layers.get(module, [])
+        own_weights = by_layer.get(module, [])
         if _is_attention(module):
             # It reads the weight of `out_proj` and does not call that layer.
-            hooks[module] = partial(_show_attention, record, module, own + of_layers.get(module.out_proj, []))
-        elif own:
-            hooks[module] = partial(_show, record, module, own[0])
+            hooks[module] = partial(_record_attention, record, module, own_weights + by_layer.get(module.out_proj, []))
+        elif own_weights:
+            hooks[module] = partial(_record_layer, record, module, own_weights[0])
     _run_hooked(model, batches, hooks)
 
 
@@ -200,18 +202,20 @@ def observe_norms(model: nn.Module, batches: Iterable[Tensor], record: Record) -
     their channels: the paper's treatment, which does not keep the function.
     """
     names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-    found: dict[nn.Module, list[LinearWeight]] = {}
+    by_norm: dict[nn.Module, list[LinearWeight]] = {}
     for norm in model.modules():
-        own = norm.parameters(recurse=False) if isinstance(norm, _BatchNorm) else ()
-        found[norm] = [LinearWeight(names[id(p)], p.detach()[None], None, 1, (norm,)) for p in own if id(p) in names]
+        affine = norm.parameters(recurse=False) if isinstance(norm, _BatchNorm) else ()
+        maps = [LinearWeight(names[id(p)], p.detach()[None], None, 1, (norm,)) for p in affine if id(p) in names]
+        if maps:
+            by_norm[norm] = maps
 
-    def show(weights: list[LinearWeight], args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    def record_features(weights: list[LinearWeight], args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         x: Tensor = (args[0] if args else named["input"]).detach()
         for weight in weights:
             record(weight, x.movedim(1, 0).flatten(1)[None])
 
-    _run_hooked(model, batches, {norm: partial(show, weights) for norm, weights in found.items() if weights})
-    return [weight for weights in found.values() for weight in weights]
+    _run_hooked(model, batches, {norm: partial(record_features, weights) for norm, weights in by_norm.items()})
+    return [weight for weights in by_norm.values() for weight in weights]
 
 
 def _run_hooked(model: nn.Module, batches: Iterable[Tensor], hooks: Mapping[nn.Module, Hook]) -> None:
@@ -240,14 +244,14 @@ def _run_hooked(model: nn.Module, batches: Iterable[Tensor], hooks: Mapping[nn.M
 def reached_inputs(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:
     """Which coordinates of each linear weight's inputs are ever other than zero: bool (groups, d), by weight name.
 
-    A tap that meets nothing but padding, or a channel that is never active, is not reached: the weights behind it do
+    A tap that reads nothing but padding, or a channel that is never active, is not reached: the weights behind it do
     nothing. The constant of a bias is not among the coordinates.
     """
     reached: dict[str, Tensor] = {}
 
     def record(weight: LinearWeight, columns: Tensor) -> None:
-        found = (columns[:, : weight.d] != 0).any(2)
-        reached[weight.name] = reached[weight.name] | found if weight.name in reached else found
+        nonzero = (columns[:, : weight.d] != 0).any(2)
+        reached[weight.name] = reached[weight.name] | nonzero if weight.name in reached else nonzero
 
     observe(model, batches, linear_weights(model), record)
     return reached
@@ -257,8 +261,8 @@ def movable_weights(model: nn.Module, x: Tensor) -> tuple[list[LinearWeight], di
     """The weights that a move may touch, each with its bias where that may move too, and why other parameters stay."""
     elsewhere = read_by_others(model, x[:1])
     parameters = dict(model.named_parameters())
-    left = {name: "frozen: requires_grad is False" for name, p in parameters.items() if not p.requires_grad}
-    free = {name for name, p in parameters.items() if name not in left and id(p) not in elsewhere}
+    why_unmoved = {name: "frozen: requires_grad is False" for name, p in parameters.items() if not p.requires_grad}
+    free = {name for name, p in parameters.items() if name not in why_unmoved and id(p) not in elsewhere}
     weights = []
     for weight in linear_weights(model):
         if not weight.tensor.is_floating_point():
@@ -274,14 +278,14 @@ def movable_weights(model: nn.Module, x: Tensor) -> tuple[list[LinearWeight], di
                 "inputs; convert the model with .float() first"
             )
         weights.append(weight if weight.bias in free else replace(weight, bias=None))
-    known = {weight.name for weight in weights} | {weight.bias for weight in weights}
+    movable = {weight.name for weight in weights} | {weight.bias for weight in weights}
     for name, parameter in parameters.items():
-        if name not in known | left.keys() and parameter.dim() > 1:
-            left[name] = (
+        if name not in movable | why_unmoved.keys() and parameter.dim() > 1:
+            why_unmoved[name] = (
                 "not the weight of Linear, Conv or MultiheadAttention layers alone; or they differ in groups, or it "
                 "shares memory with another"
             )
-    return weights, left
+    return weights, why_unmoved
 
 
 def read_by_others(model: nn.Module, x: Tensor) -> set[int]:
@@ -304,13 +308,13 @@ def read_by_others(model: nn.Module, x: Tensor) -> set[int]:
 
 
 def _with_views(nodes: set[Node], layer: nn.Module, forward: Any, *args: Any, **named: Any) -> Any:
-    """Call `forward` with views of the layer's parameters, whose nodes tell these uses from all others."""
+    """Call `forward` with views of the layer's parameters, whose nodes distinguish these uses from all others."""
     modules = [layer, layer.out_proj] if isinstance(layer, nn.MultiheadAttention) else [layer]
     with parameters_as_views(modules, nodes):
         return forward(*args, **named)
 
 
-def _show(
+def _record_layer(
     record: Record, layer: nn.Module, weight: LinearWeight, args: tuple[Any, ...], named: Mapping[str, Any]
 ) -> None:
     x: Tensor = (args[0] if args else named["input"]).detach()
@@ -318,13 +322,13 @@ def _show(
         record(weight, _columns(weight, x))
         return
     patches = _patches(layer, x)
-    images = 1 + len(layer.kernel_size)
-    room = (_PIECE_ON_GPU if x.is_cuda else _PIECE) * patches.shape[images] // max(1, patches.numel())
-    for part in torch.split(patches, max(1, room), dim=images):
+    image_axis = 1 + len(layer.kernel_size)
+    images_at_once = (_PIECE_ON_GPU if x.is_cuda else _PIECE) * patches.shape[image_axis] // max(1, patches.numel())
+    for part in torch.split(patches, max(1, images_at_once), dim=image_axis):
         record(weight, _with_constant(weight, part.reshape(weight.groups, weight.d, -1)))
 
 
-def _show_attention(
+def _record_attention(
     record: Record,
     layer: nn.MultiheadAttention,
     weights: list[LinearWeight],
@@ -334,23 +338,25 @@ def _show_attention(
     inputs = [(args[i] if i < len(args) else named[part]) for i, part in enumerate(("query", "key", "value"))]
     for weight in weights:
         if weight.tensor is layer.out_proj.weight:
-            # What it multiplies is no module's input: let the layer compute with the identity in its place.
-            alike, joined = copy(layer), copy(layer.out_proj)
-            joined._parameters = {"weight": nn.Parameter(torch.eye(weight.d).to(weight.tensor)), "bias": None}
-            alike._modules = {"out_proj": joined}
-            record(weight, _columns(weight, alike.forward(*args, **named)[0]))
+            # Its input is no module's input: with the identity as `out_proj` it is the output of the layer.
+            attention, identity = copy(layer), copy(layer.out_proj)
+            identity._parameters = {"weight": nn.Parameter(torch.eye(weight.d).to(weight.tensor)), "bias": None}
+            attention._modules = {"out_proj": identity}
+            record(weight, _columns(weight, attention.forward(*args, **named)[0]))
         elif weight.groups == 3:
-            each = [_columns(weight, x) for x in inputs]
-            most = max(columns.shape[2] for columns in each)
-            # Fewer keys than queries are filled up with zeros, which a second moment does not notice.
-            record(weight, torch.cat([F.pad(columns, (0, most - columns.shape[2])) for columns in each]))
+            groups = [_columns(weight, x) for x in inputs]
+            longest = max(columns.shape[2] for columns in groups)
+            # Fewer keys than queries are padded with zeros, which do not change a second moment.
+            record(weight, torch.cat([F.pad(columns, (0, longest - columns.shape[2])) for columns in groups]))
         else:
-            parts = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
-            for x in (x for x, part in zip(inputs, parts, strict=True) if part is weight.tensor):
-                record(weight, _columns(weight, x))
+            weights_of_inputs = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+            for x, tensor in zip(inputs, weights_of_inputs, strict=True):
+                if tensor is weight.tensor:
+                    record(weight, _columns(weight, x))
 
 
 def _columns(weight: LinearWeight, x: Tensor) -> Tensor:
+    """The rows of the last axis of x as columns (1, d, positions)."""
     return _with_constant(weight, x.detach().reshape(1, -1, x.shape[-1]).mT)
 
 
@@ -364,10 +370,7 @@ def _patches(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
     `F.unfold` gives the same numbers in two dimensions, and launches a kernel for every image on a GPU.
     """
     kernel: tuple[int, ...] = layer.kernel_size
-    x = x if x.dim() == len(kernel) + 2 else x[None]
-    padding = padding_of(layer)
-    if any(padding):
-        x = F.pad(x, padding, mode="constant" if layer.padding_mode == "zeros" else layer.padding_mode)
+    x = padded(layer, x if x.dim() == len(kernel) + 2 else x[None])
     axes = list(zip(x.shape[2:], x.stride()[2:], kernel, layer.stride, layer.dilation, strict=True))
     places = [(size - dilation * (taps - 1) - 1) // stride + 1 for size, _, taps, stride, dilation in axes]
     between_taps = [step * dilation for _, step, _, _, dilation in axes]

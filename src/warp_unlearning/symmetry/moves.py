@@ -1,4 +1,5 @@
-"""Moves: invertible maps of a network's weights that keep its function, and how everything else follows them.
+"""Moves: invertible maps of a network's weights that keep its function, and how other quantities follow them (momentum
+does so in `training.stepper`).
 
 Under θ′ = T(θ), with T affine and acting on each tensor by itself:
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Protocol
 
 import torch
@@ -19,9 +21,7 @@ from torch import Tensor, nn
 
 
 class Move(Protocol):
-    """What a method that keeps state in weight coordinates needs to carry it across a teleport. Names are `state_dict`
-    keys.
-    """
+    """A map of the weights, and how state in weight coordinates follows it. Names are `state_dict` keys."""
 
     def point(self, name: str, value: Tensor) -> Tensor:
         """Where the weights `value` of tensor `name` lie after the move."""
@@ -33,8 +33,8 @@ class Move(Protocol):
         """A label on each entry of tensor `name` (a mask, say), following the entries wherever they go."""
 
     def inputs(self, name: str, value: Tensor) -> Tensor:
-        """Columns of layer inputs, shape (d, k) or (groups, d, k), of the layer whose weight is `name`; directions
-        only, not orthonormal.
+        """Where inputs of the layer with the weight `name` lie after the move: columns (d, k) or (groups, d, k), whose
+        span is kept but not their orthonormality.
         """
 
     def inverse(self) -> Move:
@@ -51,19 +51,19 @@ class AxisMap:
 
     @property
     def length(self) -> int:
-        """Entries along the axis."""
-        given = self.order if self.order is not None else self.scale
-        return 0 if given is None else len(given)
+        """How many entries there are along the axis; 0 for the identity, which does not say."""
+        entries = self.order if self.order is not None else self.scale
+        return 0 if entries is None else len(entries)
 
     def apply(self, value: Tensor) -> Tensor:
         """The tensor reordered and rescaled."""
         value = self.reorder(value)
-        return value if self.scale is None else value * self._shaped(self.scale, value)
+        return value if self.scale is None else value * self._along_axis(self.scale, value)
 
     def apply_inverse_transpose(self, value: Tensor) -> Tensor:
         """The gradient reordered and divided by the scale."""
         value = self.reorder(value)
-        return value if self.scale is None else value / self._shaped(self.scale, value)
+        return value if self.scale is None else value / self._along_axis(self.scale, value)
 
     def reorder(self, value: Tensor) -> Tensor:
         """The tensor reordered."""
@@ -71,12 +71,12 @@ class AxisMap:
 
     def inverse(self) -> AxisMap:
         """The map back."""
-        back = None if self.order is None else torch.argsort(self.order)
+        order = None if self.order is None else torch.argsort(self.order)
         if self.scale is None:
-            return AxisMap(self.axis, back, None)
-        return AxisMap(self.axis, back, 1 / (self.scale if back is None else self.scale[back]))
+            return AxisMap(self.axis, order, None)
+        return AxisMap(self.axis, order, 1 / (self.scale if order is None else self.scale[order]))
 
-    def _shaped(self, scale: Tensor, value: Tensor) -> Tensor:
+    def _along_axis(self, scale: Tensor, value: Tensor) -> Tensor:
         shape = [1] * value.dim()
         shape[self.axis] = -1
         return scale.to(device=value.device, dtype=value.dtype).reshape(shape)
@@ -188,23 +188,23 @@ class ChannelMove:
         """Layer inputs after the move: axis 1 of the weight, whose taps lie as (in, taps) along d."""
         groups = len(value) if value.dim() == 3 else 1
         for tensor_map in self.axes.get(name, ()):
-            first = tensor_map.blocks[0] if isinstance(tensor_map, BlockMap) else tensor_map
-            if isinstance(first, HeadMap) and first.axis == 1:
+            block = tensor_map.blocks[0] if isinstance(tensor_map, BlockMap) else tensor_map
+            if isinstance(block, HeadMap) and block.axis == 1:
                 rows = value.reshape(groups, *value.shape[-2:])
-            elif isinstance(first, AxisMap) and first.axis == 1 and first.length:
-                rows = value.reshape(groups, first.length, value.numel() // (groups * first.length))
+            elif isinstance(block, AxisMap) and block.axis == 1 and block.length:
+                rows = value.reshape(groups, block.length, value.numel() // (groups * block.length))
             else:
-                if groups > 1 and isinstance(first, AxisMap) and first.order is not None:
-                    # Groups of rows that trade places take their inputs with them.
-                    size = len(first.order) // groups
-                    value = value[(first.order[::size] // size).to(value.device)]
+                if groups > 1 and isinstance(block, AxisMap) and block.order is not None:
+                    # Groups of rows change places together with their inputs.
+                    size = len(block.order) // groups
+                    value = value[(block.order[::size] // size).to(value.device)]
                 continue
             value = tensor_map.apply_inverse_transpose(rows).reshape(value.shape)
         return value
 
     def inverse(self) -> ChannelMove:
         """The move back."""
-        axes = {name: tuple(one.inverse() for one in reversed(maps)) for name, maps in self.axes.items()}
+        axes = {name: tuple(each.inverse() for each in reversed(maps)) for name, maps in self.axes.items()}
         return ChannelMove(axes, self.offsets)
 
 
@@ -233,13 +233,9 @@ class Translation:
         """The inputs as they are."""
         return value
 
-    def scaled(self, factor: float) -> Translation:
-        """θ′ = θ + factor · δ."""
-        return Translation({name: factor * shift for name, shift in self.shifts.items()})
-
     def inverse(self) -> Translation:
-        """The move back."""
-        return self.scaled(-1.0)
+        """The move back, θ′ = θ − δ."""
+        return Translation({name: -shift for name, shift in self.shifts.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,27 +246,19 @@ class ComposedMove:
 
     def point(self, name: str, value: Tensor) -> Tensor:
         """Weights after all moves."""
-        for move in self.moves:
-            value = move.point(name, value)
-        return value
+        return reduce(lambda moved, move: move.point(name, moved), self.moves, value)
 
     def covector(self, name: str, value: Tensor) -> Tensor:
         """Gradients after all moves."""
-        for move in self.moves:
-            value = move.covector(name, value)
-        return value
+        return reduce(lambda moved, move: move.covector(name, moved), self.moves, value)
 
     def selection(self, name: str, value: Tensor) -> Tensor:
         """Labels of entries after all moves."""
-        for move in self.moves:
-            value = move.selection(name, value)
-        return value
+        return reduce(lambda moved, move: move.selection(name, moved), self.moves, value)
 
     def inputs(self, name: str, value: Tensor) -> Tensor:
         """Layer inputs after all moves."""
-        for move in self.moves:
-            value = move.inputs(name, value)
-        return value
+        return reduce(lambda moved, move: move.inputs(name, moved), self.moves, value)
 
     def inverse(self) -> ComposedMove:
         """The moves back, last one first."""
@@ -290,7 +278,7 @@ def compose(first: Move | None, second: Move) -> Move:
     """`second` after `first`; None is no move. Shifts add up, and maps along the same axis are multiplied out, so that
     many moves cost no more than one.
     """
-    for move in _in_turn(second):
+    for move in parts_of(second):
         first = move if first is None else _merged(first, move)
     assert first is not None
     return first
@@ -303,35 +291,36 @@ def apply_move(model: nn.Module, move: Move) -> None:
             value.copy_(move.point(name, value))
 
 
-def _in_turn(move: Move) -> Iterator[Move]:
+def parts_of(move: Move) -> Iterator[Move]:
+    """The moves that a move is composed of, in the order they are made."""
     if isinstance(move, ComposedMove):
         for part in move.moves:
-            yield from _in_turn(part)
+            yield from parts_of(part)
     else:
         yield move
 
 
 def _merged(first: Move, second: Move) -> Move:
     if isinstance(first, ComposedMove):
-        return ComposedMove((*first.moves[:-1], *_in_turn(_merged(first.moves[-1], second))))
+        return ComposedMove((*first.moves[:-1], *parts_of(_merged(first.moves[-1], second))))
     if isinstance(first, Translation) and isinstance(second, Translation):
         added = {name: first.shifts[name] + shift for name, shift in second.shifts.items() if name in first.shifts}
         return Translation({**first.shifts, **second.shifts, **added})
     if isinstance(first, ChannelMove) and isinstance(second, ChannelMove):
         axes = dict(first.axes)
         for name, maps in second.axes.items():
-            for one in maps:
-                axes[name] = _appended(axes.get(name, ()), one)
+            for tensor_map in maps:
+                axes[name] = _appended(axes.get(name, ()), tensor_map)
         return ChannelMove(axes, {**first.offsets, **second.offsets})
     return ComposedMove((first, second))
 
 
 def _appended(maps: tuple[TensorMap, ...], last: TensorMap) -> tuple[TensorMap, ...]:
-    """Maps of different axes commute, so one along an axis joins the map of that axis if all are of this kind."""
-    if isinstance(last, AxisMap) and all(isinstance(one, AxisMap) for one in maps):
-        for place, one in enumerate(maps):
-            if isinstance(one, AxisMap) and one.axis == last.axis:
-                return (*maps[:place], _product(one, last), *maps[place + 1 :])
+    """Multiply `last` into the map of the same axis if there is one: maps of different axes commute."""
+    if isinstance(last, AxisMap) and all(isinstance(earlier, AxisMap) for earlier in maps):
+        for i, earlier in enumerate(maps):
+            if isinstance(earlier, AxisMap) and earlier.axis == last.axis:
+                return (*maps[:i], _product(earlier, last), *maps[i + 1 :])
     return (*maps, last)
 
 
@@ -341,6 +330,6 @@ def _product(first: AxisMap, second: AxisMap) -> AxisMap:
     if first.order is not None:
         order = first.order if second.order is None else first.order[second.order]
     if first.scale is not None:
-        earlier = first.scale if second.order is None else first.scale[second.order]
-        scale = earlier if scale is None else earlier * scale
+        reordered = first.scale if second.order is None else first.scale[second.order]
+        scale = reordered if scale is None else reordered * scale
     return AxisMap(first.axis, order, scale)

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import DataError, InputError
-from ..gradients.energy import gradient_energy
+from ..gradients.energy import total_energy
 from ..gradients.energy_gradient import EnergyGradient
 from ..gradients.tracing import copy_with_same_parameters
-from ..linalg.subspace import Rule, SecondMoment, orthonormal
+from ..linalg.subspace import Rule, SecondMoment, global_norm, orthonormal
 from ..modules import modes_of, restore_modes, set_mode
 from .base import Probe, Sizes, check_options, option
 from .layer_inputs import InputBasis, LinearWeight, movable_weights, observe, observe_norms
@@ -38,36 +38,36 @@ Values = Mapping[str, Tensor]
 
 _STEP_SIZE, _DISPERSION = 0.05, 0.5
 _COUNTS = ("k", "k_max", "batch_size", "forget_size", "steps", "rounds")
-# Single precision tells apart what holds this share of the energy from what does not.
-_FINEST_IN_SINGLE = 1e-4
+# A basis that leaves out a smaller share of the inputs than this needs double precision.
+_SMALLEST_SHARE_IN_SINGLE = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class NullMove(Translation):
     """θ′ = θ + δ with δ orthogonal to the inputs of every layer it touches.
 
-    `bases` are those inputs by weight name, `left` says of every parameter that stays why it does, `energies` are
-    Σᵢ‖∇ℓᵢ‖² of the forget batch before and after (None without one), `notes` what a reader should know.
+    `bases` span those inputs, by weight name. `left` gives the reason for every parameter that stays.
+    `forget_energies` are Σᵢ‖∇ℓᵢ‖² of the forget batch before and after: None without such a batch, and infinite after
+    a move that went too far to measure it. `notes` are sentences for the certificate.
     """
 
     bases: Mapping[str, InputBasis] = field(default_factory=dict)
     left: Mapping[str, str] = field(default_factory=dict)
-    energies: tuple[float, float] | None = None
+    forget_energies: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
 
-    def scaled(self, factor: float) -> NullMove:
-        """θ′ = θ + factor · δ; the energy at the end is then unknown."""
-        shifts = {name: factor * shift for name, shift in self.shifts.items()}
-        return replace(self, shifts=shifts, energies=self.energies if factor == 1 else None)
+    def inverse(self) -> NullMove:
+        """The move back, whose energies are unknown."""
+        return replace(self, shifts=super().inverse().shifts, forget_energies=None)
 
 
 @dataclass(eq=False)
 class _Memory:
-    """What moves of one network leave for later ones: bases to follow, and a captured graph of its energy on a GPU."""
+    """What moves of `network` keep for later ones: bases to follow, and on a GPU the captured graph of its energy."""
 
-    of: ReferenceType[nn.Module] | None = None
+    network: ReferenceType[nn.Module] | None = None
     bases: dict[str, InputBasis] = field(default_factory=dict)
-    energy: EnergyGradient | None = None
+    energy_gradient: EnergyGradient | None = None
 
 
 @dataclass(kw_only=True)
@@ -151,37 +151,39 @@ class NullSpace:
             raise InputError("a null-space move needs examples that are to be kept; give retain=...")
         if probe.forget is None and (self.aim == "descent" or self.eta is not None):
             raise InputError("a null-space move goes down the gradients of examples to forget; give forget=...")
-        if self._memory.of is None or self._memory.of() is not model:
+        if self._memory.network is None or self._memory.network() is not model:
             self._memory = _Memory(ref(model))
         modes = modes_of(model)
         start: dict[str, Tensor] = {}
-        named = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())
         try:
             set_mode(model, training=False)
-            # What a forward pass may change is the copy's; parameters are the model's, so that no memory is copied.
+            # Forward passes run on a copy, since they may change buffers; it shares the parameters to save memory.
             working = copy_with_same_parameters(model)
             inputs = [*probe.retain, probe.forget[0]] if self.protect == "both" and probe.forget else list(probe.retain)
-            bases, left, notes = self._bases(working, inputs)
-            moving = {name: named[name] for basis in bases.values() for name in basis.names}
+            bases, why_unmoved, notes = self._bases(working, inputs)
+            moving = {name: parameters[name] for basis in bases.values() for name in basis.names}
             start = {name: p.detach().clone() for name, p in moving.items()}
             energies = self._descend(model, moving, bases, probe, generator)
             shifts = {name: p.detach() - start[name] for name, p in moving.items()}
         finally:
             with torch.no_grad():
                 for name, value in start.items():
-                    named[name].copy_(value)
+                    parameters[name].copy_(value)
             restore_modes(modes)
         if not moving:
             notes.append("no layer could move")
         elif not any(bool(shift.any()) for shift in shifts.values()):
             notes.append("nothing moved: the projected gradient is zero")
-        return NullMove(shifts, bases=bases, left=left, energies=energies, notes=tuple(notes))
+        return NullMove(shifts, bases=bases, left=why_unmoved, forget_energies=energies, notes=tuple(notes))
 
     def _bases(
         self, model: nn.Module, batches: Sequence[Tensor]
     ) -> tuple[dict[str, InputBasis], dict[str, str], list[str]]:
-        """The bases of what may move, why each other parameter stays, and notes."""
-        weights, left = movable_weights(model, batches[0])
+        """Observe the inputs of all layers and decompose them. Returns the bases of the weights that may move, the
+        reason for every parameter that stays, and notes.
+        """
+        weights, why_unmoved = movable_weights(model, batches[0])
         moments: dict[str, SecondMoment] = {}
 
         def record(weight: LinearWeight, columns: Tensor) -> None:
@@ -192,39 +194,34 @@ class NullSpace:
         observe(model, batches, weights, record)
         if self.batch_norm == "project":
             weights += observe_norms(model, batches, record)
-        seen = {weight.name: weight for weight in weights if weight.name in moments}.values()
-        left |= {w.name: "no input of its layer was seen" for w in weights if w.name not in moments}
+        observed = {weight.name: weight for weight in weights if weight.name in moments}.values()
+        why_unmoved |= {w.name: "no input of its layer was seen" for w in weights if w.name not in moments}
         _require_finite(moments)
-        bases = {weight.name: self._basis(weight, moments.pop(weight.name)) for weight in seen}
-        free = torch.stack([basis.reached.sum() - basis.rank for basis in bases.values()]).tolist() if bases else []
-        full = [name for name, room in zip(bases, free, strict=True) if room <= 0]
-        left |= dict.fromkeys(full, "no null space: the inputs span every direction that any input reaches")
-        bases = {name: basis for name, basis in bases.items() if name not in full}
-        moving = {name for basis in bases.values() for name in basis.names}
-        biases = {weight.bias for weight in weights}
-        for name, _ in model.named_parameters():
-            why = (
-                "the bias of a weight that stays" if name in biases else "one-dimensional, and no moving weight's bias"
-            )
-            left.setdefault(name, why)
-        left = {name: why for name, why in left.items() if name not in moving}
-        return bases, left, self._notes(bases)
+        # A moment, which may be large, is freed before the next one is decomposed.
+        decomposed = {weight.name: self._basis(weight, moments.pop(weight.name)) for weight in observed}
+        null_dimensions = [basis.reached.sum() - basis.rank for basis in decomposed.values()]
+        counts = torch.stack(null_dimensions).tolist() if null_dimensions else []  # All in one read.
+        without_null_space = [name for name, count in zip(decomposed, counts, strict=True) if count <= 0]
+        spanned = "no null space: the inputs span every direction that any input reaches"
+        why_unmoved |= dict.fromkeys(without_null_space, spanned)
+        bases = {name: basis for name, basis in decomposed.items() if name not in without_null_space}
+        return bases, _complete_reasons(why_unmoved, model, weights, bases), self._notes(bases)
 
     def _notes(self, bases: Mapping[str, InputBasis]) -> list[str]:
         notes = []
-        few = [basis for basis in bases.values() if basis.positions < basis.d]
-        if few:
-            worst = min(few, key=lambda basis: basis.positions / basis.d)
+        too_few = [basis for basis in bases.values() if basis.positions < basis.d]
+        if too_few:
+            worst = min(too_few, key=lambda basis: basis.positions / basis.d)
             notes.append(
-                f"{len(few)} of {len(bases)} layers saw fewer inputs than they have directions ({worst.weight}: "
+                f"{len(too_few)} of {len(bases)} layers saw fewer inputs than they have directions ({worst.weight}: "
                 f"{worst.positions} of {worst.d}): part of their null space is only what the batch did not show; "
                 "raise batch_size"
             )
-        short = [basis for basis in bases.values() if self.k is not None and min(basis.ranks) < self.k]
-        if short:
-            worst = min(short, key=lambda basis: min(basis.ranks))
+        below_k = [basis for basis in bases.values() if self.k is not None and min(basis.ranks) < self.k]
+        if below_k:
+            worst = min(below_k, key=lambda basis: min(basis.ranks))
             notes.append(
-                f"{len(short)} of {len(bases)} layers have fewer than k={self.k} directions in their inputs that "
+                f"{len(below_k)} of {len(bases)} layers have fewer than k={self.k} directions in their inputs that "
                 f"{worst.basis.dtype} tells apart ({worst.weight}: {min(worst.ranks)}); their bases hold all of these"
             )
         if self.batch_norm == "project":
@@ -233,14 +230,14 @@ class NullSpace:
 
     def _moment(self, weight: LinearWeight) -> SecondMoment:
         exact = self.energy == 1 and self.k is None
-        fine = exact or (self.k is None and 1 - self.energy < _FINEST_IN_SINGLE)
-        return SecondMoment(torch.float64 if fine else weight.tensor.dtype, exact=exact)
+        needs_double = exact or (self.k is None and 1 - self.energy < _SMALLEST_SHARE_IN_SINGLE)
+        return SecondMoment(torch.float64 if needs_double else weight.tensor.dtype, exact=exact)
 
     def _basis(self, weight: LinearWeight, moment: SecondMoment) -> InputBasis:
-        found = moment.leading(self.energy, k=self.k, k_max=self.k_max, rule=self.rule)
-        basis = found.basis.to(weight.tensor.dtype)
+        leading = moment.leading(self.energy, k=self.k, k_max=self.k_max, rule=self.rule)
+        basis = leading.basis.to(weight.tensor.dtype)
         reached = moment.energy > 0
-        return InputBasis(weight.name, weight.bias, basis, found.ranks, reached, found.captured, moment.positions)
+        return InputBasis(weight.name, weight.bias, basis, leading.ranks, reached, leading.captured, moment.positions)
 
     def _descend(
         self,
@@ -250,48 +247,64 @@ class NullSpace:
         probe: Probe,
         generator: torch.Generator,
     ) -> tuple[float, float] | None:
-        """Step in place; returns the energy before and after, None where there is nothing to forget."""
-        given = dict(moving) if probe.reference is None else probe.reference
-        origin = {name: given[name].detach().to(p, copy=True) for name, p in moving.items()}
-        energy = None if probe.forget is None else _ForgetEnergy(model, probe.forget, self._memory)
-        length = (self.step_size or 0.0) * _norm(_each(InputBasis.where_reached, bases, origin))
+        """Move the weights of `moving` in place, by `steps` steps. Returns the gradient energy of the forget batch
+        before and after, or None without such a batch.
+        """
+        reference = dict(moving) if probe.reference is None else probe.reference
+        origin = {name: reference[name].detach().to(p, copy=True) for name, p in moving.items()}
+        relative_length = (self.step_size or 0.0) * _norm(_per_basis(InputBasis.where_reached, bases, origin))
+        measure = None
+        if probe.forget is not None:
+            measure = partial(self._energy_gradient(model, on_gpu=probe.forget[0].is_cuda), *probe.forget, names=moving)
         energies: list[float] = []
         for _ in range(self.steps):
-            slope: Values = {}
-            if energy is not None:
+            gradient: Values = {}
+            if measure is not None:
                 try:
-                    value, slope = energy.gradient(moving)
+                    per_example, gradient = measure()
                 except InputError:
                     if not energies:
                         raise
                     break  # The step before went so far that losses are no numbers.
-                energies.append(value)
+                energies.append(float(per_example.double().sum()))
             with torch.no_grad():
-                direction, far = self._direction(moving, bases, origin, slope, length)
+                direction, step_length = self._direction(moving, bases, origin, gradient, relative_length)
                 if self.aim == "random":
                     # Drawn where the generator is, on the CPU for a secret one, and copied.
                     normal = partial(torch.randn, generator=generator, device=generator.device)
                     drawn = {name: normal(p.shape).to(p) for name, p in moving.items()}
-                    direction = _each(InputBasis.project_out, bases, drawn)
-                size = _norm(direction)
-                for name, p in moving.items() if size > 0 else ():
-                    p.sub_(direction[name], alpha=far / size)
-        return None if energy is None else (energies[0], energy.value())
+                    direction = _per_basis(InputBasis.project_out, bases, drawn)
+                length = _norm(direction)
+                if length > 0:
+                    for name, p in moving.items():
+                        p.sub_(direction[name], alpha=step_length / length)
+        if probe.forget is None:
+            return None
+        energy_after = total_energy(model, *probe.forget)
+        return energies[0], inf if energy_after is None else energy_after
+
+    def _energy_gradient(self, model: nn.Module, *, on_gpu: bool) -> EnergyGradient:
+        energy_gradient = self._memory.energy_gradient or EnergyGradient(model)
+        # Keep it only on a GPU: it holds the model, which is worth it for its captured graph.
+        self._memory.energy_gradient = energy_gradient if on_gpu else None
+        return energy_gradient
 
     def _direction(
-        self, moving: Values, bases: Mapping[str, InputBasis], origin: Values, slope: Values, length: float
+        self, moving: Values, bases: Mapping[str, InputBasis], origin: Values, gradient: Values, relative_length: float
     ) -> tuple[Values, float]:
-        """The projected gradient of L where the weights stand, and how long a step along it is."""
-        outward = _each(InputBasis.project_out, bases, {name: p - origin[name] for name, p in moving.items()})
-        if not slope:
-            return {name: -value for name, value in outward.items()}, length
-        descent = _each(InputBasis.project_out, bases, {name: 0.5 * slope[name] for name in moving})
-        away = _norm(outward)
+        """The projected gradient of L at the present weights, from that of the energy (empty without a forget batch),
+        and the length of a step along it.
+        """
+        displacement = _per_basis(InputBasis.project_out, bases, {name: p - origin[name] for name, p in moving.items()})
+        if not gradient:
+            return {name: -value for name, value in displacement.items()}, relative_length
+        descent = _per_basis(InputBasis.project_out, bases, {name: 0.5 * gradient[name] for name in moving})
+        distance = _norm(displacement)
         beta = self.beta
         if beta is None:
-            beta = (self.dispersion or 0.0) * _norm(descent) / away if away > 0 else 0.0
-        direction = {name: value - beta * outward[name] for name, value in descent.items()}
-        return direction, length if self.eta is None else self.eta * _norm(direction)
+            beta = (self.dispersion or 0.0) * _norm(descent) / distance if distance > 0 else 0.0
+        direction = {name: value - beta * displacement[name] for name, value in descent.items()}
+        return direction, relative_length if self.eta is None else self.eta * _norm(direction)
 
 
 @dataclass(kw_only=True)
@@ -307,78 +320,67 @@ class TrackedNullSpace(NullSpace):
 
     def _moment(self, weight: LinearWeight) -> SecondMoment:
         moment = super()._moment(weight)
-        known = self._known(weight)
-        if self.rounds == 1 and known is not None:
-            n, d, k = known.positions, known.d, known.basis.shape[2]
-            # Two thin products with the inputs, against C, of which half is computed, and C B.
+        previous = self._previous_basis(weight)
+        if self.rounds == 1 and previous is not None:
+            n, d, k = previous.positions, previous.d, previous.basis.shape[2]
+            # X (Xᵀ B) takes 4ndk operations; C takes about 1.2nd², as `gram` leaves out most of one half, and C B 2d²k.
             if 4 * n * k < 1.2 * n * d + 2 * d * k:
-                moment.along = known.basis.to(moment.dtype)
+                moment.along = previous.basis.to(moment.dtype)
         return moment
 
     def _basis(self, weight: LinearWeight, moment: SecondMoment) -> InputBasis:
-        known = self._known(weight)
-        if known is None:
-            found = super()._basis(weight, moment)
+        previous = self._previous_basis(weight)
+        if previous is None:
+            tracked = super()._basis(weight, moment)
         else:
-            basis = known.basis.to(moment.dtype) if moment.along is None else moment.along
+            basis = previous.basis.to(moment.dtype) if moment.along is None else moment.along
             for _ in range(self.rounds):
                 product = moment.times(basis)
-                held, basis = (basis * product).sum((1, 2)), orthonormal(product)
+                captured, basis = (basis * product).sum((1, 2)), orthonormal(product)
             total = moment.energy.sum(1)
-            # A round only adds to what the basis before it holds.
-            share = float(torch.where(total > 0, held / total, 1.0).min())
-            basis, reached = basis.to(known.basis), moment.energy > 0
-            found = replace(known, basis=basis, reached=reached, captured=share, positions=moment.positions)
-        self._memory.bases[weight.name] = found
-        return found
+            # Of the basis before the last round: a lower bound, since a round never lowers the share.
+            share = float(torch.where(total > 0, captured / total, 1.0).min())
+            basis, reached = basis.to(previous.basis), moment.energy > 0
+            tracked = replace(previous, basis=basis, reached=reached, captured=share, positions=moment.positions)
+        self._memory.bases[weight.name] = tracked
+        return tracked
 
-    def _known(self, weight: LinearWeight) -> InputBasis | None:
-        """The basis of the last move, where the same parameters move as then."""
-        known = self._memory.bases.get(weight.name)
-        return known if known is not None and known.bias == weight.bias else None
+    def _previous_basis(self, weight: LinearWeight) -> InputBasis | None:
+        """The basis at the last move; None at the first, or where the weight's bias moves now and did not then."""
+        previous = self._memory.bases.get(weight.name)
+        return previous if previous is not None and previous.bias == weight.bias else None
 
 
-class _ForgetEnergy:
-    """Σᵢ ‖∇ℓᵢ‖² of a batch, with its gradient at the weights as they stand."""
-
-    def __init__(self, model: nn.Module, forget: tuple[Tensor, Tensor], memory: _Memory) -> None:
-        self._model, self._forget = model, forget
-        self._energy = memory.energy or EnergyGradient(model)
-        # It holds the model, which is worth it for a graph alone.
-        memory.energy = self._energy if forget[0].is_cuda else None
-
-    def gradient(self, parameters: Mapping[str, nn.Parameter]) -> tuple[float, Values]:
-        """The energy and its gradient by name."""
-        energies, gradients = self._energy(*self._forget, names=parameters)
-        return float(energies.double().sum()), gradients
-
-    def value(self) -> float:
-        """The energy; infinite where a step went too far for it."""
-        try:
-            with torch.no_grad():
-                return float(gradient_energy(self._model, *self._forget).double().sum())
-        except InputError:  # Losses are no numbers.
-            return inf
+def _complete_reasons(
+    why_unmoved: Mapping[str, str], model: nn.Module, weights: Sequence[LinearWeight], bases: Mapping[str, InputBasis]
+) -> dict[str, str]:
+    """The reason for every parameter without a basis: the known one, or one for biases and other vectors."""
+    biases = {weight.bias for weight in weights}
+    complete = dict(why_unmoved)
+    of_bias, of_vector = "the bias of a weight that stays", "one-dimensional, and no moving weight's bias"
+    for name, _ in model.named_parameters():
+        complete.setdefault(name, of_bias if name in biases else of_vector)
+    moving = {name for basis in bases.values() for name in basis.names}
+    return {name: why for name, why in complete.items() if name not in moving}
 
 
 def _require_finite(moments: Mapping[str, SecondMoment]) -> None:
-    """Refuse inputs that hold NaN or infinity, by the energy they sum to."""
-    finite = torch.stack([moment.energy.isfinite().all() for moment in moments.values()]).tolist() if moments else []
-    for name, sound in zip(moments, finite, strict=True):
-        if not sound:
+    """Refuse inputs that hold NaN or infinity: one of them makes the sum of their squares such a number."""
+    sums = [moment.energy.isfinite().all() for moment in moments.values()]
+    finite = torch.stack(sums).tolist() if sums else []
+    for name, is_finite in zip(moments, finite, strict=True):
+        if not is_finite:
             raise DataError(
                 f"inputs of the layer of {name} hold NaN or infinity, and have no span; "
                 "check the examples, and that the model's weights are finite"
             )
 
 
-def _each(
+def _per_basis(
     change: Callable[[InputBasis, Values], Values], bases: Mapping[str, InputBasis], values: Values
 ) -> dict[str, Tensor]:
     return {name: value for basis in bases.values() for name, value in change(basis, values).items()}
 
 
 def _norm(values: Values) -> float:
-    if not values:
-        return 0.0
-    return float(torch.stack(torch._foreach_norm(list(values.values()), 2, dtype=torch.float64)).norm())
+    return float(global_norm(list(values.values()), dtype=torch.float64)) if values else 0.0

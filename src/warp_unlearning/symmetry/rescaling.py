@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,8 @@ class ChangeOfBasis:
     `through_norm=False` leaves out factors between a layer and its batch norm, so that train mode is exact too.
     """
 
+    looks_at: ClassVar[Sizes] = Sizes()
+
     spread: float = option(0.8, "width of the law of the scales")
     law: Law = option("uniform", "law of the scales: uniform on 1 ± spread, or log-normal or normal of that deviation")
     through_norm: bool = option(True, "rescale also between a layer and its batch norm, running statistics included")
@@ -87,17 +89,12 @@ class ChangeOfBasis:
     def __post_init__(self) -> None:
         check_law(self.law, self.spread)
 
-    @property
-    def looks_at(self) -> Sizes:
-        """Nothing: the network is enough."""
-        return Sizes()
-
     def report(self, model: nn.Module, *, probe: Probe | None = None) -> ChannelReport:
         """How many channels of `model` are free, and which operations pin the others."""
         return ChannelGraph(model, kind="scale", through_norm=self.through_norm).report()
 
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> ChannelMove:
-        """A random rescaling of `model`, which is left as it is."""
+        """Draw a random rescaling of `model`, which is left as it is."""
         graph = ChannelGraph(model, kind="scale", through_norm=self.through_norm)
         free = torch.tensor(graph.free_channels(), dtype=torch.long)
         scales = torch.ones(len(graph.roots), dtype=torch.float64)
@@ -129,26 +126,23 @@ class Permutation:
     concatenation only each with its own. A network without such channels gets the identity, and `report` says why.
     """
 
-    @property
-    def looks_at(self) -> Sizes:
-        """Nothing: the network is enough."""
-        return Sizes()
+    looks_at: ClassVar[Sizes] = Sizes()
 
     def report(self, model: nn.Module, *, probe: Probe | None = None) -> ChannelReport:
         """How many channels of `model` may change places, and which operations pin the others."""
         return ChannelGraph(model, kind="order").report()
 
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> ChannelMove:
-        """A random reordering of `model`, which is left as it is."""
+        """Draw a random reordering of `model`, which is left as it is."""
         graph = ChannelGraph(model, kind="order")
-        taken_from = torch.arange(len(graph.roots))
+        sources = torch.arange(len(graph.roots))
         for members in graph.exchangeable():
             order = torch.randperm(len(members), generator=generator, device=generator.device).cpu()
             channels = torch.tensor(members)
-            taken_from[channels] = channels[order]
+            sources[channels] = channels[order]
         axes: dict[str, tuple[TensorMap, ...]] = {}
         for use in graph.uses:
-            orders = [_order(part, taken_from) for part in graph.channels(use).chunk(use.blocks)]
+            orders = [_entry_order(part, sources) for part in graph.channels(use).chunk(use.blocks)]
             if any(not torch.equal(order, torch.arange(len(order))) for order in orders):
                 joined = _joined([AxisMap(use.axis, order) for order in orders])
                 axes[use.name] = (*axes.get(use.name, ()), joined)
@@ -168,12 +162,12 @@ def _keep_variances_positive(scales: Tensor, graph: ChannelGraph, state: dict[st
             scales[channels[negative]] = 1.0
 
 
-def _order(channels: Tensor, taken_from: Tensor) -> Tensor:
-    """Where each entry along an axis comes from: the same occurrence of the channel that takes its place."""
-    places: dict[int, list[int]] = {}
-    for place, channel in enumerate(channels.tolist()):
-        places.setdefault(channel, []).append(place)
+def _entry_order(channels: Tensor, sources: Tensor) -> Tensor:
+    """The order of entries along an axis where channel c is replaced by `sources[c]`, its n-th entry by that one's."""
+    entries: dict[int, list[int]] = {}
+    for entry, channel in enumerate(channels.tolist()):
+        entries.setdefault(channel, []).append(entry)
     order = torch.empty(len(channels), dtype=torch.long)
-    for channel, here in places.items():
-        order[here] = torch.tensor(places[int(taken_from[channel])])
+    for channel, own_entries in entries.items():
+        order[own_entries] = torch.tensor(entries[int(sources[channel])])
     return order

@@ -19,18 +19,18 @@ from ..symmetry.moves import Move
 
 
 class Constraint(Protocol):
-    """Takes back the part of a step that is not allowed."""
+    """Undoes the part of a step that is not allowed."""
 
     def limit(self, name: str, after: Tensor, before: Tensor) -> Tensor:
-        """The weights `after` the step, with the part of after − before that is not allowed taken back; these may be
-        `after` itself, changed.
+        """Undo the part of the step after − before that is not allowed. Returns the limited weights; they may be the
+        tensor `after` itself, changed in place.
         """
 
     def limit_gradient(self, name: str, gradient: Tensor) -> Tensor:
         """The part of a gradient that the step may use."""
 
     def carry(self, move: Move) -> None:
-        """Follow the weights across a move."""
+        """Transform the limits by a move that was made to the weights."""
 
 
 class Mask:
@@ -49,8 +49,8 @@ class Mask:
         return gradient * self.movable[name]
 
     def carry(self, move: Move) -> None:
-        """Each entry keeps its permission wherever the move puts it."""
-        # In place, since a captured step knows these tensors by where they are.
+        """Reorder the masks, so that every weight keeps its own limit wherever the move puts it."""
+        # In place, since a captured step refers to these tensors by their addresses.
         for name, mask in self.movable.items():
             mask.copy_(move.selection(name, mask))
         self.frozen = _inverted(self.movable)
@@ -90,11 +90,11 @@ class InputComplement:
         return project_out(rows, basis).reshape(gradient.shape)
 
     def carry(self, move: Move) -> None:
-        """Bases of the moved inputs, made orthonormal again."""
+        """Transform the bases to those of the moved layers' inputs, and make them orthonormal again."""
         for name, basis in self.bases.items():
             moved = move.inputs(name, basis.basis)
             if moved is not basis.basis:
-                # In place, since a captured step knows these tensors by where they are.
+                # In place, since a captured step refers to these tensors by their addresses.
                 reached = move.inputs(name, basis.reached[..., None].to(moved))
                 basis.basis.copy_(orthonormal(moved))
                 basis.reached.copy_(reached[..., 0] != 0)

@@ -35,15 +35,15 @@ from .stepper import Stepper, checkpoint, restore
 from .training import require_counts
 from .update import Update, cosine
 
-_RISE = 0.02
-"""The share of the run in which the learning rate rises."""
+# The share of the run in which the learning rate rises.
+_WARM_UP = 0.02
 _LARGEST_NORM = 10.0
 _LARGEST_LOG_VARIANCE = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class PriorRecipe:
-    """The settings of one training: Adam, its rate annealed by a cosine after a short rise."""
+    """The settings of one training: Adam, its learning rate annealed by a cosine after a short rise."""
 
     epochs: int = 60
     batch_size: int = 32
@@ -85,21 +85,22 @@ class PriorTraining:
     def updates(self) -> Iterator[Update]:
         """Train from the current epoch to the last, one update a step."""
         batches, _ = batch_shape(len(self.images), self.recipe.batch_size)
-        of = self.recipe.epochs * batches
+        total = self.recipe.epochs * batches
         self.pair.train()
         while self.epoch < self.recipe.epochs:
             order, noise, mirrors = (
                 self.streams.generator(name, self.epoch) for name in ("batches", "latents", "mirrors")
             )
-            first = self.epoch * batches
+            steps_before = self.epoch * batches
             for i, index in enumerate(epoch(len(self.images), self.recipe.batch_size, generator=order), 1):
-                losses = self._step(index, noise, mirrors, self._rate((first + i - 1) / of))
+                step = steps_before + i
+                losses = self._step(index, noise, mirrors, self._learning_rate((step - 1) / total))
                 if i == batches:
                     self.epoch += 1
-                yield Update(first + i, of, (first + i - 1) // batches, i == batches, losses)
+                yield Update(step, total, (step - 1) // batches, i == batches, losses)
 
-    def _rate(self, progress: float) -> float:
-        return self.recipe.lr * min(1.0, 0.1 + progress / _RISE) * cosine(progress)
+    def _learning_rate(self, progress: float) -> float:
+        return self.recipe.lr * min(1.0, 0.1 + progress / _WARM_UP) * cosine(progress)
 
     def _step(self, index: Tensor, noise: torch.Generator, mirrors: torch.Generator, lr: float) -> Mapping[str, Tensor]:
         x, y = self.images.take(index)
@@ -132,7 +133,7 @@ class PriorTraining:
         return checkpoint(self.pair, self._stepper, self.epoch)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up the run where `state` left it."""
+        """Restore a run to where `state` was taken."""
         self.epoch = restore(self.pair, self._stepper, state)
 
 

@@ -1,8 +1,7 @@
-"""What a model says about examples: logits in eval mode, losses, accuracy and confidence from them.
+"""Logits of a model on examples, in eval mode, and losses, accuracy, confidence and gradient energy from them.
 
-How sure a model is of a point's label is a score that is close to Gaussian over models,
-φ = log p_y − log Σ_{c≠y} p_c = z_y − logsumexp_{c≠y} z_c, from logits z, so that nothing is rounded to 0 or 1 on the
-way.
+The confidence in a point's label, φ = log p_y − log Σ_{c≠y} p_c, is close to Gaussian over models. It is computed as
+z_y − logsumexp_{c≠y} z_c from logits z, so that no probability is rounded to 0 or 1.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from torch import Tensor, nn
 
 from ..data.examples import Examples, TensorExamples, in_order
 from ..errors import DataError, InputError, WarpError
-from ..gradients.energy import gradient_energy
+from ..gradients.energy import total_energy
 from ..models.modes import norm_mode
 from ..models.own import failed
 
-# Examples at once: of tensors, and of what is read batch by batch, which may be large.
+# Examples of a batch: of tensors in memory, and of data sets that are read batch by batch, whose inputs may be large.
 _AT_ONCE, _READ_AT_ONCE = 512, 64
-# Small inputs are better asked many at a time on a GPU, where asking takes longer than answering; numbers of a batch.
+# On a GPU, where launches take longer than small inputs, more of them: up to so many numbers and examples.
 _NUMBERS, _MOST_ON_GPUS = 2**24, 4096
 
 
@@ -41,17 +40,17 @@ def checked_logits(model: nn.Module, examples: Examples, what: str, *, classes: 
     does not give as many rows, or `classes`, as it should.
     """
     try:
-        found = logits(model, examples).double().cpu()
+        outputs = logits(model, examples).double().cpu()
     except WarpError:
         raise
     except Exception as error:
         raise failed(error, f"asked for its outputs on the {what} set") from error
-    if found.dim() != 2 or len(found) != len(examples) or found.shape[1] != (classes or found.shape[1]):
+    if outputs.dim() != 2 or len(outputs) != len(examples) or outputs.shape[1] != (classes or outputs.shape[1]):
         raise InputError(
-            f"the model's output on the {what} set is {tuple(found.shape)} for {len(examples)} examples; it must be as "
-            "many rows of as many logits, whatever the batch"
+            f"the model's output on the {what} set is {tuple(outputs.shape)} for {len(examples)} examples; it must be "
+            "as many rows of as many logits, whatever the batch"
         )
-    return found
+    return outputs
 
 
 def _at_once(examples: Examples) -> int:
@@ -90,12 +89,12 @@ def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> NDArray[np.float64
     values, truth = np.asarray(logits, dtype=np.float64), np.asarray(labels)
     _check_logits(values, truth)
     truth = truth.astype(np.int64)
-    own = np.take_along_axis(values, truth[..., None], -1)[..., 0]
+    label_logits = np.take_along_axis(values, truth[..., None], -1)[..., 0]
     others = values.copy()
     np.put_along_axis(others, truth[..., None], -np.inf, -1)
-    top = others.max(-1)
-    rest = top + np.log(np.exp(others - top[..., None]).sum(-1))
-    return np.asarray(own - rest, dtype=np.float64)
+    largest = others.max(-1)
+    log_sum = largest + np.log(np.exp(others - largest[..., None]).sum(-1))
+    return np.asarray(label_logits - log_sum, dtype=np.float64)
 
 
 def _check_logits(values: NDArray[np.float64], truth: NDArray[Any]) -> None:
@@ -114,12 +113,12 @@ def _check_logits(values: NDArray[np.float64], truth: NDArray[Any]) -> None:
 
 
 def mean_energy(model: nn.Module, examples: Examples, *, batch_size: int = 256) -> float | None:
-    """The mean squared norm of the loss gradient over the examples, or None where the network does not allow it."""
+    """The mean squared norm of the loss gradient over the examples, or None where it cannot be measured."""
     total = 0.0
-    try:
-        with torch.no_grad(), norm_mode(model, "eval"):
-            for index in in_order(len(examples), batch_size):
-                total += float(gradient_energy(model, *examples.take(index)).double().sum())
-    except InputError:
-        return None
+    with norm_mode(model, "eval"):
+        for index in in_order(len(examples), batch_size):
+            energy = total_energy(model, *examples.take(index))
+            if energy is None:
+                return None
+            total += energy
     return total / len(examples)

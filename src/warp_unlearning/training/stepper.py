@@ -1,4 +1,4 @@
-"""One optimizer step after another, under an optional constraint, with state that can follow a move of the weights."""
+"""One optimizer step after another, under an optional constraint; `Stepper.carry` lets momentum follow a teleport."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Stepper:
 
     @torch.no_grad()
     def _take_step(self, lr: Number, through: Constraint | None = None, max_norm: float | None = None) -> None:
-        # A projection in half precision would let through what it is there to keep out.
+        # In half precision a projection would leave in the gradient what it must remove.
         with torch.autocast(self.parameters[0].device.type, enabled=False):
             if through is not None:
                 self._limit_gradients(through)
@@ -94,13 +94,13 @@ class Stepper:
 
     @torch.no_grad()
     def carry(self, move: Move | None) -> None:
-        """Follow the weights across a move: momentum sums gradients, so it is a covector; second moments go by their
-        root. A `MomentumReset` clears all of it.
+        """Transform the optimizer state, and the constraint, by a move that was made to the weights. Momentum sums
+        gradients, so it is a covector, and so is the root of Adam's second moment. A `MomentumReset` clears the state.
         """
         if move is None:
             return
         if isinstance(move, MomentumReset):
-            # In place, since a captured step knows these tensors by where they are.
+            # In place, since a captured step refers to these tensors by their addresses.
             for value in (v for state in self.optimizer.state.values() for v in state.values()):
                 if isinstance(value, Tensor):
                     value.zero_()
@@ -119,7 +119,7 @@ class Stepper:
                 state["exp_avg_sq"].copy_(move.covector(name, state["exp_avg_sq"].sqrt()).square())
 
     def state(self) -> dict[str, Tensor]:
-        """The optimizer's tensors under names of their own, to be saved beside the weights."""
+        """Copies of the optimizer's tensors by "key.parameter", to be saved beside the weights."""
         return {
             f"{key}.{name}": value.clone()
             for name, parameter in zip(self.names, self.parameters, strict=True)
@@ -128,15 +128,15 @@ class Stepper:
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what `state` returned."""
-        places = dict(zip(self.names, self.parameters, strict=True))
+        """Restore the optimizer from what `state` returned."""
+        parameters = dict(zip(self.names, self.parameters, strict=True))
         for full_name, value in state.items():
             key, name = full_name.split(".", 1)
-            place = places[name]
-            # Fused optimizers want their state in its parameter's own memory layout, and counters on its device.
-            alike = value.shape == place.shape
-            value = torch.empty_like(place).copy_(value) if alike else value.to(place.device, copy=True)
-            self.optimizer.state[place][key] = value
+            parameter = parameters[name]
+            # Fused optimizers require state in the parameter's memory layout, and step counters on its device.
+            same_shape = value.shape == parameter.shape
+            value = torch.empty_like(parameter).copy_(value) if same_shape else value.to(parameter.device, copy=True)
+            self.optimizer.state[parameter][key] = value
 
 
 def checkpoint(model: nn.Module, stepper: Stepper, epoch: int) -> dict[str, Tensor]:
@@ -147,7 +147,7 @@ def checkpoint(model: nn.Module, stepper: Stepper, epoch: int) -> dict[str, Tens
 
 
 def restore(model: nn.Module, stepper: Stepper, state: Mapping[str, Tensor]) -> int:
-    """Put back what `checkpoint` returned; the epoch."""
+    """Restore weights and optimizer state from what `checkpoint` returned; returns the epoch."""
     if "epoch" not in state:
         raise WeightsError("the checkpoint has no epoch; it is not one of a training. Delete it to start anew")
     weights, optimizer = (

@@ -61,8 +61,8 @@ RECIPES = {
 
 
 class Training:
-    """Trains `model` in place. Every epoch draws from streams of its own number, so a resumed run needs no generator
-    state.
+    """Trains `model` in place. Every epoch draws from streams with its number, so a resumed run needs no state of
+    generators.
 
     `fill` is the value of a black pixel after normalisation, a number per channel, with which crops are padded.
     `compute` decides in place of the recipe in what precision updates are computed, and whether they are captured.
@@ -89,42 +89,46 @@ class Training:
         self._compute = compute or Compute(examples.y.device, recipe.precision)
 
     def updates(self) -> Updates:
-        """Train from the current epoch to the last, one update a step."""
+        """Train from the current epoch to the last, one update a step.
+
+        Send in the move that the caller made between updates, if any; the optimizer state follows it.
+        """
         batches, _ = batch_shape(len(self.examples), self.recipe.batch_size)
-        of = self.recipe.epochs * batches
+        total = self.recipe.epochs * batches
         enter_mode(self.model, "train")
-        quiet = self._compute.capture and draws_nothing(self.model)
+        layers_draw_nothing = self._compute.capture and draws_nothing(self.model)
+        device = self.examples.y.device
         # Held by this generator alone: a training that held it would be a cycle, and keep its graph until collected.
         update = self._compute.update(self._augmented_update if self._augments else self._update)
         while self.epoch < self.recipe.epochs:
             lr = self.recipe.lr * cosine(self.epoch / self.recipe.epochs)
-            draws = LayerDraws(self.streams.number("layers", self.epoch), device=self.examples.y.device, none=quiet)
-            first = self.epoch * batches
+            draws = LayerDraws(self.streams.number("layers", self.epoch), device=device, none=layers_draw_nothing)
+            steps_before = self.epoch * batches
             for i, batch in enumerate(self._batches(), 1):
                 with draws:
                     losses = update(*batch, lr)
                 if i == batches:
                     self.epoch += 1
-                moved = yield Update(first + i, of, (first + i - 1) // batches, i == batches, losses)
-                self._stepper.carry(moved)
+                step = steps_before + i
+                move = yield Update(step, total, (step - 1) // batches, i == batches, losses)
+                self._stepper.carry(move)
 
     def _batches(self) -> Iterator[tuple[Tensor, ...]]:
-        """Inputs and labels of this epoch's batches, and how to shift and mirror them where they are augmented."""
-        count, recipe = len(self.examples), self.recipe
+        """The batches of an epoch: inputs, labels, and if augmented, the shift and mirroring of each example."""
+        recipe = self.recipe
         order = self.streams.generator("batches", self.epoch)
-        batches = epoch(count, recipe.batch_size, generator=order, device=index_device(self.examples))
+        batches = epoch(len(self.examples), recipe.batch_size, generator=order, device=index_device(self.examples))
         if not self._augments:
             yield from (self.examples.take(index) for index in batches)
             return
         noise = self.streams.generator("augmentation", self.epoch)
-        number, size = batch_shape(count, recipe.batch_size)
-        each = (
-            draw_crop_flip(size, padding=recipe.crop_padding, flip=recipe.flip, generator=noise) for _ in range(number)
-        )
+        count, size = batch_shape(len(self.examples), recipe.batch_size)
+        draws = [
+            draw_crop_flip(size, padding=recipe.crop_padding, flip=recipe.flip, generator=noise) for _ in range(count)
+        ]
         # Sent to the device all at once.
-        drawn = torch.stack(list(each)).to(self._fill.device)
-        for index, how in zip(batches, drawn.unbind(), strict=True):
-            yield *self.examples.take(index), how
+        for index, draw in zip(batches, torch.stack(draws).to(self._fill.device).unbind(), strict=True):
+            yield *self.examples.take(index), draw
 
     def _augmented_update(self, x: Tensor, y: Tensor, drawn: Tensor, lr: Number) -> dict[str, Tensor]:
         return self._update(crop_flip(x, drawn, self._fill.to(x.dtype)), y, lr)
@@ -140,7 +144,7 @@ class Training:
         return checkpoint(self.model, self._stepper, self.epoch)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up the run where `state` left it."""
+        """Restore a run to where `state` was taken."""
         self.epoch = restore(self.model, self._stepper, state)
 
 
@@ -151,13 +155,13 @@ def run_training(training: Training) -> None:
 
 
 def training_steps(training: Training, *, check_every: int = 10) -> Generator[Update, None, None]:
-    """Run to the end, an update at a time, so that many trainings can run side by side; losses are read once in so many
-    epochs, and one that is not finite is an error.
+    """Run to the end and yield each update, so that many trainings can run side by side. Losses are read once in
+    `check_every` epochs, since reading waits for the GPU; one that is not finite is an error.
     """
     recent: list[Tensor] = []
     for update in training.updates():
         recent.append(update.losses["train"])
-        if update.ends_epoch and ((update.epoch + 1) % check_every == 0 or update.step == update.of):
+        if update.ends_epoch and ((update.epoch + 1) % check_every == 0 or update.step == update.total):
             check_finite(recent, training, update.step)
             recent.clear()
         yield update

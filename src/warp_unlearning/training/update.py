@@ -13,7 +13,7 @@ from ..symmetry.moves import Move
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """One optimizer step that has just been taken.
+    """One optimizer step that has just been taken: number `step` of `total`, counted from 1.
 
     `losses` are the terms that were minimised or maximised, each as the loss itself (positive for a cross-entropy),
     evaluated before the step; they stay tensors on the device, so that nothing waits for a GPU to read them. `frozen`
@@ -22,7 +22,7 @@ class Update:
     """
 
     step: int
-    of: int
+    total: int
     epoch: int
     ends_epoch: bool
     losses: Mapping[str, Tensor]
@@ -31,7 +31,7 @@ class Update:
 
 
 Updates = Generator[Update, Move | None, None]
-"""A training or an unlearning: yields after each step, and is sent the move where the weights were moved in between."""
+"""A training or an unlearning: yields after each step. Send in the move made between updates, or None."""
 
 
 def cosine(progress: float) -> float:

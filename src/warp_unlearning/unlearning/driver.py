@@ -303,13 +303,13 @@ def expected_seconds(model: nn.Module, *, method: Method, **given: Any) -> float
     """
     working = working_copy(model, device_of(model))
     task = make_task(working, **{"seed": 0, **given})
-    times, of = [perf_counter()], 0
+    times, total = [perf_counter()], 0
     for update in islice(drive(working, task, method, secret=Streams.secret()), 5):
-        of = update.of
+        total = update.total
         times.append(perf_counter())
     # The first update also waits for what is prepared once.
     first, rest = times[1] - times[0], (times[-1] - times[1]) / max(1, len(times) - 2)
-    return first + rest * (of - 1)
+    return first + rest * (total - 1)
 
 
 def updated(
@@ -341,9 +341,9 @@ def _to_the_end(steps: Generator[Update, None, Driven], *, show: str = "") -> Dr
             return found
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise failed(error, "updated") from error
-        if show and 10 * update.step // update.of > shown:
-            shown = 10 * update.step // update.of
-            sys.stderr.write(f"{show}: update {update.step} of {update.of}, {perf_counter() - began:.1f} s\n")
+        if show and 10 * update.step // update.total > shown:
+            shown = 10 * update.step // update.total
+            sys.stderr.write(f"{show}: update {update.step} of {update.total}, {perf_counter() - began:.1f} s\n")
 
 
 def _check_training(model: nn.Module, examples: Examples, method: Method) -> None:

@@ -93,8 +93,8 @@ class Collapse:
     def watch(self, update: Update) -> None:
         """Check the accuracy if an epoch ends with this update."""
         self._watching &= not update.restarts
-        end = update.step == update.of
-        due = end or LOOKS * (update.step - self._looked) >= update.of
+        end = update.step == update.total
+        due = end or LOOKS * (update.step - self._looked) >= update.total
         if not (self._watching and update.ends_epoch and due):
             return
         self._looked, right = update.step, self._right()
@@ -104,12 +104,12 @@ class Collapse:
             self._last, self._low = update.step, 0.0
             for name, tensor in self._model.state_dict().items():
                 self._good[name].copy_(tensor)
-        elif end or (2 * update.step > update.of and 0 < self._low <= low):
+        elif end or (2 * update.step > update.total and 0 < self._low <= low):
             before, after = (float(each.double().mean()) for each in (self._before, right))
             raise CollapsedError(
                 f"accuracy fell from {before:.3f} to {after:.3f} of {len(right)} rows that the model should still know "
-                f"by update {update.step} of {update.of}: the model collapsed. The weights after update {self._last} "
-                "are kept; lower the learning rate, the epochs or the weight of the forget loss",
+                f"by update {update.step} of {update.total}: the model collapsed. The weights after update {self._last}"
+                " are kept; lower the learning rate, the epochs or the weight of the forget loss",
                 state=self._good,
                 update=update.step,
             )

@@ -41,8 +41,8 @@ def _training_seconds(settings: CellSettings) -> float:
     model = build_model(settings.network, generator=streams.generator("weights"), **options)
     training = Training(model, data.train.select(torch.arange(half)), recipe=recipe, streams=streams, fill=data.fill)
     updates = training.updates()
-    of = next(updates).of
+    total = next(updates).total
     began = perf_counter()
     for _ in range(_TIMED_UPDATES):
         next(updates)
-    return of * (perf_counter() - began) / _TIMED_UPDATES
+    return total * (perf_counter() - began) / _TIMED_UPDATES
