@@ -12,8 +12,8 @@ its table from either. Here each method alone stands beside its defences over th
 - slices: all points, or those most memorised, ranked by the gap that a point makes or by training confidence.
 
 Differences are paired over shadows and points, and of areas turned round where they are below one half. OUT/views.json
-and OUT/views.md have all of it, and what teleports did to the loss on examples to forget; OUT/known.json is for
-`table1_at_best.py --known`.
+and OUT/views.md have all of it, and what teleports did to the loss on examples to forget; OUT/known.json, of all
+that DIR/all holds, is for `table1_at_best.py --known`: gather the arms at chosen settings in the same DIR, last.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def gather(plan: CellPlan, before: Store, now: Store, store: Store, *, same: boo
             store.write(plan.key(cell), files)
 
 
-def known(plan: CellPlan, store: Store) -> dict[str, str]:
-    """The digest of the original of everything that is in `store`, by the digest of its key."""
-    there = [job.key for job in plan.jobs if store.has(job.key)]
-    return {key.digest: json.loads(store.read(key).read(ABOUT))["original"] for key in there}
+def known(store: Store) -> dict[str, str]:
+    """The digest of the original of everything in `store`, at whatever settings, by the digest of its key."""
+    found = {entry.manifest.key.digest: json.loads(entry.read(ABOUT))["original"] for entry in store.entries()}
+    return dict(sorted(found.items()))
 
 
 def restricted(scores: ArmScores, shadows: NDArray[np.int64]) -> ArmScores:
@@ -254,7 +254,7 @@ def main() -> None:
         gather(plan, Store(options.before), Store(options.now), store, same=name == "same")
         found[name] = compared(plan, store)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "known.json").write_text(json.dumps(known(plan, Store(options.gathered / "all"))) + "\n")
+    (options.out / "known.json").write_text(json.dumps(known(Store(options.gathered / "all"))) + "\n")
     (options.out / "views.json").write_text(json.dumps(found, indent=1) + "\n")
     (options.out / "views.md").write_text(markdown(found))
     print((options.out / "views.md").read_text())
