@@ -106,7 +106,7 @@ def test_a_shift_that_learns_the_forgotten_again_is_taken_back_where_a_bound_say
         assert outcome(kit, kit.network(), shift, relearning=relearning) == kept
     assert not outcome(kit, kit.network(), shift, relearning=0.0, tolerance=1e6)
     (note,) = forced(kit, kit.network(), shift, kit.view(), relearning=0.05)[1].notes
-    assert note == f"taken back: the loss of examples to forget fell by the share {fall:.3g}, and relearning is 0.05"
+    assert note == f"taken back: the loss of examples to forget fell by {fall:.1%}, and relearning is 0.05"
 
 
 def test_notes_say_where_examples_are_too_few(kit: Any) -> None:

@@ -96,12 +96,13 @@ class ConjugateSession:
         return self._back.point(name, value) - self._back.point(name, torch.zeros_like(value))
 
     def _step_rescale(self, steps: list[Tensor]) -> Tensor:
-        """The factor on this step that makes it as long (or as effective) as the undefended method's step: p is that
-        method's step and q this one, in the original's coordinates. It is ‖p‖ / ‖q‖ for "length", ‖p‖² / ⟨p, q⟩ for
-        "effect", with ⟨p, q⟩ = ‖Δ‖² for the step Δ in the moved basis, and 1 for a step of zeros.
+        """The factor that matches this step q to the undefended method's step p, both in the original's coordinates.
+
+        For "length" they become equally long, ‖p‖ / ‖q‖. For "effect" they change the loss equally to first order,
+        ‖p‖² / ⟨p, q⟩, where ⟨p, q⟩ = ‖Δ‖² for the step Δ in the moved basis. It is 1 for a step of zeros.
         """
         plain = self._plain_squared(steps)
-        if self._taken_squared is None:
+        if self._taken_squared is None:  # match="effect"
             ratio = plain / _squared_length(steps)
         else:
             ratio = (plain / self._taken_squared(steps)).sqrt()

@@ -177,7 +177,7 @@ class Teleporter:
         if forget is None or relearning is None or forget.loss_after >= (1 - relearning) * forget.loss_before:
             return None
         fall = 1 - forget.loss_after / forget.loss_before
-        return f"the loss of examples to forget fell by the share {fall:.3g}, and relearning is {relearning}"
+        return f"the loss of examples to forget fell by {fall:.1%}, and relearning is {relearning}"
 
     def _warn_once(self, certificate: Certificate) -> None:
         stayed = [note for note in certificate.notes if STAYED in note]

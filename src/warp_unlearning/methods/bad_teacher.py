@@ -90,7 +90,10 @@ class _Mixed:
         return len(self._rows)
 
     def batches(self, size: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """One shuffled pass; within a batch the forget examples come first."""
+        """Yield inputs and target logits in one shuffled pass, from the table if there is one.
+
+        Within a batch the forget examples come first.
+        """
         shuffled = epoch(len(self), size, generator=generator)
         split = self._forget_count
         order = [torch.cat([index[index < split], index[index >= split]]) for index in shuffled]
@@ -98,7 +101,7 @@ class _Mixed:
             yield from map(self._computed, order)
             return
         inputs, targets = self._table
-        # Sent to the device together, so that no batch waits for its indices.
+        # Batches have one shape: stacked, their indices reach the device in one copy.
         for index in torch.stack(order).to(inputs.device):
             yield inputs.index_select(0, index), targets.index_select(0, index)
 

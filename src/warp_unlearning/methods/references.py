@@ -146,7 +146,10 @@ def _training(settings: Retrain | Finetune, model: nn.Module, task: Task, **more
 
 
 def _first_restarts(updates: Updates) -> Updates:
-    """The same updates, the first marked as one that starts from other weights."""
+    """The same updates, the first marked as a restart.
+
+    It leaves from fresh weights, so a defence must not take it for a step from the original that it may rescale.
+    """
     move = None
     restarts = True
     while True:

@@ -85,7 +85,8 @@ class SalUn:
 def saliency_mask(model: nn.Module, forget: Examples, *, keep: float) -> Mask:
     """The share `keep` of all trainable weights with the largest |∇ CE(forget)|, in eval mode and over all layers.
 
-    A weight at the threshold does not move, so weights that no forget example reaches (zero) never do.
+    Below keep = 1 a weight at the threshold stays: one that no forget example reaches (zero) never moves, and ties may
+    leave fewer than the share. At keep = 1 all may move.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     gradients = {name: torch.zeros_like(p) for name, p in trained.items()}

@@ -62,15 +62,16 @@ class Stepper:
 
     @torch.no_grad()
     def _take_step(self, lr: Number, through: Constraint | None = None, max_norm: float | None = None) -> None:
-        # In half precision a projection would leave in the gradient what it must remove.
+        # The limits of this step come first, then the stepper's own. In half precision a projection would leave in the
+        # gradient what it must remove.
         with torch.autocast(self.parameters[0].device.type, enabled=False):
             if through is not None:
                 self._limit_gradients(through)
             if max_norm is not None:
                 nn.utils.clip_grad_norm_(self.parameters, max_norm)
-            self._move(lr)
+            self._apply_optimizer(lr)
 
-    def _move(self, lr: Number) -> None:
+    def _apply_optimizer(self, lr: Number) -> None:
         if self.max_norm is not None:
             if self.constraint is not None:
                 self._limit_gradients(self.constraint)
