@@ -1,7 +1,7 @@
 """Requests and per-example gradient norms beside plain code, opacus and another version: `python benchmarks/peers.py`.
 
 - `digits METHOD`, `resnet18 METHOD`: a whole `unlearn` beside a plain loop of the same mathematics on the same batches
-  (`hand_written.py`), on digits and on random 32x32 images for a ResNet-18 with the ImageNet stem;
+  (`hand_written.py`), on digits and on random 32x32 images for a ResNet-18 with the CIFAR stem;
 - `energy NETWORK`: squared gradient norms of a batch, beside `vmap(grad)` over all parameters, and beside opacus' ghost
   norms where opacus is installed (it refuses batch norm, whose parameters are frozen for both then).
 
@@ -81,10 +81,10 @@ def request_problem(options: argparse.Namespace, data: str) -> tuple[nn.Module, 
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(options.images, 3, 32, 32, generator=draw), torch.randint(10, (options.images,), generator=draw)
     forget = options.images // 6
-    return network("resnet18"), (x[:forget], y[:forget]), (x[forget:], y[forget:])
+    return network("resnet18", stem="cifar"), (x[:forget], y[:forget]), (x[forget:], y[forget:])
 
 
-def network(name: str) -> nn.Module:
+def network(name: str, *, stem: str = "imagenet") -> nn.Module:
     from warp_unlearning.models.networks import build_model
 
     draw = torch.Generator().manual_seed(0)
@@ -92,7 +92,7 @@ def network(name: str) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             return Transformer().eval()
-    options = {"stem": "imagenet"} if name == "resnet18" else {"in_channels": 3}
+    options = {"stem": stem} if name == "resnet18" else {"in_channels": 3}
     return build_model(name, generator=draw, **options).eval()
 
 
