@@ -10,7 +10,7 @@ from scipy.stats import t
 
 from warp_unlearning.errors import InputError
 from warp_unlearning.stats.area import area_estimate, match, matched_area, standard_error
-from warp_unlearning.stats.evidence import Attack, Outputs, alone, beside, judge_outputs
+from warp_unlearning.stats.evidence import AttackScores, Outputs, alone, beside, judge_outputs
 from warp_unlearning.stats.exchange import Rise
 from warp_unlearning.stats.intervals import Estimate
 from warp_unlearning.stats.verdict import (
@@ -251,7 +251,7 @@ def test_the_evidence_is_that_of_its_parts() -> None:
     found, rows = world.judge(new), match(world.forgot, world.classes)
     assert [e.attack for e in found.evidence] == ["confidence", "accuracy"]
     assert found.evidence[0].original == area_estimate(matched_area(before, rows), rows)[0]
-    attacks = [Attack(f"{i}", "new outputs", world.model(0.0).confidence, before) for i in range(4)]
+    attacks = [AttackScores(f"{i}", "new outputs", world.model(0.0).confidence, before) for i in range(4)]
     first = alone(attacks, rows, generator=world.rng, draws=99)[0]
     assert first.area == area_estimate(matched_area(attacks[0].new, rows), rows)[0]
     # What an attack can see is corrected for all attacks.
@@ -265,8 +265,8 @@ def test_evidence_beside_references_is_that_of_paired_tests(needs: Needs) -> Non
     world = World(120, 240)
     rows, hidden = match(world.forgot, world.classes), needs == "both outputs"
     scores = [world.model(known).confidence for known in (0.9, 0.1, 0.4)]
-    attack = Attack("loss", needs, scores[0], None if hidden else world.original.confidence, scores[1:])
-    other = Attack("noise", needs, world.rng.normal(size=360), attack.original, scores[1:])
+    attack = AttackScores("loss", needs, scores[0], None if hidden else world.original.confidence, scores[1:])
+    other = AttackScores("noise", needs, world.rng.normal(size=360), attack.original, scores[1:])
     found = beside([attack, other], rows)[0]
     areas = [matched_area(s, rows) for s in scores]
     zero = np.zeros(360)
@@ -289,7 +289,7 @@ def test_evidence_beside_references_is_that_of_paired_tests(needs: Needs) -> Non
     assert found.deviation.value == pytest.approx(areas[0].value - np.mean([a.value for a in areas[1:]]))
     assert (found.p, found.error, found.seen.low) == pytest.approx((max(ps), max(errors), min(seen)))
     assert found.adjusted == pytest.approx(2 * found.p)
-    between = Attack("between", "new outputs", scores[2], world.original.confidence, [scores[0], scores[1]])
+    between = AttackScores("between", "new outputs", scores[2], world.original.confidence, [scores[0], scores[1]])
     assert beside([between], rows)[0].p == 1
 
 
@@ -298,7 +298,7 @@ def test_confidence_that_rose_keeps_a_verdict_from_holding() -> None:
     world.original = world.model(0.3)
     world.original = replace(world.original, confidence=world.original.confidence - 0.5 * world.forgot)
     rose = world.model(0.0)
-    seen = Attack("seen", "new outputs", world.model(0.0).confidence, world.model(1.5).confidence)
+    seen = AttackScores("seen", "new outputs", world.model(0.0).confidence, world.model(1.5).confidence)
     assert world.judge(rose, attacks=[seen]).claims[-1].reason == "known better than before"
     fell = replace(rose, confidence=rose.confidence - 0.4 * world.forgot)
     assert world.judge(fell, attacks=[seen]).claims[-1].reason != "known better than before"
@@ -367,7 +367,7 @@ def test_attacks_on_both_models_are_judged_beside_references_only() -> None:
     world = World(300, 600)
     new, reference = world.model(0.0), world.model(0.0)
     trace, noise = 1.0 * world.forgot, [world.rng.normal(size=900) for _ in range(3)]
-    drift = Attack("drift", "both outputs", noise[0] + 2 * trace, None, [n + 0.4 * trace for n in noise[1:]])
+    drift = AttackScores("drift", "both outputs", noise[0] + 2 * trace, None, [n + 0.4 * trace for n in noise[1:]])
     assert [c.name for c in world.judge(new, drawn=True, attacks=[drift]).claims][-1] == "forgotten"
     found = world.judge(new, drawn=True, attacks=[drift], references={"a": reference, "b": reference})
     assert found.claims[-1].reason == "recognised"
@@ -385,7 +385,7 @@ def test_outputs_that_are_no_numbers_are_refused_with_row_and_model(bad: float) 
     with pytest.raises(InputError, match="gives row 17 of retrained model 1 a score"):
         world.judge(world.model(0.0), references={"other.pt": broken})
     with pytest.raises(InputError, match="the attack loss gives row 17 of retrained model 1 a score that is no finite"):
-        Attack("loss", "new outputs", np.zeros(70), np.zeros(70), [broken.confidence])
+        AttackScores("loss", "new outputs", np.zeros(70), np.zeros(70), [broken.confidence])
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
@@ -398,7 +398,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match="none of the 70 rows is forgotten"):
         world.judge(world.original, forgot=np.zeros(70, dtype=bool))
     with pytest.raises(InputError, match="made on no retrained model"):
-        beside([Attack("x", "new outputs", np.arange(70), np.arange(70))], match(world.forgot, world.classes))
+        beside([AttackScores("x", "new outputs", np.arange(70), np.arange(70))], match(world.forgot, world.classes))
     for original, needs in ((None, "new outputs"), (np.arange(70), "both outputs")):
         with pytest.raises(InputError, match="give scores on the original"):
-            Attack("x", needs, np.arange(70), original)
+            AttackScores("x", needs, np.arange(70), original)

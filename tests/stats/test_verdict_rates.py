@@ -21,7 +21,7 @@ import pytest
 from scipy.special import expit
 from scipy.stats import norm
 
-from warp_unlearning.stats.evidence import Attack, Outputs, judge_outputs
+from warp_unlearning.stats.evidence import AttackScores, Outputs, judge_outputs
 from warp_unlearning.stats.verdict import Verdict
 
 VARY, TRACE = 0.111, 0.10  # areas of retrained models vary by .028; so does the trace that retraining leaves
@@ -105,12 +105,12 @@ def verdict(
     traces: tuple[float, float] | None,
     how: dict[str, Any],
 ) -> Verdict:
-    attacks = [Attack("third", "new outputs", new.third, original.third, [r.third for r in references])]
+    attacks = [AttackScores("third", "new outputs", new.third, original.third, [r.third for r in references])]
     if traces:
         mine = trace(rng, original, new, traces, forgot)
         theirs = [trace(rng, original, r, (0.3, TRACE), forgot) for r in references]
         attacks += [
-            Attack(f"pair {i}", "both weights", mine[i], None, [t[i] for t in theirs]) for i in range(len(mine))
+            AttackScores(f"pair {i}", "both weights", mine[i], None, [t[i] for t in theirs]) for i in range(len(mine))
         ]
     return judge_outputs(
         original.outputs,

@@ -36,7 +36,7 @@ class Outputs:
 
 
 @dataclass(frozen=True, eq=False)
-class Attack:
+class AttackScores:
     """The scores (n,) of one attack on the new, the original, and each retrained model.
 
     Of an attack on both models, `new` scores the pair (original, new), each of `retrained` the pair (original,
@@ -68,7 +68,7 @@ class Attack:
         """Whether the attack sees the original model too."""
         return self.needs.startswith("both")
 
-    def on(self, rows: NDArray[np.bool_]) -> Attack:
+    def on(self, rows: NDArray[np.bool_]) -> AttackScores:
         """The scores of these rows."""
         original = None if self.original is None else np.asarray(self.original)[rows]
         retrained = [np.asarray(scores)[rows] for scores in self.retrained]
@@ -82,7 +82,7 @@ class Attack:
 
 
 def alone(
-    attacks: Sequence[Attack], rows: Matched, *, generator: np.random.Generator, draws: int = DRAWS
+    attacks: Sequence[AttackScores], rows: Matched, *, generator: np.random.Generator, draws: int = DRAWS
 ) -> tuple[Evidence, ...]:
     """Attacks on the new model: its forgotten rows against unseen ones. Attacks without two unequal scores are void."""
     attacks = [a for a in attacks if not matched_area(a.new, rows).void]
@@ -101,7 +101,7 @@ def alone(
     return tuple(found)
 
 
-def beside(attacks: Sequence[Attack], rows: Matched) -> tuple[Evidence, ...]:
+def beside(attacks: Sequence[AttackScores], rows: Matched) -> tuple[Evidence, ...]:
     """Attacks on the new model and on m retrained ones over the same rows.
 
     p is the largest over references of P(T > (|d| − margin (1 + 1/m)) / error), 1 where the new model is not on the
@@ -117,7 +117,7 @@ def beside(attacks: Sequence[Attack], rows: Matched) -> tuple[Evidence, ...]:
     return tuple(found)
 
 
-def _beside(attack: Attack, rows: Matched, attacks: int) -> Evidence:
+def _beside(attack: AttackScores, rows: Matched, attacks: int) -> Evidence:
     if not attack.retrained:
         raise InputError(f"the attack {attack.name} was made on no retrained model; give one score a row for each")
     areas = [matched_area(scores, rows) for scores in (attack.new, *attack.retrained)]
@@ -159,7 +159,7 @@ def judge_outputs(
     classes: ArrayLike,
     generator: np.random.Generator,
     references: Mapping[str, Outputs] | None = None,
-    attacks: Sequence[Attack] = (),
+    attacks: Sequence[AttackScores] = (),
     gone: Sequence[int] = (),
     drawn: bool = False,
     ours: bool = False,
@@ -188,7 +188,9 @@ def judge_outputs(
         raise InputError(f"none of the {mask.size} rows is forgotten; mark at least one")
     # Accuracy is an attack with the scores 0 and 1.
     sure, right = ([m.confidence for m in named.values()], [m.correct.astype(float) for m in named.values()])
-    every = [Attack(what, "new outputs", s[1], s[0], s[2:]) for what, s in (("confidence", sure), ("accuracy", right))]
+    every = [
+        AttackScores(what, "new outputs", s[1], s[0], s[2:]) for what, s in (("confidence", sure), ("accuracy", right))
+    ]
     tests = ~mask & ~np.isin(labels, list(gone))
     before, after = original.correct[tests], new.correct[tests]
     here = np.isin(labels, labels[mask]) & np.isin(labels, labels[~mask])
