@@ -186,25 +186,6 @@ def test_a_residual_network_and_one_dimension(drawn: Any, examples: Any) -> None
     assert_aligned(line, *examples(3, 2, 9), directions_for(line, 3))
 
 
-def test_only_the_parameters_that_directions_name_count(drawn: Any, examples: Any) -> None:
-    model = drawn(lambda: SmallResNet(width=2, classes=3))
-    every = directions_for(model, 3)
-    some = {name: every[name] for name in ("conv1.weight", "bn1.bias", "fc.weight")}
-    assert_aligned(model, *examples(3, 1, 8, 8), some)
-
-
-def test_the_gradient_itself_as_a_direction_gives_its_energy(drawn: Any, examples: Any) -> None:
-    model, (x, y) = drawn(lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))), examples(4, 6)
-    places = dict(model.named_parameters())
-    own: dict[str, list[Tensor]] = {name: [] for name in places}
-    for i in range(4):
-        loss = F.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
-        for name, g in zip(places, torch.autograd.grad(loss, list(places.values())), strict=True):
-            own[name].append(g)
-    product, energy = alignment(model, x, y, directions={n: torch.stack(g) for n, g in own.items()})
-    torch.testing.assert_close(product, energy, rtol=1e-12, atol=0)
-
-
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

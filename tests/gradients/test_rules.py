@@ -131,27 +131,21 @@ def convolutions(draw: st.DrawFn) -> nn.Conv2d:
 
 
 # Large images have fewer products in a kernel gradient than between positions, and small ones more.
-@settings(max_examples=100)
+@settings(max_examples=150)
+# On the smallest some taps see padding alone.
 @given(
-    layer=convolutions(), size=st.sampled_from([(4, 5), (7, 9), (12, 11)]), seed=st.integers(0, 99), last=st.booleans()
+    layer=convolutions(),
+    size=st.one_of(PAIRS, st.sampled_from([(4, 5), (7, 9), (12, 11)])),
+    seed=st.integers(0, 99),
+    last=st.booleans(),
 )
+@example(layer=nn.Conv2d(2, 3, 3, padding=1, bias=False), size=(1, 1), seed=0, last=False)
 def test_convolutions(layer: nn.Conv2d, size: tuple[int, int], seed: int, last: bool) -> None:
-    reach = (layer.dilation[k] * (layer.kernel_size[k] - 1) for k in (0, 1))
-    assume(all(length > r for length, r in zip(size, reach, strict=True)))
+    try:
+        layer(torch.zeros(1, layer.in_channels, *size))
+    except RuntimeError:
+        assume(False)
     assert_rule(layer, drawn(3, layer.in_channels, *size, seed=seed, last=last), seed=seed, last=last)
-
-
-@pytest.mark.parametrize("last", [True, False])
-@settings(max_examples=60)
-@given(size=PAIRS, stride=PAIRS, dilation=PAIRS, padding=PAIRS, image=PAIRS, groups=st.integers(1, 2))
-@example(size=(3, 3), stride=(1, 1), dilation=(1, 1), padding=(1, 1), image=(1, 1), groups=1)
-def test_images_so_small_that_some_taps_see_padding_alone(
-    last: bool, image: tuple[int, int], groups: int, **options: Any
-) -> None:
-    reach = (options["dilation"][k] * (options["size"][k] - 1) - 2 * options["padding"][k] for k in (0, 1))
-    assume(all(length > r for length, r in zip(image, reach, strict=True)))
-    layer = nn.Conv2d(2 * groups, 3 * groups, options.pop("size"), groups=groups, bias=False, **options)
-    assert_rule(layer, drawn(3, 2 * groups, *image, seed=0, last=last), last=last)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -50,31 +49,6 @@ def test_a_module_in_two_places_stays_one_and_hooks_come_along() -> None:
     assert copy[0] is copy[1][0]
     assert copy[0] is not layer
     assert not copy[0](torch.ones(1, 2)).any()
-
-
-def test_statistics_that_are_read_alone_are_shared_in_eval_mode() -> None:
-    norm = nn.BatchNorm1d(2)
-    copy: Any = copy_with_same_parameters(norm)
-    assert copy.running_mean is not norm.running_mean
-    copy = copy_with_same_parameters(norm.eval())
-    assert copy.running_mean is norm.running_mean
-
-
-def test_a_class_that_copies_itself_does_so() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.label = nn.Linear(2, 2), "original"
-
-        def __deepcopy__(self, memo: dict[int, Any]) -> Own:
-            found = Own()
-            found.inner, found.label = deepcopy(self.inner, memo), "copy"
-            return found
-
-    model = nn.Sequential(Own())
-    copy: Any = copy_with_same_parameters(model)
-    assert copy[0].label == "copy"
-    assert copy[0].inner.weight is model[0].inner.weight
 
 
 def test_what_cannot_be_copied_is_named() -> None:

@@ -8,14 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.oracles.symmetry import normal
 from torch import Tensor
 
 from warp_unlearning.errors import InputError
 from warp_unlearning.linalg.subspace import Rule, SecondMoment, gram, orthonormal, project_out, rank_for
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def with_spectrum(values: Tensor, d: int, n: int, seed: int = 0) -> Tensor:

@@ -38,13 +38,6 @@ def test_fine_tuning_is_a_training_that_starts_from_the_model(kit: Any, model: n
     assert not Finetune.reads_forget
 
 
-def test_neither_the_old_weights_nor_the_forget_set_matter(kit: Any, task: Task) -> None:
-    models = [kit.network(), kit.network(5)]
-    kit.run(Retrain(epochs=2), models[0], task)
-    kit.run(Retrain(epochs=2), models[1], kit.task_of(models[1], forget=kit.points(4, 99)))
-    assert same(*models)
-
-
 def test_augmentation_settings_arrive(kit: Any) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)

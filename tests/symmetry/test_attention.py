@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +14,15 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.oracles.symmetry import (
+    assert_symmetric,
+    distance,
+    equal_states,
+    generator,
+    moved_by,
+    normal,
+    relative_change,
+)
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from transformers import (
@@ -31,23 +39,14 @@ from warp_unlearning.models.networks import MLP
 from warp_unlearning.symmetry.attention import AttentionBasis
 from warp_unlearning.symmetry.attention_check import draw_axes
 from warp_unlearning.symmetry.attention_layouts import Part, Place
-from warp_unlearning.symmetry.base import Compose, Probe
-from warp_unlearning.symmetry.layer_inputs import linear_weights, observe
-from warp_unlearning.symmetry.moves import HeadMap, Move, apply_move
-from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Law
+from warp_unlearning.symmetry.base import Probe
+from warp_unlearning.symmetry.moves import HeadMap
+from warp_unlearning.symmetry.rescaling import Law
 
 HEADS, HEAD_WIDTH, HIDDEN = 2, 4, 10
 WIDTH = HEADS * HEAD_WIDTH
 # Free channels of a block: queries and keys, values, two norms, units.
 BLOCK = 4 * WIDTH + HIDDEN
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
 
 
 IMAGES = normal(3, 1, 6, 6, seed=9)
@@ -248,44 +247,6 @@ SIZES = st.tuples(
 )
 
 
-def moved_by(model: nn.Module, move: Move) -> nn.Module:
-    moved = deepcopy(model)
-    apply_move(moved, move)
-    return moved
-
-
-def relative_change(model: nn.Module, moved: nn.Module, x: Any) -> float:
-    with torch.no_grad():
-        before, after = (
-            out if isinstance(out, Tensor) else torch.cat([o.flatten() for o in out]) for out in (model(x), moved(x))
-        )
-    return float((after - before).abs().max() / before.abs().max())
-
-
-def distance(model: nn.Module, moved: nn.Module) -> float:
-    before, after = (torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (model, moved))
-    return float((after - before).norm() / before.norm())
-
-
-def equal_states(model: nn.Module, other: nn.Module) -> bool:
-    return all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
-
-
-def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    loss = F.cross_entropy(model(x), torch.arange(len(x)) % 2)
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return {name: gradient for name, gradient in zip(names, found, strict=True) if gradient is not None}
-
-
-def entering(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """What enters each linear map, (d, positions) or (3, d, positions), by the name of its weight."""
-    found: dict[str, Tensor] = {}
-    weights = [replace(weight, bias=None) for weight in linear_weights(model)]
-    observe(model, [x], weights, lambda weight, columns: found.update({weight.name: columns.squeeze(0)}))
-    return found
-
-
 def free(model: nn.Module, **options: Any) -> int:
     return AttentionBasis().report(model, **options).free
 
@@ -319,20 +280,7 @@ def test_function_gradients_and_inputs_follow_and_the_move_can_be_undone(layout:
     model = randomised(LAYOUTS[layout](*sizes), seed)
     x = normal(3, 1, 6, 6, seed=seed)
     law: Law = "lognormal" if seed % 2 else "uniform"
-    move = AttentionBasis(law=law).move(model, generator=generator(seed))
-    moved = moved_by(model, move)
-    assert relative_change(model, moved, x) < 1e-10
-    assert distance(model, moved) > 0.3
-    single = deepcopy(model).float()
-    assert relative_change(single, moved_by(single, move), x.float()) < 1e-4
-    found, entered = gradients(moved, x), entering(moved, x)
-    for name, gradient in gradients(model, x).items():
-        expected = move.covector(name, gradient)
-        torch.testing.assert_close(found[name], expected, rtol=1e-7, atol=1e-9 * float(expected.abs().max()) + 1e-14)
-    for name, columns in entering(model, x).items():
-        torch.testing.assert_close(entered[name], move.inputs(name, columns), rtol=1e-9, atol=1e-9)
-    for name, value in moved_by(moved, move.inverse()).state_dict().items():
-        torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-10, atol=1e-12)
+    assert_symmetric(model, AttentionBasis(law=law).move(model, generator=generator(seed)), x)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -454,16 +402,6 @@ def test_a_network_without_attention_stays_bit_identical_and_says_why(model: nn.
     assert all("no attention block of a known layout" in pinned.reasons[0] for pinned in report.pinned)
 
 
-def test_it_composes_with_other_symmetries_and_with_itself() -> None:
-    model, x = MLP(inputs=4, classes=2).double(), normal(3, 4)
-    moved = moved_by(model, Compose(AttentionBasis(), ChangeOfBasis()).move(model, generator=generator()))
-    assert distance(model, moved) > 0.1
-    assert relative_change(model, moved, x) < 1e-10
-    model = randomised(Net(Block()))
-    moved = moved_by(model, Compose(AttentionBasis(), AttentionBasis(norms=False)).move(model, generator=generator()))
-    assert relative_change(model, moved, IMAGES) < 1e-10
-
-
 # ------------------------------------------------------------------------------------------------ Hugging Face
 
 
@@ -500,13 +438,6 @@ class Rotary(Attention):
         return super().scores(rotated(q), rotated(k))
 
 
-class Interleaved(Attention):
-    """Rows of qkv in the order (heads, 3, width)."""
-
-    def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.qkv(x).unflatten(-1, (HEADS, 3, HEAD_WIDTH)).permute(3, 0, 2, 1, 4).unbind(0)
-
-
 class Biased(Attention):
     """A learned bias of the attention weights by relative position, and a causal mask."""
 
@@ -529,17 +460,6 @@ class NormedQueries(Attention):
         return super().scores(self.q_norm(q), self.k_norm(k))
 
 
-class NormedValues(Attention):
-    """A norm between the heads and `proj`, as some of timm's have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-
-    def heads(self, x: Tensor) -> Tensor:
-        return self.norm(super().heads(x))
-
-
 class DroppedHeads(Attention):
     """Dropout of the heads' channels, in train mode alone: a mask of channels is another one in another basis."""
 
@@ -559,27 +479,12 @@ class Grouped(Attention):
         return heads[:, :HEADS], heads[:, HEADS : HEADS + 1], heads[:, HEADS + 1 :]
 
 
-class OwnBiases(Attention):
-    """Biases of queries that are no part of qkv."""
-
-    def __init__(self) -> None:
-        super().__init__(bias=False)
-        self.q_bias = nn.Parameter(torch.ones(WIDTH))
-
-    def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        q, k, v = super().split(x)
-        return q + self.q_bias.reshape(HEADS, 1, HEAD_WIDTH), k, v
-
-
 ATTENTIONS: dict[type[Attention], list[str]] = {
     Rotary: ["queries and keys of Rotary blocks.0.attn: .*a rotary embedding"],
-    Interleaved: ["queries and keys", "values and output"],
     Biased: [],
     NormedQueries: ["LayerNorm blocks.0.attn.q_norm, which normalises the queries"],
-    NormedValues: ["LayerNorm blocks.0.attn.norm, which normalises the values"],
     DroppedHeads: ["values and output of DroppedHeads"],
     Grouped: ["16 channels .* 8, in 2 heads", "16 channels .* 8, in 2 heads"],
-    OwnBiases: ["queries and keys of OwnBiases"],
 }
 
 
@@ -655,14 +560,6 @@ class GatedUnits(Mlp):
         return self.fc2(left * F.silu(right))
 
 
-class ResidualPostNorm(Block):
-    """Norms behind attention and MLP, under the names of those before."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.norm1(self.attn(x))
-        return x + self.norm2(self.mlp(x))
-
-
 class Leaky(Block):
     """The first norm's output is added to the residual stream too."""
 
@@ -697,7 +594,6 @@ class Renamed(Block):
 
 NORM1, NORM2, FC1 = (f"blocks.0.{name}.weight" for name in ("norm1", "norm2", "mlp.fc1"))
 BLOCKS: dict[str, tuple[Callable[[], nn.Module], dict[str, str]]] = {
-    "post": (ResidualPostNorm, {NORM1: "output of LayerNorm", NORM2: "output of LayerNorm"}),
     "leaky": (Leaky, {NORM1: "output of LayerNorm blocks.0.norm1: .* another reader"}),
     "widened": (Widened, {NORM1: r"qkv.weight, whose shape \(24, 16\) does not fit 8 channels: output of Layer"}),
     "ordered": (lambda: Block(mlp=OrderedUnits(always=True)), {FC1: "units of Linear blocks.0.mlp.fc1"}),

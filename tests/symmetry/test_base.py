@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from tests.oracles.symmetry import normal
 from torch import Tensor, nn
 
 from warp_unlearning.defense.conjugate import FixedMove
@@ -28,11 +29,6 @@ from warp_unlearning.symmetry.base import (
 from warp_unlearning.symmetry.moves import AxisMap, ChannelMove, ComposedMove, Move, Translation, apply_move
 from warp_unlearning.symmetry.null_space import NullMove, NullSpace, TrackedNullSpace
 from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
 
 # ------------------------------------------------------------------------------------------------ by name
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.networks import GEOMETRIES
 from tests.oracles import warp_loop
+from tests.oracles.symmetry import normal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,10 +22,6 @@ from warp_unlearning.symmetry.layer_inputs import (
 )
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def seen(model: nn.Module, batches: list[Tensor]) -> dict[str, Tensor]:
     """All that `observe` shows, (groups, d, positions) by weight name."""
     found: dict[str, list[Tensor]] = {}
@@ -37,17 +33,6 @@ def seen(model: nn.Module, batches: list[Tensor]) -> dict[str, Tensor]:
 
 def by_name(model: nn.Module) -> dict[str, LinearWeight]:
     return {weight.name: weight for weight in linear_weights(model)}
-
-
-@pytest.mark.parametrize("name", GEOMETRIES)
-def test_what_is_shown_are_the_patches_read_out_one_by_one(kit: Any, name: str) -> None:
-    make, shape = GEOMETRIES[name]
-    model, batches = kit.built(make), [normal(2, *shape), normal(3, *shape, seed=1)]
-    found = seen(model, batches)
-    paths = [weight.removesuffix(".weight") for weight in found]
-    assert paths == [p for p, m in model.named_modules() if isinstance(m, (nn.Linear, *warp_loop.CONVOLUTIONS))]
-    for path, expected in warp_loop.inputs(model, batches, paths).items():
-        assert torch.equal(found[f"{path}.weight"], expected)
 
 
 @st.composite
@@ -84,15 +69,6 @@ def test_a_weight_applied_to_the_inputs_is_what_the_convolution_computes(drawn: 
         rows = torch.cat([rows, layer.bias.reshape(layer.groups, -1, 1)], 2)
     images = 1 if x.dim() == len(layer.kernel_size) + 2 else 0
     torch.testing.assert_close((rows @ inputs).flatten(0, 1), layer(x).movedim(images, 0).reshape(2, -1))
-
-
-@pytest.mark.parametrize("change", [{"stride": (2, 1)}, {"dilation": (1, 2)}, {"padding": (2, 0)}, {"padding": "same"}])
-def test_the_geometry_is_that_of_the_layer_as_it_is_now(change: dict[str, Any]) -> None:
-    layer, x = nn.Conv2d(2, 1, 3, padding=1).double(), normal(2, 2, 6, 5)
-    for name, value in change.items():
-        setattr(layer, name, value)
-    rows = torch.cat([layer.weight.flatten(1), layer.bias[:, None]], 1)
-    torch.testing.assert_close((rows @ seen(layer, [x])["weight"][0])[0], layer(x).flatten())
 
 
 def test_patches_are_the_same_however_images_lie_in_memory() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.oracles.symmetry import normal
 from torch import Tensor, nn
 
 from warp_unlearning.symmetry.base import Compose
@@ -24,10 +25,6 @@ from warp_unlearning.symmetry.moves import (
     compose,
 )
 from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def vector(values: list[float]) -> Tensor:
@@ -81,14 +78,6 @@ def test_each_entry_goes_where_its_axes_say_and_all_else_follows(move: ChannelMo
     torch.testing.assert_close(back.covector("w", move.covector("w", value)), value)
     assert torch.equal(back.selection("w", followed), chosen)
     torch.testing.assert_close(back.inputs("w", move.inputs("w", inputs)), inputs)
-
-
-@settings(deadline=None)
-@given(axis_maps(0, 4), axis_maps(0, 4), st.integers(0, 1000))
-def test_two_maps_of_one_axis_are_undone_in_turn(first: AxisMap, second: AxisMap, seed: int) -> None:
-    move, value = ChannelMove({"w": (first, second)}), normal(4, 2, seed=seed)
-    torch.testing.assert_close(move.point("w", value), second.apply(first.apply(value)))
-    torch.testing.assert_close(move.inverse().point("w", move.point("w", value)), value)
 
 
 def test_tensors_not_named_stay_and_a_basis_may_be_empty() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.networks import ARCHITECTURES, GEOMETRIES
 from tests.oracles import warp_loop
+from tests.oracles.symmetry import normal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,10 +18,6 @@ from warp_unlearning.symmetry.base import Probe
 from warp_unlearning.symmetry.layer_inputs import linear_weights, observe
 from warp_unlearning.symmetry.moves import apply_move
 from warp_unlearning.symmetry.null_space import NullMove, NullSpace, TrackedNullSpace
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def drifted(model: nn.Module, seed: int, size: float = 0.02) -> None:

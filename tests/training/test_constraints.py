@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.oracles.symmetry import normal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,10 +16,6 @@ from warp_unlearning.training.stepper import Stepper
 
 Network = Callable[..., nn.Sequential]
 Points = Callable[..., TensorExamples]
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def bases(**columns: Tensor) -> dict[str, InputBasis]:
