@@ -36,7 +36,8 @@ from warp_unlearning.runs.workers import run_all
 from warp_unlearning.symmetry.base import Compose
 from warp_unlearning.symmetry.layer_inputs import linear_weights
 from warp_unlearning.symmetry.null_space import Aim, NullSpace, TrackedNullSpace
-from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
+from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis
 from warp_unlearning.training.scoring import accuracy, losses
 
 RESAMPLES = 2000

@@ -50,7 +50,7 @@ def fleet(options: argparse.Namespace, name: str) -> Work:
 
 def energy(options: argparse.Namespace, stem: str) -> Work:
     model, (x, y) = resnet(stem).to(options.device).eval(), images(options, 256)
-    made = known("gradients.energy_gradient:EnergyGradient", "gradients.captured_energy:CapturedEnergy")
+    made = known("gradients.energy:EnergyGradient", "gradients.energy_gradient:EnergyGradient")
     gradient = made(model) if made.__name__ == "EnergyGradient" else made(model, x, y)
     if hasattr(gradient, "capture"):
         gradient.capture()

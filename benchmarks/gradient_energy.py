@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from warp_unlearning.gpu.graphs import CudaGraph, capturable_stream
-from warp_unlearning.gradients.energy import gradient_energy
-from warp_unlearning.gradients.energy_gradient import EnergyGradient
+from warp_unlearning.gradients.energy import EnergyGradient, gradient_energy
 from warp_unlearning.models.networks import ResNet18
 
 Gradient = tuple[Tensor, ...]

@@ -45,7 +45,7 @@ class Transformer(nn.Module):
         )
         self.norms, self.head = nn.ModuleList(nn.LayerNorm(width) for _ in range(2)), nn.Linear(width, 10)
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)
         for norm, joined, out, mlp in zip(self.norms, self.joined, self.out, self.mlp, strict=True):
             q, k, v = joined(norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)

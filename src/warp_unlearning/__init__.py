@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from .symmetry.base import Compose as Compose
     from .symmetry.null_space import NullSpace as NullSpace
     from .symmetry.null_space import TrackedNullSpace as TrackedNullSpace
+    from .symmetry.permutation import Permutation as Permutation
     from .symmetry.rescaling import ChangeOfBasis as ChangeOfBasis
-    from .symmetry.rescaling import Permutation as Permutation
     from .unlearning import DeletionRecord as DeletionRecord
     from .unlearning import Unlearned as Unlearned
     from .unlearning import check_model as check_model
@@ -55,7 +55,7 @@ _HOMES = {
     "DeletionRecord": "unlearning",
     "NullSpace": "symmetry.null_space",
     "PairAudit": "attacks.membership.pair_report",
-    "Permutation": "symmetry.rescaling",
+    "Permutation": "symmetry.permutation",
     "Reconstruction": "attacks.reconstruction.reconstruct",
     "ReconstructionFloor": "bounds.report",
     "Threat": "attacks.reconstruction.threat",

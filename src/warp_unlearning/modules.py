@@ -1,45 +1,15 @@
-"""The modules of a model, their tensors by name and their modes, found faster than by the generators of `nn.Module`;
-and the padding and memory layout of convolutions.
-"""
+"""The modes of a model's modules, and the padding and memory layout of convolutions."""
 
 from __future__ import annotations
-
-from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def modules_by_path(model: nn.Module) -> dict[str, nn.Module]:
-    """What `named_modules` gives, which takes several times as long."""
-    found: dict[str, nn.Module] = {}
-    _add(model, "", found, set())
-    return found
-
-
-def _add(module: nn.Module, path: str, found: dict[str, nn.Module], seen: set[int]) -> None:
-    seen.add(id(module))
-    found[path] = module
-    start = f"{path}." if path else ""
-    for name, child in module._modules.items():
-        if child is not None and id(child) not in seen:
-            _add(child, start + name, found, seen)
-
-
-def tensor_of(module: nn.Module, name: str) -> Tensor | None:
-    """The module's attribute of this name, a parameter or a buffer; by `getattr` it takes several times as long."""
-    # What something other than torch has put there comes first.
-    if name not in module.__dict__:
-        for tensors in (module._parameters, module._buffers):
-            if name in tensors:
-                return tensors[name]
-    return cast("Tensor | None", getattr(module, name))
-
-
 def modes_of(model: nn.Module) -> list[tuple[nn.Module, bool]]:
     """Every module, and whether it is in train mode."""
-    return [(module, module.training) for module in modules_by_path(model).values()]
+    return [(module, module.training) for module in model.modules()]
 
 
 def set_mode(model: nn.Module, *, training: bool) -> None:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.gradients.energy import gradient_energy
-from warp_unlearning.gradients.energy_gradient import EnergyGradient
+from warp_unlearning.gradients.energy import EnergyGradient, gradient_energy
 from warp_unlearning.models.networks import SmallResNet
 
 DEVICES = [

@@ -18,7 +18,8 @@ from warp_unlearning.errors import InputError, WarpWarning
 from warp_unlearning.methods.base import Task
 from warp_unlearning.methods.pgu import ProjectedGradient
 from warp_unlearning.symmetry.moves import apply_move
-from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
+from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis
 
 
 def loss_by_loop(output: Tensor, y: Tensor, offset: float, entropy_weight: float) -> float:

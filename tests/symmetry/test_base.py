@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 import pytest
@@ -20,6 +20,7 @@ from warp_unlearning.symmetry.base import (
     Sizes,
     check_options,
     make_symmetry,
+    option,
     options_of,
     require_symmetry,
     settings_of,
@@ -28,7 +29,8 @@ from warp_unlearning.symmetry.base import (
 )
 from warp_unlearning.symmetry.moves import AxisMap, ChannelMove, ComposedMove, Move, Translation, apply_move
 from warp_unlearning.symmetry.null_space import NullMove, NullSpace, TrackedNullSpace
-from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
+from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis
 
 # ------------------------------------------------------------------------------------------------ by name
 
@@ -47,10 +49,10 @@ def test_each_name_makes_its_class_and_every_option_is_explained_and_reaches_it(
     made: Any = make_symmetry(name, **{option.name: option.default for option in symmetry_options(name)})
     assert type(made) is CLASSES[name]
     require_symmetry(made)
-    for option in symmetry_options(name):
-        assert option.help, option.name
-        value = getattr(made, option.name)
-        assert value == option.default or f"{value} unless" in option.help
+    for each in symmetry_options(name):
+        assert each.help, each.name
+        value = getattr(made, each.name)
+        assert value == each.default or f"{value} unless" in each.help
 
 
 @pytest.mark.parametrize(
@@ -92,9 +94,13 @@ def test_what_is_no_symmetry_is_refused() -> None:
 Colour = Literal["red", "green"]
 
 
+@dataclass
 class Plain:
-    def __init__(self, first: int = 1, *, width: float = 0.5, colour: Colour = "red", often: bool = True) -> None:
-        self.given = first, width, colour, often
+    first: int = 1
+    _: KW_ONLY
+    width: float = option(0.5, "how wide")
+    colour: Colour = "red"
+    often: bool = True
 
 
 @dataclass(kw_only=True)
@@ -106,18 +112,18 @@ class Fields:
 
 
 def test_options_are_the_keyword_only_ones_in_their_order() -> None:
-    assert options_of(Plain, {"width": "how wide"}) == (
+    assert options_of(Plain) == (
         Option("width", "a number", 0.5, "how wide"),
         Option("colour", "'red' or 'green'", "red", ""),
         Option("often", "true or false", True, ""),
     )
-    assert [(o.name, o.type, o.default) for o in options_of(Fields, {}, defaults={"count": 7, "when": None})] == [
+    assert [(o.name, o.type, o.default) for o in options_of(Fields, defaults={"count": 7, "when": None})] == [
         ("width", "a number", 2.0),
         ("count", "a whole number", 7),
         ("when", "'red', 'green', a whole number or null", None),
     ]
     # `Rule` is a name that the module of the subclass does not know.
-    types = {o.name: o.type for o in options_of(TrackedNullSpace, {})}
+    types = {o.name: o.type for o in options_of(TrackedNullSpace)}
     assert (types["rule"], types["rounds"]) == ("'energy' or 'singular_values'", "a whole number")
 
 

@@ -20,7 +20,8 @@ from warp_unlearning.errors import InputError
 from warp_unlearning.symmetry.channel_graph import ChannelGraph, ChannelReport
 from warp_unlearning.symmetry.channels import Kind
 from warp_unlearning.symmetry.moves import apply_move
-from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
+from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis
 
 ACTS: dict[str, Callable[[int], nn.Module]] = {
     "relu": lambda c: nn.ReLU(),

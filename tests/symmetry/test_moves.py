@@ -24,7 +24,8 @@ from warp_unlearning.symmetry.moves import (
     apply_move,
     compose,
 )
-from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
+from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis
 
 
 def vector(values: list[float]) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from warp_unlearning.errors import InputError
 from warp_unlearning.models.networks import MLP, ResNet18, SmallResNet
 from warp_unlearning.symmetry.base import Compose, Symmetry
-from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Law, Permutation, check_law, draw_scales
+from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Law, check_law, draw_scales
 
 
 def settle(model: nn.Module, x: Tensor) -> nn.Module:

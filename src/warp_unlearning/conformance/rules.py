@@ -19,7 +19,8 @@ from ..models.modes import batch_norms
 from ..models.weights import model_digest
 from ..randomness import Streams
 from ..symmetry.moves import Move, apply_move
-from ..symmetry.rescaling import ChangeOfBasis, Permutation
+from ..symmetry.permutation import Permutation
+from ..symmetry.rescaling import ChangeOfBasis
 from ..training.update import Update
 from ..unlearning.driver import Unlearned, unlearn
 from .problem import Problem

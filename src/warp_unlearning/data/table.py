@@ -38,9 +38,9 @@ class Rows(Protocol):
     """Raw inputs: an array, a file read by row, or image files decoded on demand."""
 
     @property
-    def dtype(self) -> np.dtype[Any]: ...  # noqa: D102
+    def dtype(self) -> np.dtype[Any]: ...
     @property
-    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+    def shape(self) -> tuple[int, ...]: ...
     def __getitem__(self, index: Index, /) -> NDArray[Any]: ...
 
 

@@ -8,7 +8,7 @@ end, T⁻¹, undoes the move exactly, so the function changes by the method's up
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..methods.base import Task, require
 from ..randomness import Streams
-from ..symmetry.base import Probe, Sizes, Symmetry, require_symmetry
+from ..symmetry.base import Probe, Sizes, Symmetry, option, require_symmetry
 from ..symmetry.moves import Move
 from ..symmetry.rescaling import ChangeOfBasis
 from ..training.update import Update
@@ -41,14 +41,16 @@ class Conjugate:
     name: ClassVar[str] = "conjugate"
 
     symmetry: Symmetry = field(default_factory=lambda: ChangeOfBasis(law="lognormal", spread=0.5))
-    match: Match = field(default="effect", kw_only=True)
+    _: KW_ONLY
+    match: Match = option(
+        "effect", "length of an update: that of the plain one (length), or the same effect on the loss (effect)"
+    )
 
     def __post_init__(self) -> None:
         require_symmetry(self.symmetry)
         require(self, choices={"match": get_args(Match)})
 
     def start(self, model: nn.Module, task: Task, *, streams: Streams) -> ConjugateSession:
-        """Move the model into the basis."""
         return ConjugateSession(self, model, task, streams)
 
 
@@ -70,7 +72,6 @@ class ConjugateSession:
 
     @property
     def certificates(self) -> list[Certificate]:
-        """Those of the move there and, at the end, of the move back."""
         return self._teleporter.certificates
 
     @torch.no_grad()
@@ -83,7 +84,6 @@ class ConjugateSession:
         torch._foreach_copy_(self._before, self._weights)
 
     def brought_back(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state in the original's basis."""
         return {name: self._back.point(name, value) for name, value in state.items()}
 
     def finish(self) -> None:
@@ -118,7 +118,6 @@ class FixedMove:
     looks_at: ClassVar[Sizes] = Sizes()
 
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> Move:
-        """The fixed move."""
         return self._move
 
 

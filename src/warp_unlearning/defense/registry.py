@@ -49,15 +49,6 @@ _DEFENSES: Mapping[str, _Recipe] = {
     ),
 }
 
-_ABOUT: Mapping[str, str] = {
-    "every": "when to teleport: after each epoch, once at the end, after so many updates, or null",
-    "gradient_threshold": "teleport also after an update where the mean forget gradient is longer",
-    "tolerance": "rise of the loss of unseen retained examples beyond which a teleport is taken back",
-    "relearning": "fall of the loss of examples to forget, as a share, beyond which one is taken back; null for none",
-    "momentum": "carry the optimizer's momentum across a teleport, or reset it",
-    "match": "length of an update: that of the plain one (length), or the same effect on the loss (effect)",
-}
-
 
 @dataclass(frozen=True)
 class DefenseOptions:
@@ -79,7 +70,7 @@ def defense_options(name: str) -> DefenseOptions:
     recipe = _recipe(name)
     return DefenseOptions(
         recipe.about,
-        options_of(recipe.kind, _ABOUT, defaults=recipe.defense_defaults),
+        options_of(recipe.kind, defaults=recipe.defense_defaults),
         recipe.symmetry,
         symmetry_options(recipe.symmetry, defaults=recipe.symmetry_defaults),
     )
@@ -95,7 +86,7 @@ def make_defense(name: str, /, **options: Any) -> Defense:
     """
     recipe = _recipe(name)
     symmetry, symmetry_settings = _symmetry_given(name, options.pop("symmetry", {}), recipe)
-    defense_names = {option.name for option in options_of(recipe.kind, _ABOUT)}
+    defense_names = {option.name for option in options_of(recipe.kind)}
     symmetry_names = {option.name for option in symmetry_options(symmetry)}
     defense_settings = {key: value for key, value in options.items() if key in defense_names}
     for key, value in options.items():

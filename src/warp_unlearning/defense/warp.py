@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, get_args
 
 import torch
@@ -15,7 +15,7 @@ from ..errors import InputError, WarpWarning, nearest
 from ..methods.base import Task, require
 from ..models.modes import norm_mode
 from ..randomness import Streams
-from ..symmetry.base import Symmetry, require_symmetry
+from ..symmetry.base import Symmetry, option, require_symmetry
 from ..symmetry.moves import MomentumReset, Move
 from ..symmetry.null_space import NullSpace
 from ..training.update import Update
@@ -38,11 +38,20 @@ class Warp:
     """
 
     symmetry: Symmetry = field(default_factory=NullSpace)
-    every: Moment | int | None = field(default="epoch", kw_only=True)
-    gradient_threshold: float | None = field(default=None, kw_only=True)
-    tolerance: float = field(default=0.01, kw_only=True)
-    relearning: float | None = field(default=None, kw_only=True)
-    momentum: Momentum = field(default="carry", kw_only=True)
+    _: KW_ONLY
+    every: Moment | int | None = option(
+        "epoch", "when to teleport: after each epoch, once at the end, after so many updates, or null"
+    )
+    gradient_threshold: float | None = option(
+        None, "teleport also after an update where the mean forget gradient is longer"
+    )
+    tolerance: float = option(
+        0.01, "rise of the loss of unseen retained examples beyond which a teleport is taken back"
+    )
+    relearning: float | None = option(
+        None, "fall of the loss of examples to forget, as a share, beyond which one is taken back; null for none"
+    )
+    momentum: Momentum = option("carry", "carry the optimizer's momentum across a teleport, or reset it")
     _name: str = field(default="warp", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +72,6 @@ class Warp:
         return self._name
 
     def start(self, model: nn.Module, task: Task, *, streams: Streams) -> WarpSession:
-        """Begin an unlearning; returns the session, which teleports `model` by its own copy of the symmetry."""
         return WarpSession(self, model, task, streams)
 
 
@@ -77,7 +85,6 @@ class WarpSession:
 
     @property
     def certificates(self) -> list[Certificate]:
-        """One for each teleport so far, those taken back included."""
         return self._teleporter.certificates
 
     def between(self, update: Update) -> Move | None:

@@ -144,7 +144,6 @@ class EmbeddingRule(GhostRule):
     """Row v of ∂ℓ/∂E is Σ gₜ over the positions t that hold token v, and 0 for `padding_idx`; inputs (batch, ...)."""
 
     def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
-        """(batch, tokens, width)."""
         tokens, rows = _tokens_and_rows(cast(nn.Embedding, layer), a, g)
         table = g.new_zeros(len(a), cast(nn.Embedding, layer).num_embeddings, g.shape[-1])
         return table.scatter_add(1, tokens[..., None].expand_as(rows), rows)

@@ -26,7 +26,6 @@ class AffineRule(GhostRule):
         return _sum_positions(g)
 
     def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
-        """(batch, *parameter)."""
         return self.summed(layer, g * self.normalised(layer, a) if name == "weight" else g)
 
 
@@ -39,7 +38,6 @@ class GroupNormRule(AffineRule):
         return forward(a if a.requires_grad else a.contiguous())
 
     def normalised(self, layer: nn.Module, a: Tensor) -> Tensor:
-        """x̂, shape of a."""
         norm = cast(nn.GroupNorm, layer)
         return F.group_norm(a, norm.num_groups, eps=norm.eps)
 
@@ -49,12 +47,10 @@ class LayerNormRule(AffineRule):
     """Normalises over the last axes of inputs (batch, ..., *normalised axes)."""
 
     def normalised(self, layer: nn.Module, a: Tensor) -> Tensor:
-        """x̂, shape of a."""
         norm = cast(nn.LayerNorm, layer)
         return F.layer_norm(a, norm.normalized_shape, eps=norm.eps)
 
     def summed(self, layer: nn.Module, g: Tensor) -> Tensor:
-        """Over the axes between."""
         return g.reshape(len(g), -1, *cast(nn.LayerNorm, layer).normalized_shape).sum(1)
 
 
@@ -73,7 +69,6 @@ class BatchNormRule(AffineRule):
         return a * _per_channel(scale, a) + _per_channel(shift, a)
 
     def normalised(self, layer: nn.Module, a: Tensor) -> Tensor:
-        """x̂, shape of a."""
         norm = cast(nn.BatchNorm2d, layer)
         return F.batch_norm(a, norm.running_mean, norm.running_var, eps=norm.eps)
 

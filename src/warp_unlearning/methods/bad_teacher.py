@@ -46,7 +46,6 @@ class BadTeacher:
         require(self, choices={"optimizer": get_args(OptimizerName)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """Take one step for every mixed batch."""
         stepper = Stepper(model, optimizer=self.optimizer, momentum=self.momentum, weight_decay=self.weight_decay)
         untrained = task.fresh(task.original, "untrained").requires_grad_(False).eval()
         mixed = _Mixed(task, untrained, share=self.retain_share)

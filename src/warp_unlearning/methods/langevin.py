@@ -75,7 +75,6 @@ class Langevin:
             )
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """Take one noisy step for every retain batch."""
         count = task.batch_count("retain", self.batch_size)
         total = self.epochs * count
         scale = sqrt(2 * self.lr) * self.noise_level(forget=len(task.forget), retain=len(task.retain), steps=total)

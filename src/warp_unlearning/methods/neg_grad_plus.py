@@ -42,7 +42,6 @@ class NegGradPlus:
         require(self, not_negative=("weight_decay", "anchor"), choices={"norm_mode": get_args(NormMode)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """Take one step for every retain batch, each together with a forget batch."""
         stepper = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay, max_norm=self.max_norm)
         start_distance = Anchor(model) if self.anchor else None
         forget_loss_cap = self._forget_loss_cap(task)

@@ -58,7 +58,6 @@ class ProjectedGradient:
         require(self, choices={"rule": get_args(Rule)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """Take one projected step for every forget batch."""
         projection = retained_complement(model, task, samples=self.samples, energy=self.energy, rule=self.rule)
         stepper = Stepper(
             model,

@@ -46,7 +46,6 @@ class Retrain:
         require(self, not_negative=("weight_decay", "crop_padding"), choices={"precision": get_args(Precision)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """Draw fresh weights and train them: the updates of a training from scratch."""
         fixed = {n: t.clone() for n, t in frozen_state(model).items()}
         start = task.fresh(model, "initial weights")
         with torch.no_grad():
@@ -126,7 +125,6 @@ class Finetune:
         require(self, not_negative=("weight_decay",))
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """The updates of a training that starts from the model's weights."""
         return _training(self, model, task)
 
 

@@ -45,7 +45,6 @@ class SalUn:
         require(self, not_negative=("weight_decay",))
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """Take one step for every batch, forget batches first in each epoch."""
         if self.exclude_true_label and task.classes < 2:
             raise InputError("salun with exclude_true_label=True needs another class to draw from; the model has one")
         mask = saliency_mask(model, task.forget, keep=self.keep)

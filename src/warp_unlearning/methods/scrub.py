@@ -56,7 +56,6 @@ class Scrub:
         require(self, counts=("max_epochs", "epochs", "retain_batch_size", "forget_batch_size"))
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """Take one step for every batch; forget batches first in each of the first `max_epochs` epochs."""
         stepper = Stepper(model, optimizer=self.optimizer, momentum=self.momentum, weight_decay=self.weight_decay)
         rewind = _Rewind(model, task) if self.rewind else None
 

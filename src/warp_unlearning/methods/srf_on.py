@@ -62,7 +62,6 @@ class SrfOn:
         require(self, not_negative=("weight_decay",), choices={"fisher": get_args(FisherKind)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """Take the iterations: one retain step each, some with a forget step before it."""
         mask = self._mask(model, task)
         sgd = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay)
         forgetting = sgd

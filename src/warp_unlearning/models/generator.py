@@ -39,13 +39,13 @@ class Staged(Protocol):
     """
 
     @property
-    def latent(self) -> tuple[int, ...]: ...  # noqa: D102
+    def latent(self) -> tuple[int, ...]: ...
     @property
-    def image_shape(self) -> tuple[int, int, int]: ...  # noqa: D102
+    def image_shape(self) -> tuple[int, int, int]: ...
     @property
-    def classes(self) -> int | None: ...  # noqa: D102
+    def classes(self) -> int | None: ...
     @property
-    def stages(self) -> Sequence[nn.Module]: ...  # noqa: D102
+    def stages(self) -> Sequence[nn.Module]: ...
 
 
 @dataclass(frozen=True, eq=False)

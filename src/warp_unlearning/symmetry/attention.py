@@ -65,7 +65,6 @@ class AttentionBasis:
         return ChannelReport(sum(part.channels for part in _moving(parts)), (*pinned, *_outside(model, parts)))
 
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> ChannelMove:
-        """A random member of the family for `model`, which is left as it is."""
         parts = _moving(self._parts(model, probe))
         state = model.state_dict()
         for name in (place.name for part in parts if part.kind != "units" for place in part.places):

@@ -4,7 +4,6 @@ their options as their constructors declare them.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -23,7 +22,7 @@ _SYMMETRIES: Mapping[str, str] = {
     "null_space": "null_space.NullSpace",
     "tracked_null_space": "null_space.TrackedNullSpace",
     "change_of_basis": "rescaling.ChangeOfBasis",
-    "permutation": "rescaling.Permutation",
+    "permutation": "permutation.Permutation",
     "attention_basis": "attention.AttentionBasis",
 }
 _KINDS: Mapping[Any, str] = {
@@ -85,7 +84,6 @@ class Compose:
 
     @property
     def looks_at(self) -> Sizes:
-        """The most that any of the symmetries looks at."""
         wanted = [symmetry.looks_at for symmetry in self.symmetries]
         return Sizes(max(w.retain for w in wanted), max(w.forget for w in wanted))
 
@@ -149,21 +147,16 @@ def option(default: Any, help_text: str) -> Any:
 
 def symmetry_options(name: str, *, defaults: Mapping[str, Any] | None = None) -> tuple[Option, ...]:
     """The options of the symmetry `name`, with `defaults` over its own."""
-    cls = _class(name)
-    about = {f.name: f.metadata.get("help", "") for f in fields(cls)} if is_dataclass(cls) else {}
-    return options_of(cls, about, defaults=defaults)
+    return options_of(_class(name), defaults=defaults)
 
 
-def options_of(cls: type, about: Mapping[str, str], *, defaults: Mapping[str, Any] | None = None) -> tuple[Option, ...]:
-    """The keyword-only options of a class in the order they are declared, with `defaults` over its own.
-
-    `about` holds the sentences; an option without one has none.
-    """
-    hints, given = _hints(cls), defaults or {}
+def options_of(cls: type, *, defaults: Mapping[str, Any] | None = None) -> tuple[Option, ...]:
+    """The keyword-only fields of a dataclass in the order they are declared, with `defaults` over its own."""
+    hints, given = get_type_hints(cls), defaults or {}
     return tuple(
-        Option(name, _described(hints[name]), given.get(name, p.default), about.get(name, ""))
-        for name, p in inspect.signature(cls).parameters.items()
-        if p.kind is p.KEYWORD_ONLY
+        Option(f.name, _described(hints[f.name]), given.get(f.name, f.default), f.metadata.get("help", ""))
+        for f in (fields(cls) if is_dataclass(cls) else ())
+        if f.kw_only and f.init
     )
 
 
@@ -172,7 +165,7 @@ def check_options(owner: str, cls: type, given: Mapping[str, Any]) -> None:
 
     Values may come from a command line or a file, so types are checked before a constructor compares them.
     """
-    hints = _hints(cls)
+    hints = get_type_hints(cls)
     for name, value in given.items():
         if not _fits(value, hints[name]):
             raise InputError(f"{owner}: {name} is {value!r}; it must be {_described(hints[name])}")
@@ -197,13 +190,6 @@ def _class(name: str) -> type:
         raise InputError(f"unknown symmetry {name!r}; {nearest(name, _SYMMETRIES)}")
     module, _, cls = _SYMMETRIES[name].partition(".")
     return cast(type, getattr(import_module(f".{module}", __package__), cls))
-
-
-def _hints(cls: type) -> dict[str, Any]:
-    # A dataclass that inherits fields names types its own module may not know.
-    if is_dataclass(cls):
-        return get_type_hints(cls)
-    return {name: p.annotation for name, p in inspect.signature(cls, eval_str=True).parameters.items()}
 
 
 def _fits(value: Any, hint: Any) -> bool:

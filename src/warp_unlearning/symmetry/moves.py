@@ -11,7 +11,7 @@ Under θ′ = T(θ), with T affine and acting on each tensor by itself:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Protocol
@@ -21,24 +21,31 @@ from torch import Tensor, nn
 
 
 class Move(Protocol):
-    """A map of the weights, and how state in weight coordinates follows it. Names are `state_dict` keys."""
+    """A map of the weights, and how state in weight coordinates follows it: as it is, unless a move says otherwise.
+    Names are `state_dict` keys.
+    """
 
     def point(self, name: str, value: Tensor) -> Tensor:
         """Where the weights `value` of tensor `name` lie after the move."""
+        return value
 
     def covector(self, name: str, value: Tensor) -> Tensor:
         """A gradient with respect to tensor `name`, seen after the move."""
+        return value
 
     def selection(self, name: str, value: Tensor) -> Tensor:
         """A label on each entry of tensor `name` (a mask, say), following the entries wherever they go."""
+        return value
 
     def inputs(self, name: str, value: Tensor) -> Tensor:
         """Where inputs of the layer with the weight `name` lie after the move: columns (d, k) or (groups, d, k), whose
         span is kept but not their orthonormality.
         """
+        return value
 
     def inverse(self) -> Move:
         """The move back."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,21 +63,17 @@ class AxisMap:
         return 0 if entries is None else len(entries)
 
     def apply(self, value: Tensor) -> Tensor:
-        """The tensor reordered and rescaled."""
         value = self.reorder(value)
         return value if self.scale is None else value * self._along_axis(self.scale, value)
 
     def apply_inverse_transpose(self, value: Tensor) -> Tensor:
-        """The gradient reordered and divided by the scale."""
         value = self.reorder(value)
         return value if self.scale is None else value / self._along_axis(self.scale, value)
 
     def reorder(self, value: Tensor) -> Tensor:
-        """The tensor reordered."""
         return value if self.order is None else value.index_select(self.axis, self.order.to(value.device))
 
     def inverse(self) -> AxisMap:
-        """The map back."""
         order = None if self.order is None else torch.argsort(self.order)
         if self.scale is None:
             return AxisMap(self.axis, order, None)
@@ -91,24 +94,25 @@ class BlockMap:
     blocks: tuple[AxisMap, ...]
 
     def apply(self, value: Tensor) -> Tensor:
-        """Each block reordered and rescaled."""
         return self._each(value, AxisMap.apply)
 
     def apply_inverse_transpose(self, value: Tensor) -> Tensor:
-        """Each block of the gradient reordered and divided by the scale."""
         return self._each(value, AxisMap.apply_inverse_transpose)
 
     def reorder(self, value: Tensor) -> Tensor:
-        """Each block reordered."""
         return self._each(value, AxisMap.reorder)
 
     def inverse(self) -> BlockMap:
-        """The map back."""
         return BlockMap(tuple(block.inverse() for block in self.blocks))
 
     def _each(self, value: Tensor, how: Callable[[AxisMap, Tensor], Tensor]) -> Tensor:
         parts = value.chunk(len(self.blocks))
         return torch.cat([how(block, part) for block, part in zip(self.blocks, parts, strict=True)])
+
+
+def in_blocks(maps: Sequence[AxisMap]) -> AxisMap | BlockMap:
+    """The map of a tensor of so many blocks."""
+    return maps[0] if len(maps) == 1 else BlockMap(tuple(maps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,11 +129,9 @@ class HeadMap:
     start: int = 0
 
     def apply(self, value: Tensor) -> Tensor:
-        """The tensor with its heads mixed."""
         return self._mix(value, self.matrices)
 
     def apply_inverse_transpose(self, value: Tensor) -> Tensor:
-        """The gradient with its heads mixed by A⁻ᵀ."""
         return self._mix(value, torch.linalg.inv(self.matrices).mT)
 
     def reorder(self, value: Tensor) -> Tensor:
@@ -137,7 +139,6 @@ class HeadMap:
         return value
 
     def inverse(self) -> HeadMap:
-        """The map back."""
         return HeadMap(self.axis, torch.linalg.inv(self.matrices), self.start)
 
     def _mix(self, value: Tensor, matrices: Tensor) -> Tensor:
@@ -165,7 +166,6 @@ class ChannelMove:
     offsets: Mapping[str, float] = field(default_factory=dict)
 
     def point(self, name: str, value: Tensor) -> Tensor:
-        """Weights after the move."""
         offset = self.offsets.get(name, 0.0)
         value = value + offset if offset else value
         for tensor_map in self.axes.get(name, ()):
@@ -173,13 +173,11 @@ class ChannelMove:
         return value - offset if offset else value
 
     def covector(self, name: str, value: Tensor) -> Tensor:
-        """Gradients after the move."""
         for tensor_map in self.axes.get(name, ()):
             value = tensor_map.apply_inverse_transpose(value)
         return value
 
     def selection(self, name: str, value: Tensor) -> Tensor:
-        """Labels of entries after the move."""
         for tensor_map in self.axes.get(name, ()):
             value = tensor_map.reorder(value)
         return value
@@ -203,13 +201,12 @@ class ChannelMove:
         return value
 
     def inverse(self) -> ChannelMove:
-        """The move back."""
         axes = {name: tuple(each.inverse() for each in reversed(maps)) for name, maps in self.axes.items()}
         return ChannelMove(axes, self.offsets)
 
 
 @dataclass(frozen=True, eq=False)
-class Translation:
+class Translation(Move):
     """Weights shifted: θ′ = θ + δ, each named tensor by its own; tensors not named stay.
 
     Gradients and labels are as before, and so are layer inputs, to which the shift is orthogonal.
@@ -218,23 +215,9 @@ class Translation:
     shifts: Mapping[str, Tensor]
 
     def point(self, name: str, value: Tensor) -> Tensor:
-        """Weights after the move."""
         return value + self.shifts[name].to(value) if name in self.shifts else value
 
-    def covector(self, name: str, value: Tensor) -> Tensor:
-        """The gradient as it is."""
-        return value
-
-    def selection(self, name: str, value: Tensor) -> Tensor:
-        """The labels as they are."""
-        return value
-
-    def inputs(self, name: str, value: Tensor) -> Tensor:
-        """The inputs as they are."""
-        return value
-
     def inverse(self) -> Translation:
-        """The move back, θ′ = θ − δ."""
         return Translation({name: -shift for name, shift in self.shifts.items()})
 
 
@@ -245,23 +228,18 @@ class ComposedMove:
     moves: tuple[Move, ...]
 
     def point(self, name: str, value: Tensor) -> Tensor:
-        """Weights after all moves."""
         return reduce(lambda moved, move: move.point(name, moved), self.moves, value)
 
     def covector(self, name: str, value: Tensor) -> Tensor:
-        """Gradients after all moves."""
         return reduce(lambda moved, move: move.covector(name, moved), self.moves, value)
 
     def selection(self, name: str, value: Tensor) -> Tensor:
-        """Labels of entries after all moves."""
         return reduce(lambda moved, move: move.selection(name, moved), self.moves, value)
 
     def inputs(self, name: str, value: Tensor) -> Tensor:
-        """Layer inputs after all moves."""
         return reduce(lambda moved, move: move.inputs(name, moved), self.moves, value)
 
     def inverse(self) -> ComposedMove:
-        """The moves back, last one first."""
         return ComposedMove(tuple(move.inverse() for move in reversed(self.moves)))
 
 

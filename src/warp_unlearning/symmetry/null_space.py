@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import DataError, InputError
-from ..gradients.energy import total_energy
-from ..gradients.energy_gradient import EnergyGradient
+from ..gradients.energy import EnergyGradient, total_energy
 from ..gradients.tracing import copy_with_same_parameters
 from ..linalg.subspace import Rule, SecondMoment, global_norm, orthonormal
 from ..modules import modes_of, restore_modes, set_mode
@@ -57,7 +56,6 @@ class NullMove(Translation):
     notes: tuple[str, ...] = ()
 
     def inverse(self) -> NullMove:
-        """The move back, whose energies are unknown."""
         return replace(self, shifts=super().inverse().shifts, forget_energies=None)
 
 
@@ -142,7 +140,6 @@ class NullSpace:
 
     @property
     def looks_at(self) -> Sizes:
-        """How many examples a probe should hold."""
         return Sizes(self.batch_size, self.forget_size)
 
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> NullMove:

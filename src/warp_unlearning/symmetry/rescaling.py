@@ -1,12 +1,8 @@
-"""Hidden channels rescaled (`ChangeOfBasis`) or reordered (`Permutation`) wherever they are made or read.
+"""Hidden channels rescaled wherever they are made or read.
 
-Change of basis: for every linear map between channels with factors τ_in and τ_out, W′ = τ_out W τ_in⁻¹ and
-b′ = τ_out b; what lies between commutes with positive factors. Through batch norm the running statistics follow:
-m′ = τm, v′ = τ²(v + ε) − ε. That is exact in eval mode, and in train mode only up to ε, as batch statistics know
-nothing of it.
-
-Permutation: for a permutation P, W₁′ = P W₁, b₁′ = P b₁ and W₂′ = W₂ Pᵀ keep W₂ f(W₁ x + b₁) for every f that acts on
-each channel alike. Exact up to the order of summation, in train and eval mode and in any precision.
+For every linear map between channels with factors τ_in and τ_out, W′ = τ_out W τ_in⁻¹ and b′ = τ_out b; what lies
+between commutes with positive factors. Through batch norm the running statistics follow: m′ = τm, v′ = τ²(v + ε) − ε.
+That is exact in eval mode, and in train mode only up to ε, as batch statistics know nothing of it.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import InputError, nearest
 from .base import Probe, Sizes, option
 from .channel_graph import ChannelGraph, ChannelReport
-from .moves import AxisMap, BlockMap, ChannelMove, TensorMap
+from .moves import AxisMap, ChannelMove, TensorMap, in_blocks
 
 Law = Literal["uniform", "lognormal", "truncated_normal"]
 
@@ -94,7 +90,6 @@ class ChangeOfBasis:
         return ChannelGraph(model, kind="scale", through_norm=self.through_norm).report()
 
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> ChannelMove:
-        """Draw a random rescaling of `model`, which is left as it is."""
         graph = ChannelGraph(model, kind="scale", through_norm=self.through_norm)
         free = torch.tensor(graph.free_channels(), dtype=torch.long)
         scales = torch.ones(len(graph.roots), dtype=torch.float64)
@@ -113,44 +108,10 @@ class ChangeOfBasis:
                     "convert the model with .float() first, or use Permutation, which is exact in any precision"
                 )
             maps = [AxisMap(use.axis, None, part) for part in factors.chunk(use.blocks)]
-            axes[use.name] = (*axes.get(use.name, ()), _joined(maps))
+            axes[use.name] = (*axes.get(use.name, ()), in_blocks(maps))
             if use.offset:
                 offsets[use.name] = use.offset
         return ChannelMove(axes, offsets)
-
-
-class Permutation:
-    """A uniformly random order within every set of exchangeable channels of any traceable network.
-
-    Channels are exchangeable if they stand in the same tensors: those of one layer, say, but of the two parts of a
-    concatenation only each with its own. A network without such channels gets the identity, and `report` says why.
-    """
-
-    looks_at: ClassVar[Sizes] = Sizes()
-
-    def report(self, model: nn.Module, *, probe: Probe | None = None) -> ChannelReport:
-        """How many channels of `model` may change places, and which operations pin the others."""
-        return ChannelGraph(model, kind="order").report()
-
-    def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> ChannelMove:
-        """Draw a random reordering of `model`, which is left as it is."""
-        graph = ChannelGraph(model, kind="order")
-        sources = torch.arange(len(graph.roots))
-        for members in graph.exchangeable():
-            order = torch.randperm(len(members), generator=generator, device=generator.device).cpu()
-            channels = torch.tensor(members)
-            sources[channels] = channels[order]
-        axes: dict[str, tuple[TensorMap, ...]] = {}
-        for use in graph.uses:
-            orders = [_entry_order(part, sources) for part in graph.channels(use).chunk(use.blocks)]
-            if any(not torch.equal(order, torch.arange(len(order))) for order in orders):
-                joined = _joined([AxisMap(use.axis, order) for order in orders])
-                axes[use.name] = (*axes.get(use.name, ()), joined)
-        return ChannelMove(axes)
-
-
-def _joined(maps: list[AxisMap]) -> AxisMap | BlockMap:
-    return maps[0] if len(maps) == 1 else BlockMap(tuple(maps))
 
 
 def _keep_variances_positive(scales: Tensor, graph: ChannelGraph, state: dict[str, Tensor]) -> None:
@@ -160,14 +121,3 @@ def _keep_variances_positive(scales: Tensor, graph: ChannelGraph, state: dict[st
             shifted = state[use.name].detach().double().cpu() + use.offset
             negative = ~(scales[channels] ** 2 * shifted > use.offset)
             scales[channels[negative]] = 1.0
-
-
-def _entry_order(channels: Tensor, sources: Tensor) -> Tensor:
-    """The order of entries along an axis where channel c is replaced by `sources[c]`, its n-th entry by that one's."""
-    entries: dict[int, list[int]] = {}
-    for entry, channel in enumerate(channels.tolist()):
-        entries.setdefault(channel, []).append(entry)
-    order = torch.empty(len(channels), dtype=torch.long)
-    for channel, own_entries in entries.items():
-        order[own_entries] = torch.tensor(entries[int(sources[channel])])
-    return order

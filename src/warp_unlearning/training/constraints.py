@@ -41,11 +41,9 @@ class Mask:
         self.frozen = _inverted(self.movable)
 
     def limit(self, name: str, after: Tensor, before: Tensor) -> Tensor:
-        """`after` where movable, `before` elsewhere, in place."""
         return torch.where(self.movable[name], after, before, out=after)
 
     def limit_gradient(self, name: str, gradient: Tensor) -> Tensor:
-        """Zero where the weight may not move."""
         return gradient * self.movable[name]
 
     def carry(self, move: Move) -> None:
@@ -76,13 +74,11 @@ class InputComplement:
         return name in self.bases
 
     def limit(self, name: str, after: Tensor, before: Tensor) -> Tensor:
-        """`before` plus the projected step."""
         if name not in self:
             return before
         return before + self.limit_gradient(name, after - before)
 
     def limit_gradient(self, name: str, gradient: Tensor) -> Tensor:
-        """The projected gradient, zero for parameters without a basis."""
         if name not in self:
             return torch.zeros_like(gradient)
         basis = self.bases[name].basis

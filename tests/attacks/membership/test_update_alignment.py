@@ -16,7 +16,8 @@ from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.models.networks import MLP, SmallResNet
 from warp_unlearning.stats.roc import roc
 from warp_unlearning.symmetry.moves import apply_move
-from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
+from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

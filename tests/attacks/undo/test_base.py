@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from warp_unlearning.attacks.undo import Held, difference, make_pre_step, pre_steps, undone_model
 from warp_unlearning.attacks.undo.base import CachedState, at_length_of, checked_difference, checked_state
 from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
+from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis
 
 
 def test_the_original_is_seen_in_eval_mode_and_left_as_it_was(kit) -> None:

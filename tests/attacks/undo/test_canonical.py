@@ -10,7 +10,8 @@ from torch import nn
 
 from warp_unlearning.attacks.undo import Held, NotApplicable, difference
 from warp_unlearning.attacks.undo.canonical import Canonical, ChannelOrder, balanced
-from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
+from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis
 
 MOVES = {"scales": (ChangeOfBasis(),), "order": (Permutation(),), "both": (ChangeOfBasis(), Permutation())}
 

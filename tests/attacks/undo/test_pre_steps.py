@@ -16,7 +16,8 @@ from warp_unlearning.attacks.undo import (
 )
 from warp_unlearning.defense.registry import defense_names
 from warp_unlearning.errors import InputError
-from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Permutation
+from warp_unlearning.symmetry.permutation import Permutation
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis
 
 NAMES = list(pre_steps())
 
