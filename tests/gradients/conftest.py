@@ -1,4 +1,4 @@
-"""The oracle of gradient energies, vmap(grad) with a backward pass through it, and networks and examples to try."""
+"""The oracle of gradients of single examples, a loop with a graph, and networks and examples to try."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import assume, currently_in_test_context
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from warp_unlearning.gradients.energy import cross_entropy, gradient_energy
@@ -66,35 +65,15 @@ class Overwriting(nn.Module):
         return self.layer(hidden) + hidden.mul_(2.0)
 
 
-def _materialised(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor]) -> Tensor:
+def _looped(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor] = cross_entropy) -> dict[str, Tensor]:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-    # Names of every place, for functional_call ties weights only by corrupting modules that are used twice.
-    places = {
-        f"{path}.{slot}".lstrip("."): p
-        for path, module in model.named_modules()
-        for slot, p in module.named_parameters(recurse=False)
-    }
-    names = {id(p): name for name, p in trained.items()}
-
-    def one(parameters: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
-        values = {place: parameters[names[id(p)]] for place, p in places.items() if id(p) in names}
-        return loss(functional_call(model, values, (one_x[None],), tie_weights=False), one_y[None]).sum()
-
-    gradients = vmap(grad(one), in_dims=(None, 0, 0))(trained, x, y)
-    return torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)
-
-
-def _by_loop(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor]) -> Tensor:
-    trained = [p for p in model.parameters() if p.requires_grad]
     found = []
     for i in range(len(x)):
         # Fused attention has no second derivative.
         with sdpa_kernel(SDPBackend.MATH):
             one = loss(model(x[i : i + 1].clone()), y[i : i + 1]).sum()
-        gradients = torch.autograd.grad(one, trained, create_graph=True, allow_unused=True)
-        found.append(torch.stack([g.square().sum() for g in gradients if g is not None]).sum())
-    return torch.stack(found)
+        found.append(torch.autograd.grad(one, list(trained.values()), create_graph=True, materialize_grads=True))
+    return {name: torch.stack(each) for name, each in zip(trained, zip(*found, strict=True), strict=True)}
 
 
 def _assert_exact(
@@ -103,12 +82,11 @@ def _assert_exact(
     y: Tensor,
     *,
     loss: Callable[..., Tensor] = cross_entropy,
-    oracle: str = "vmap",
     device: str = "cpu",
     dtype: torch.dtype = torch.float64,
     tolerance: float = 1e-9,
 ) -> None:
-    expected = (_by_loop if oracle == "loop" else _materialised)(model, x, y, loss)
+    expected = torch.stack([g.flatten(1).square().sum(1) for g in _looped(model, x, y, loss).values()]).sum(0)
     there = model if (device, dtype) == ("cpu", torch.float64) else deepcopy(model).to(device, dtype)
     found = gradient_energy(
         there, x.to(device, dtype) if x.is_floating_point() else x.to(device), y.to(device), loss=loss
@@ -155,8 +133,14 @@ def _examples(count: int, *shape: int, seed: int = 0, classes: int = 3, last: bo
 
 
 @pytest.fixture(scope="session")
+def looped() -> Any:
+    """The gradient of each example by a pass of its own, with a graph, shape (batch, *parameter)."""
+    return _looped
+
+
+@pytest.fixture(scope="session")
 def assert_exact() -> Any:
-    """Value and parameter gradient of `gradient_energy` agree with vmap(grad), or a loop of double backwards."""
+    """Value and parameter gradient of `gradient_energy` agree with a loop of double backwards."""
     return _assert_exact
 
 

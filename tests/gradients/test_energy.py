@@ -40,7 +40,6 @@ def test_residual_network(assert_exact: Any, drawn: Any, examples: Any) -> None:
     model, (x, y) = small_network(drawn), examples(3, 1, 8, 8)
     assert parameters_without_rules(model, x, y, loss=cross_entropy) == []
     assert_exact(model, x, y)
-    assert_exact(model, x, y, oracle="loop")
 
 
 def test_more_examples_than_a_cpu_takes_at_once(assert_exact: Any, drawn: Any, examples: Any) -> None:
@@ -81,7 +80,7 @@ def test_attention_falls_back(assert_exact: Any, drawn: Any, examples: Any) -> N
         layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
         return Calls(lambda m, x: m.out(m.layer(x).mean(1)), layer=layer, out=nn.Linear(4, 3))
 
-    assert_exact(drawn(build), *examples(2, 3, 4), oracle="loop")
+    assert_exact(drawn(build), *examples(2, 3, 4))
 
 
 def test_unknown_layer_that_normalises(assert_exact: Any, drawn: Any, examples: Any) -> None:
@@ -94,7 +93,7 @@ def test_unknown_layer_that_normalises(assert_exact: Any, drawn: Any, examples: 
             return F.layer_norm(x, (4,), self.scale, self.shift).sin()
 
     model = drawn(lambda: nn.Sequential(nn.Linear(3, 4), Own(), nn.LayerNorm(4), nn.Linear(4, 3)))
-    assert_exact(model, *examples(3, 3), oracle="loop")
+    assert_exact(model, *examples(3, 3))
 
 
 def test_hooks_of_the_user_are_part_of_the_function(assert_exact: Any, drawn: Any, examples: Any) -> None:
@@ -128,7 +127,7 @@ def test_in_place_operations_on_outputs(assert_exact: Any, drawn: Any, examples:
             out=nn.Linear(4, 3),
         )
 
-    assert_exact(drawn(build), *examples(3, 2, 4, 4), oracle="loop")
+    assert_exact(drawn(build), *examples(3, 2, 4, 4))
 
 
 def test_input_written_over_later_is_refused(drawn: Any, examples: Any) -> None:

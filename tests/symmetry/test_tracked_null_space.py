@@ -3,7 +3,6 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-import pytest
 import torch
 from tests.networks import ARCHITECTURES, GEOMETRIES
 from tests.oracles import warp_loop
@@ -31,44 +30,6 @@ def step(null: NullSpace, model: nn.Module, probe: Probe) -> NullMove:
     move = null.move(model, generator=torch.Generator().manual_seed(0), probe=probe)
     apply_move(model, move)
     return move
-
-
-def angle(one: Tensor, other: Tensor) -> float:
-    """The largest sine of a principal angle between the columns that are not zero."""
-    one, other = one[:, one.any(0)], other[:, other.any(0)]
-    assert one.shape == other.shape
-    return float(torch.linalg.matrix_norm(one - other @ (other.T @ one), 2)) if one.shape[1] else 0.0
-
-
-@pytest.mark.parametrize("name", GEOMETRIES)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"energy": 0.9, "eta": 0.02, "beta": 0.3},
-        {"energy": 0.97, "rounds": 3, "steps": 2},
-        {"energy": 0.99, "k_max": 3, "protect": "both"},
-    ],
-    ids=str,
-)
-def test_a_sequence_of_moves_is_that_of_the_printed_algorithm(kit: Any, name: str, options: dict[str, Any]) -> None:
-    """Bases and weights of four teleports, between which the weights drift."""
-    make, shape = GEOMETRIES[name]
-    model, forget = kit.built(make), (normal(2, *shape, seed=1), torch.tensor([0, 2]))
-    origin = {n: p.detach().clone() for n, p in model.named_parameters()}
-    drifted(model, 1)
-    expected, null = deepcopy(model), TrackedNullSpace(**options)
-    oracle = warp_loop.Teleport(**{"rounds": 1} | options)
-    for seed in range(4):
-        retain = list(normal(40, *shape, seed=10 + seed).split(16))
-        move = step(null, model, Probe(retain, forget, origin))
-        oracle(expected, retain, forget, origin)
-        for basis in move.bases.values():
-            for own, other in zip(basis.basis, oracle.bases[basis.weight], strict=True):
-                assert angle(own, other) < 1e-9
-        for (parameter, value), other in zip(model.named_parameters(), expected.parameters(), strict=True):
-            torch.testing.assert_close(value, other, rtol=1e-9, atol=1e-9, msg=lambda m, p=parameter: f"{p}: {m}")
-        for each in (model, expected):
-            drifted(each, 2 + seed)
 
 
 def test_the_first_bases_are_decomposed_and_later_ones_hold_what_they_say(kit: Any) -> None:

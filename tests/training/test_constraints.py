@@ -1,21 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from tests.oracles.symmetry import normal
+from tests.training.small import hidden_move, network, points
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.symmetry.layer_inputs import InputBasis
 from warp_unlearning.symmetry.moves import AxisMap, ChannelMove, Translation, apply_move
 from warp_unlearning.training.constraints import InputComplement, Mask
 from warp_unlearning.training.stepper import Stepper
-
-Network = Callable[..., nn.Sequential]
-Points = Callable[..., TensorExamples]
 
 
 def bases(**columns: Tensor) -> dict[str, InputBasis]:
@@ -32,9 +27,7 @@ def orthonormal(rows: int, columns: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("max_norm", [None, 0.5])
-def test_a_mask_holds_its_entries_to_the_bit(
-    network: Network, points: Points, dtype: torch.dtype, max_norm: float | None
-) -> None:
+def test_a_mask_holds_its_entries_to_the_bit(dtype: torch.dtype, max_norm: float | None) -> None:
     model, data = network(dtype=dtype), points(dtype=dtype)
     generator = torch.Generator().manual_seed(3)
     movable = {n: torch.rand(p.shape, generator=generator) < 0.5 for n, p in model.named_parameters()}
@@ -56,7 +49,7 @@ def test_a_mask_holds_against_steps_that_are_not_finite() -> None:
     assert found[0].signbit()
 
 
-def test_a_mask_follows_a_permutation(network: Network, hidden_move: Callable[..., ChannelMove]) -> None:
+def test_a_mask_follows_a_permutation() -> None:
     model, order = network(), [3, 0, 5, 1, 4, 2]
     movable = {n: normal(*p.shape, seed=i) > 0 for i, (n, p) in enumerate(model.named_parameters())}
     mask = Mask(movable)
@@ -100,9 +93,7 @@ def test_the_projection_takes_back_only_the_protected_part(rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [3, 5])
-def test_bases_follow_a_move_with_the_inputs(
-    network: Network, hidden_move: Callable[..., ChannelMove], rank: int
-) -> None:
+def test_bases_follow_a_move_with_the_inputs(rank: int) -> None:
     """After a move that rescales, exactly the moved inputs are protected, by an orthonormal basis."""
     model = network()
     inputs = normal(6, rank, seed=4)

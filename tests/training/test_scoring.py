@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import exp, fsum, log
 
 import numpy as np
@@ -8,17 +7,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.training.small import network, points
 from torch import nn
 
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.training.scoring import accuracy, logit_confidence, logits, losses
 
-Network = Callable[..., nn.Sequential]
-Points = Callable[..., TensorExamples]
 
-
-def test_scores_are_those_of_single_examples_in_eval_mode(network: Network, points: Points) -> None:
+def test_scores_are_those_of_single_examples_in_eval_mode() -> None:
     model, data = network(), points()
     model.train()
     model[2].eval()

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training.small import hidden_move, network, points
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import InputError
-from warp_unlearning.symmetry.moves import ChannelMove, MomentumReset, Translation, apply_move
+from warp_unlearning.symmetry.moves import MomentumReset, Translation, apply_move
 from warp_unlearning.training.constraints import Mask
 from warp_unlearning.training.stepper import Stepper
 
-Network = Callable[..., nn.Sequential]
-Points = Callable[..., TensorExamples]
 RATES = (0.1, 0.2, 0.05, 0.1, 0.07)
 
 
@@ -81,9 +80,7 @@ CASES: list[tuple[dict[str, Any], Callable[[], Callable[..., Tensor]]]] = [
 
 
 @pytest.mark.parametrize(("settings", "rule"), CASES, ids=[str(settings) for settings, _ in CASES])
-def test_steps_are_those_of_the_formula(
-    network: Network, points: Points, settings: dict[str, Any], rule: Callable[[], Callable[..., Tensor]]
-) -> None:
+def test_steps_are_those_of_the_formula(settings: dict[str, Any], rule: Callable[[], Callable[..., Tensor]]) -> None:
     model, data = network(), points()
     expected = deepcopy(model)
     stepper = Stepper(model, **settings)
@@ -93,7 +90,7 @@ def test_steps_are_those_of_the_formula(
     assert_close(model, expected)
 
 
-def test_step_along_uses_the_gradients_given(network: Network) -> None:
+def test_step_along_uses_the_gradients_given() -> None:
     model = network()
     before = weights_of(model)
     stepper = Stepper(model, momentum=0.0)
@@ -105,9 +102,7 @@ def test_step_along_uses_the_gradients_given(network: Network) -> None:
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_only_parameters_that_are_trained_and_named_move_or_get_gradients(
-    network: Network, points: Points, frozen: bool
-) -> None:
+def test_only_parameters_that_are_trained_and_named_move_or_get_gradients(frozen: bool) -> None:
     model, data = network(), points()
     names = ["1.weight", "1.bias", "3.weight", "3.bias"]
     if frozen:
@@ -125,7 +120,7 @@ def masked(model: nn.Module) -> Mask:
     return Mask({n: torch.rand(p.shape, generator=generator) < 0.5 for n, p in model.named_parameters()})
 
 
-def test_the_clipped_norm_under_a_mask_is_that_of_the_movable_part(network: Network, points: Points) -> None:
+def test_the_clipped_norm_under_a_mask_is_that_of_the_movable_part() -> None:
     model, data = network(), points()
     mask, before = masked(model), weights_of(model)
     copy = deepcopy(model)
@@ -140,9 +135,7 @@ def test_the_clipped_norm_under_a_mask_is_that_of_the_movable_part(network: Netw
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_permutation_in_between_changes_nothing_but_the_places(
-    network: Network, points: Points, hidden_move: Callable[..., ChannelMove], optimizer: Any
-) -> None:
+def test_a_permutation_in_between_changes_nothing_but_the_places(optimizer: Any) -> None:
     """Momentum, second moments and mask follow the weights, so the run that was permuted is the permuted run."""
     moved, data = network(), points()
     still = deepcopy(moved)
@@ -163,9 +156,7 @@ def test_a_permutation_in_between_changes_nothing_but_the_places(
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_rescaling_divides_momentum_and_its_square_divides_second_moments(
-    network: Network, points: Points, hidden_move: Callable[..., ChannelMove], optimizer: Any
-) -> None:
+def test_a_rescaling_divides_momentum_and_its_square_divides_second_moments(optimizer: Any) -> None:
     model, data = network(), points()
     stepper = Stepper(model, optimizer=optimizer)
     stepper.step(loss_of(model, data), lr=0.1)
@@ -183,7 +174,7 @@ def test_a_rescaling_divides_momentum_and_its_square_divides_second_moments(
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_saved_state_continues_to_the_same_bits(network: Network, points: Points, optimizer: Any) -> None:
+def test_a_saved_state_continues_to_the_same_bits(optimizer: Any) -> None:
     model, data = network(), points()
     stepper = Stepper(model, optimizer=optimizer, weight_decay=0.01)
     for rate in RATES[:2]:
@@ -197,7 +188,7 @@ def test_a_saved_state_continues_to_the_same_bits(network: Network, points: Poin
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_unusable_models_and_names_are_refused(network: Network) -> None:
+def test_unusable_models_and_names_are_refused() -> None:
     with pytest.raises(InputError, match="no trainable parameter"):
         Stepper(network().requires_grad_(False))
     with pytest.raises(InputError, match="'lion'; known: sgd, adam"):
@@ -205,9 +196,7 @@ def test_unusable_models_and_names_are_refused(network: Network) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_reset_forgets_all_state_and_goes_on_as_a_fresh_optimizer(
-    network: Network, points: Points, hidden_move: Callable[..., ChannelMove], optimizer: Any
-) -> None:
+def test_a_reset_forgets_all_state_and_goes_on_as_a_fresh_optimizer(optimizer: Any) -> None:
     """The mask of a `MomentumReset` moves all the same."""
     model, data = network(), points()
     mask = masked(model)
@@ -229,7 +218,7 @@ def test_a_reset_forgets_all_state_and_goes_on_as_a_fresh_optimizer(
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_a_shift_carries_momentum_as_it_is_and_no_move_at_all_does_not_reset(network: Network, points: Points) -> None:
+def test_a_shift_carries_momentum_as_it_is_and_no_move_at_all_does_not_reset() -> None:
     model, data = network(), points()
     stepper = Stepper(model)
     stepper.step(loss_of(model, data), lr=0.1)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from copy import deepcopy
 from math import ceil, cos, pi
 from typing import Any
@@ -9,6 +8,7 @@ from weakref import ref
 
 import pytest
 import torch
+from tests.training.small import network, points
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,9 +19,6 @@ from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.training.training import RECIPES, Recipe, Training, run_training
 
-Network = Callable[..., nn.Sequential]
-Points = Callable[..., TensorExamples]
-
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     return {n: t.clone() for n, t in model.state_dict().items()}
@@ -31,7 +28,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
-def test_training_is_sgd_on_shuffled_batches_under_a_cosine(network: Network, points: Points) -> None:
+def test_training_is_sgd_on_shuffled_batches_under_a_cosine() -> None:
     model, data, streams = network(), points(23), Streams(4, "train")
     expected = deepcopy(model).train()
     recipe = Recipe(epochs=3, batch_size=8, lr=0.2, momentum=0.9, weight_decay=0.01)
@@ -133,7 +130,7 @@ def test_bf16_computes_in_bf16_and_keeps_weights_and_losses_in_float32(images: T
     torch.testing.assert_close(losses["bf16"], losses["float32"], rtol=0.02, atol=0.02)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_at_the_end_of_its_epoch(network: Network, points: Points) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run_at_the_end_of_its_epoch() -> None:
     data = points()
     data.x[11, 0] = torch.nan
     training = Training(network(), data, recipe=Recipe(epochs=5, batch_size=4), streams=Streams(1))
@@ -143,7 +140,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_the_end_of_its_epoch(network
     assert caught.value.exit_code == 1
 
 
-def test_a_state_without_an_epoch_is_refused(network: Network, points: Points) -> None:
+def test_a_state_without_an_epoch_is_refused() -> None:
     training = Training(network(), points(), recipe=Recipe(), streams=Streams(1))
     with pytest.raises(WeightsError, match="no epoch"):
         training.load_state({})
