@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.gradients.single import assert_exact, drawn, examples
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -32,17 +33,17 @@ class Calls(nn.Module):
         return self.function(self, x)
 
 
-def small_network(drawn: Any) -> nn.Module:
+def small_network() -> nn.Module:
     return drawn(lambda: SmallResNet(classes=3, width=4))
 
 
-def test_residual_network(assert_exact: Any, drawn: Any, examples: Any) -> None:
-    model, (x, y) = small_network(drawn), examples(3, 1, 8, 8)
+def test_residual_network() -> None:
+    model, (x, y) = small_network(), examples(3, 1, 8, 8)
     assert parameters_without_rules(model, x, y, loss=cross_entropy) == []
     assert_exact(model, x, y)
 
 
-def test_more_examples_than_a_cpu_takes_at_once(assert_exact: Any, drawn: Any, examples: Any) -> None:
+def test_more_examples_than_a_cpu_takes_at_once() -> None:
     assert_exact(
         drawn(lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))), *examples(70, 1, 4, 4)
     )
@@ -57,7 +58,7 @@ def test_one_linear_layer_by_hand() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_layers_that_do_not_have_the_batch_first(assert_exact: Any, drawn: Any, examples: Any, batch: int) -> None:
+def test_layers_that_do_not_have_the_batch_first(batch: int) -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         h = self.first(x.transpose(0, 1)).sin().transpose(0, 1)
         rows = self.second(h.reshape(-1, 4)).reshape(len(x), -1, 4)
@@ -75,7 +76,7 @@ def test_layers_that_do_not_have_the_batch_first(assert_exact: Any, drawn: Any, 
     assert known == ["first.weight", "first.bias", "second.weight", "second.bias"]
 
 
-def test_attention_falls_back(assert_exact: Any, drawn: Any, examples: Any) -> None:
+def test_attention_falls_back() -> None:
     def build() -> nn.Module:
         layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
         return Calls(lambda m, x: m.out(m.layer(x).mean(1)), layer=layer, out=nn.Linear(4, 3))
@@ -83,7 +84,7 @@ def test_attention_falls_back(assert_exact: Any, drawn: Any, examples: Any) -> N
     assert_exact(drawn(build), *examples(2, 3, 4))
 
 
-def test_unknown_layer_that_normalises(assert_exact: Any, drawn: Any, examples: Any) -> None:
+def test_unknown_layer_that_normalises() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -96,14 +97,14 @@ def test_unknown_layer_that_normalises(assert_exact: Any, drawn: Any, examples: 
     assert_exact(model, *examples(3, 3))
 
 
-def test_hooks_of_the_user_are_part_of_the_function(assert_exact: Any, drawn: Any, examples: Any) -> None:
+def test_hooks_of_the_user_are_part_of_the_function() -> None:
     model = drawn(lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)))
     model[0].register_forward_hook(lambda layer, args, output: output.sin() * 3)
     model[0].register_forward_pre_hook(lambda layer, args: (args[0] * 2,))
     assert_exact(model, *examples(3, 3))
 
 
-def test_in_place_operations_on_outputs(assert_exact: Any, drawn: Any, examples: Any) -> None:
+def test_in_place_operations_on_outputs() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         h = self.norm(self.conv(x))
         h += self.short(x)
@@ -130,7 +131,7 @@ def test_in_place_operations_on_outputs(assert_exact: Any, drawn: Any, examples:
     assert_exact(drawn(build), *examples(3, 2, 4, 4))
 
 
-def test_input_written_over_later_is_refused(drawn: Any, examples: Any) -> None:
+def test_input_written_over_later_is_refused() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         h = self.a(x)
         g = self.norm(h)
@@ -142,7 +143,7 @@ def test_input_written_over_later_is_refused(drawn: Any, examples: Any) -> None:
         gradient_energy(model, *examples(2, 3))
 
 
-def test_the_model_and_the_input_come_back_untouched(drawn: Any, examples: Any) -> None:
+def test_the_model_and_the_input_come_back_untouched() -> None:
     model = drawn(lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout()))
     model[3].train()
     model[3].p = 0.0
@@ -162,7 +163,7 @@ def test_the_model_and_the_input_come_back_untouched(drawn: Any, examples: Any) 
 
 
 @pytest.mark.parametrize("gate", [nn.Hardsigmoid(), nn.Hardsigmoid(inplace=True), Calls(lambda m, x: F.hardsigmoid(x))])
-def test_a_hardsigmoid_is_a_clamp(assert_exact: Any, drawn: Any, examples: Any, gate: nn.Module) -> None:
+def test_a_hardsigmoid_is_a_clamp(gate: nn.Module) -> None:
     """Torch has no second derivative of it."""
 
     def network(gate: nn.Module) -> nn.Module:
@@ -181,8 +182,8 @@ def test_a_hardsigmoid_is_a_clamp(assert_exact: Any, drawn: Any, examples: Any, 
     torch.testing.assert_close(*slopes, rtol=1e-10, atol=1e-12)
 
 
-def test_without_grad_mode_the_values_are_the_same(drawn: Any, examples: Any) -> None:
-    model = small_network(drawn)
+def test_without_grad_mode_the_values_are_the_same() -> None:
+    model = small_network()
     x, y = examples(3, 1, 8, 8)
     with torch.no_grad():
         energy = gradient_energy(model, x, y)
@@ -190,7 +191,7 @@ def test_without_grad_mode_the_values_are_the_same(drawn: Any, examples: Any) ->
     torch.testing.assert_close(energy, gradient_energy(model, x, y).detach(), rtol=1e-12, atol=0)
 
 
-def test_memory_is_free_once_the_energies_are(drawn: Any, examples: Any) -> None:
+def test_memory_is_free_once_the_energies_are() -> None:
     outputs: list[weakref.ref[Tensor]] = []
     model = drawn(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(27, 3)))
     model[0].register_forward_hook(lambda layer, args, output: outputs.append(weakref.ref(output)))
@@ -206,7 +207,7 @@ def test_memory_is_free_once_the_energies_are(drawn: Any, examples: Any) -> None
         gc.enable()
 
 
-def test_another_loss(assert_exact: Any, drawn: Any, examples: Any) -> None:
+def test_another_loss() -> None:
     model = drawn(lambda: nn.Linear(3, 2))
     x, _ = examples(3, 3)
     y = torch.linspace(0, 1, 6, dtype=torch.float64).reshape(3, 2)
@@ -229,7 +230,7 @@ def test_another_loss(assert_exact: Any, drawn: Any, examples: Any) -> None:
         (lambda m, x, y: (nn.Embedding(9, 3, scale_grad_by_freq=True), y, y), "scale_grad_by_freq"),
     ],
 )
-def test_bad_input(drawn: Any, examples: Any, change: Any, message: str) -> None:
+def test_bad_input(change: Any, message: str) -> None:
     model = drawn(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
     with pytest.raises(InputError, match=message):
         gradient_energy(*change(model, *examples(4, 3)))
@@ -241,7 +242,7 @@ def test_finite_numbers_whose_sum_is_not_are_taken() -> None:
     assert bool(gradient_energy(layer, torch.full((4, 2), 1e18), torch.zeros(4, dtype=torch.int64)).isfinite().all())
 
 
-def test_bad_losses(drawn: Any, examples: Any) -> None:
+def test_bad_losses() -> None:
     model, (x, y) = drawn(lambda: nn.Linear(3, 3)), examples(4, 3)
     with pytest.raises(InputError, match=r"shape \(\) for 4 examples"):
         gradient_energy(model, x, y, loss=F.cross_entropy)
@@ -251,7 +252,7 @@ def test_bad_losses(drawn: Any, examples: Any) -> None:
         gradient_energy(model, x, y, loss=lambda output, target: output[:, 0] / (torch.arange(4) != 2) * 0)
 
 
-def test_inputs_and_labels_that_do_not_fit_the_network_are_refused(drawn: Any) -> None:
+def test_inputs_and_labels_that_do_not_fit_the_network_are_refused() -> None:
     model, x, y = drawn(lambda: nn.Linear(4, 3)), torch.ones(5, 4), torch.tensor([0, 1, 2, 7, 0])
     with pytest.raises(
         InputError, match=r"x has type torch\.float64 and the weights torch\.float32; give both one type"
@@ -279,12 +280,12 @@ class Mixing(nn.Module):
 @pytest.mark.parametrize(
     "build", [Mixing, lambda: Calls(lambda m, x: m.a((x[:, None] - x).square()).sin().mean(1), a=nn.Linear(3, 3))]
 )
-def test_examples_that_mix_are_refused(drawn: Any, examples: Any, build: Any) -> None:
+def test_examples_that_mix_are_refused(build: Any) -> None:
     with pytest.raises(InputError, match="do not sum to the batch's"):
         gradient_energy(drawn(build), *examples(3, 3))
 
 
-def test_what_vmap_cannot_do_is_named(drawn: Any, examples: Any) -> None:
+def test_what_vmap_cannot_do_is_named() -> None:
     class Branching(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -297,12 +298,12 @@ def test_what_vmap_cannot_do_is_named(drawn: Any, examples: Any) -> None:
         gradient_energy(drawn(Branching), *examples(3, 3))
 
 
-def test_parameters_without_rules_are_named(drawn: Any, examples: Any) -> None:
+def test_parameters_without_rules_are_named() -> None:
     model, (x, y) = drawn(lambda: nn.Sequential(nn.Linear(3, 3), nn.PReLU(), nn.Linear(3, 3))), examples(3, 3)
     assert parameters_without_rules(model, x, y, loss=cross_entropy) == ["1.weight"]
 
 
-def test_a_model_is_not_kept_alive(drawn: Any, examples: Any) -> None:
+def test_a_model_is_not_kept_alive() -> None:
     model = drawn(lambda: nn.Linear(3, 3))
     gradient_energy(model, *examples(2, 3))
     gone = weakref.ref(model)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.gradients.single import drawn, examples
 from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
@@ -45,7 +46,7 @@ def assert_follows(found: tuple[Tensor, dict[str, Tensor]], model: nn.Module, x:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("build", [lambda: SmallResNet(classes=3, width=4), Scaled])
-def test_it_follows_the_weights_and_the_batch(drawn: Any, examples: Any, device: str, build: Any) -> None:
+def test_it_follows_the_weights_and_the_batch(device: str, build: Any) -> None:
     model = drawn(build).to(device)
     shape = (4,) if isinstance(model, Scaled) else (1, 8, 8)
     energy = EnergyGradient(model)
@@ -65,7 +66,7 @@ def test_it_follows_the_weights_and_the_batch(drawn: Any, examples: Any, device:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_new_tensors_frozen_parameters_and_names(drawn: Any, examples: Any, device: str) -> None:
+def test_new_tensors_frozen_parameters_and_names(device: str) -> None:
     model = drawn(lambda: SmallResNet(classes=3, width=4)).to(device)
     x, y = (t.to(device) for t in examples(3, 1, 8, 8))
     energy = EnergyGradient(model)
@@ -86,7 +87,7 @@ def test_new_tensors_frozen_parameters_and_names(drawn: Any, examples: Any, devi
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_energies_that_are_not_finite_are_refused(drawn: Any, examples: Any, device: str) -> None:
+def test_energies_that_are_not_finite_are_refused(device: str) -> None:
     model = drawn(lambda: nn.Linear(4, 3)).to(device)
     x, y = (t.to(device) for t in examples(3, 4))
     energy = EnergyGradient(model)

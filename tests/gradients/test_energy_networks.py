@@ -7,6 +7,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tests.gradients.single import assert_exact, drawn, examples
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -128,9 +129,7 @@ def doubts(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 @hypothesis_settings(max_examples=150)
 @given(built=image_networks(), data=st.data(), seed=st.integers(0, 2**16), last=st.booleans())
-def test_networks_of_images(
-    assert_exact: Any, drawn: Any, examples: Any, built: Any, data: Any, seed: int, last: bool
-) -> None:
+def test_networks_of_images(built: Any, data: Any, seed: int, last: bool) -> None:
     network, shape = built
     model = drawn(lambda: network, seed=seed)
     parameters = list(model.parameters())
@@ -155,7 +154,7 @@ def test_networks_of_images(
     ),
     seed=st.integers(0, 2**16),
 )
-def test_networks_of_tokens(assert_exact: Any, drawn: Any, options: dict[str, Any], seed: int) -> None:
+def test_networks_of_tokens(options: dict[str, Any], seed: int) -> None:
     model = drawn(lambda: Tokens(**options), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     # Few tokens, so that some repeat within an example.
@@ -197,18 +196,18 @@ BY_HAND = {
 
 @pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 @pytest.mark.parametrize("name", BY_HAND)
-def test_networks_by_hand(assert_exact: Any, drawn: Any, examples: Any, name: str) -> None:
+def test_networks_by_hand(name: str) -> None:
     build, shape = BY_HAND[name]
     assert_exact(drawn(build), *examples(3, *shape))
 
 
-def test_images_whose_channels_run_fastest(assert_exact: Any, drawn: Any, examples: Any) -> None:
+def test_images_whose_channels_run_fastest() -> None:
     # An image of one channel has either layout.
     model = drawn(lambda: nn.Sequential(nn.Conv2d(2, 1, 1), SmallResNet(classes=3, width=4)))
     assert_exact(model, *examples(3, 2, 8, 8, last=True))
 
 
-def test_layers_that_are_replaced_between_calls(assert_exact: Any, drawn: Any, examples: Any) -> None:
+def test_layers_that_are_replaced_between_calls() -> None:
     model, (x, y) = drawn(lambda: SmallResNet(classes=3, width=4)), examples(3, 1, 8, 8)
     gradient_energy(model, x, y)
     model.bn1 = drawn(lambda: nn.BatchNorm2d(4, eps=0.3), seed=1)
@@ -223,23 +222,13 @@ def test_layers_that_are_replaced_between_calls(assert_exact: Any, drawn: Any, e
 @pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 @pytest.mark.parametrize("name", BY_HAND)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.float64, 1e-9)])
-def test_networks_on_a_gpu(
-    assert_exact: Any,
-    drawn: Any,
-    examples: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    dtype: torch.dtype,
-    tolerance: float,
-) -> None:
+def test_networks_on_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype, tolerance: float) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     build, shape = BY_HAND[name]
     assert_exact(drawn(build), *examples(3, *shape), device="cuda", dtype=dtype, tolerance=tolerance)
 
 
-def test_a_group_norm_behind_frozen_layers_whose_channels_run_fastest(
-    assert_exact: Any, drawn: Any, examples: Any
-) -> None:
+def test_a_group_norm_behind_frozen_layers_whose_channels_run_fastest() -> None:
     model = drawn(lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(1, 4), nn.ReLU(), Pooled(), nn.Linear(4, 3)))
     model[0].requires_grad_(False)
     for seed in range(10):

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.gradients.single import ODD, drawn, examples, looped
 from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
@@ -63,7 +63,7 @@ class Attending(nn.Module):
         return self.head(F.scaled_dot_product_attention(q, k, v).flatten(1))
 
 
-def assert_as_looped(looped: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+def assert_as_looped(model: nn.Module, x: Tensor, y: Tensor) -> None:
     x = x.clone().requires_grad_()
     names = [name for name, _ in model.named_parameters()]
     found, expected = example_gradients(model, x, y, names=names), looped(model, x, y)
@@ -82,22 +82,22 @@ def assert_as_looped(looped: Any, model: nn.Module, x: Tensor, y: Tensor) -> Non
 
 @settings(max_examples=25)
 @given(model=networks(), seed=st.integers(0, 2**16))
-def test_any_network_of_layers_with_rules(looped: Any, drawn: Any, examples: Any, model: nn.Module, seed: int) -> None:
-    assert_as_looped(looped, drawn(lambda: model, seed=seed), *examples(3, 2, 7, 6, seed=seed))
+def test_any_network_of_layers_with_rules(model: nn.Module, seed: int) -> None:
+    assert_as_looped(drawn(lambda: model, seed=seed), *examples(3, 2, 7, 6, seed=seed))
 
 
 @pytest.mark.parametrize("name", ["Tied", "Twice", "WithoutRules", "Folded", "Attending"])
-def test_what_rules_do_not_know_in_full(looped: Any, drawn: Any, examples: Any, odd: Any, name: str) -> None:
-    assert_as_looped(looped, drawn(odd.get(name, Attending)), *examples(4, 6))
+def test_what_rules_do_not_know_in_full(name: str) -> None:
+    assert_as_looped(drawn(ODD.get(name, Attending)), *examples(4, 6))
 
 
-def test_images_whose_channels_run_fastest(looped: Any, drawn: Any, examples: Any) -> None:
+def test_images_whose_channels_run_fastest() -> None:
     x, y = examples(3, 4, 8, 8, last=True)
-    assert_as_looped(looped, drawn(lambda: nn.Sequential(nn.Conv2d(4, 1, 1), SmallResNet(width=4, classes=3))), x, y)
+    assert_as_looped(drawn(lambda: nn.Sequential(nn.Conv2d(4, 1, 1), SmallResNet(width=4, classes=3))), x, y)
 
 
-def test_some_names_alone_in_their_order(looped: Any, drawn: Any, examples: Any, odd: Any) -> None:
-    model, (x, y) = drawn(odd["WithoutRules"]), examples(3, 6)
+def test_some_names_alone_in_their_order() -> None:
+    model, (x, y) = drawn(ODD["WithoutRules"]), examples(3, 6)
     names = ["other.bias", "scale", "other.weight"]
     some, every = example_gradients(model, x, y, names=names), looped(model, x, y)
     assert list(some) == names
@@ -105,17 +105,17 @@ def test_some_names_alone_in_their_order(looped: Any, drawn: Any, examples: Any,
         torch.testing.assert_close(some[name], every[name], rtol=1e-9, atol=1e-12)
 
 
-def test_an_input_that_is_written_over_is_refused(drawn: Any, examples: Any, odd: Any) -> None:
-    model, (x, y) = drawn(odd["Overwriting"]), examples(2, 6)
+def test_an_input_that_is_written_over_is_refused() -> None:
+    model, (x, y) = drawn(ODD["Overwriting"]), examples(2, 6)
     with pytest.raises(InputError, match="written over"):
         example_gradients(model, x, y, names=["layer.weight"])
     with pytest.raises(InputError, match="written over"):
         alignment(model, x, y, directions=directions_for(model, 2))
 
 
-def test_the_model_is_left_as_it_was_and_no_grad_mode_is_needed(drawn: Any, examples: Any, odd: Any) -> None:
+def test_the_model_is_left_as_it_was_and_no_grad_mode_is_needed() -> None:
     for model, shape in (
-        (drawn(odd["WithoutRules"]), (6,)),
+        (drawn(ODD["WithoutRules"]), (6,)),
         (drawn(lambda: SmallResNet(width=2, classes=3)), (1, 8, 8)),
     ):
         x, y = examples(3, *shape)
@@ -138,7 +138,7 @@ def directions_for(model: nn.Module, count: int, *, seed: int = 3) -> dict[str, 
     }
 
 
-def assert_aligned(looped: Any, model: nn.Module, x: Tensor, y: Tensor, directions: dict[str, Tensor]) -> None:
+def assert_aligned(model: nn.Module, x: Tensor, y: Tensor, directions: dict[str, Tensor]) -> None:
     x = x.clone().requires_grad_()
     each = looped(model, x, y)
     rows = torch.stack([(each[n] * t).flatten(1).sum(1) for n, t in directions.items()]).sum(0)
@@ -154,25 +154,23 @@ def assert_aligned(looped: Any, model: nn.Module, x: Tensor, y: Tensor, directio
 
 @settings(max_examples=25)
 @given(model=networks(), seed=st.integers(0, 2**16))
-def test_products_and_energies_are_those_of_a_loop(
-    looped: Any, drawn: Any, examples: Any, model: nn.Module, seed: int
-) -> None:
+def test_products_and_energies_are_those_of_a_loop(model: nn.Module, seed: int) -> None:
     model = drawn(lambda: model, seed=seed)
     x, y = examples(3, 2, 7, 6, seed=seed)
     assert can_align(model, x, y, names=[name for name, _ in model.named_parameters()])
-    assert_aligned(looped, model, x, y, directions_for(model, 3, seed=seed))
+    assert_aligned(model, x, y, directions_for(model, 3, seed=seed))
 
 
-def test_a_residual_network_and_one_dimension(looped: Any, drawn: Any, examples: Any) -> None:
+def test_a_residual_network_and_one_dimension() -> None:
     small = drawn(lambda: SmallResNet(width=2, classes=3))
-    assert_aligned(looped, small, *examples(3, 1, 8, 8), directions_for(small, 3))
+    assert_aligned(small, *examples(3, 1, 8, 8), directions_for(small, 3))
     line = drawn(
         lambda: nn.Sequential(
             nn.Conv1d(2, 4, 3, stride=2, padding=1, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3)
         )
     )
-    assert_as_looped(looped, line, *examples(3, 2, 9))
-    assert_aligned(looped, line, *examples(3, 2, 9), directions_for(line, 3))
+    assert_as_looped(line, *examples(3, 2, 9))
+    assert_aligned(line, *examples(3, 2, 9), directions_for(line, 3))
 
 
 class Scaled(nn.Module):
@@ -203,19 +201,19 @@ class Unused(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["Tied", "Twice", "Folded", "Scaled", "Unused"])
-def test_what_rules_do_not_know_in_full_cannot_be_aligned(drawn: Any, examples: Any, odd: Any, name: str) -> None:
-    model, (x, y) = drawn({**odd, "Scaled": Scaled, "Unused": Unused}[name]), examples(3, 6)
+def test_what_rules_do_not_know_in_full_cannot_be_aligned(name: str) -> None:
+    model, (x, y) = drawn({**ODD, "Scaled": Scaled, "Unused": Unused}[name]), examples(3, 6)
     before = deepcopy(model.state_dict())
     assert not can_align(model, x, y, names=[name for name, _ in model.named_parameters()])
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
     assert all("forward" not in vars(m) for m in model.modules())
 
 
-def test_the_names_asked_for_alone_must_be_known(looped: Any, drawn: Any, examples: Any) -> None:
+def test_the_names_asked_for_alone_must_be_known() -> None:
     x, y = examples(3, 6)
     scaled, twice = drawn(Scaled), drawn(TwiceAndHead)
     assert can_align(scaled, x, y, names=["layer.weight", "layer.bias"])
     assert can_align(twice, x, y, names=["head.weight"])
     assert not can_align(twice, x, y, names=["head.weight", "layer.bias"])
     every = directions_for(scaled, 3)
-    assert_aligned(looped, scaled, x, y, {name: every[name] for name in ("layer.weight", "layer.bias")})
+    assert_aligned(scaled, x, y, {name: every[name] for name in ("layer.weight", "layer.bias")})

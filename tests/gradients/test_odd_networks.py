@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
+from tests.gradients.single import drawn, examples
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -97,7 +98,7 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("last", [True, False])
-def test_odd_networks(drawn: Any, examples: Any, name: str, last: bool) -> None:
+def test_odd_networks(name: str, last: bool) -> None:
     model = drawn(ODD[name])
     x, y = examples(3, 2, 6, 6, last=last)
     found = gradient_energy(deepcopy(model), x, y)
@@ -110,13 +111,13 @@ def test_odd_networks(drawn: Any, examples: Any, name: str, last: bool) -> None:
         torch.testing.assert_close(energy, torch.stack([s.square().sum() for s in slopes]).sum(), rtol=1e-9, atol=0)
 
 
-def test_a_plain_tensor_that_another_layer_owns_is_refused(drawn: Any, examples: Any) -> None:
+def test_a_plain_tensor_that_another_layer_owns_is_refused() -> None:
     x, y = examples(3, 2, 6, 6)
     with pytest.raises(InputError):
         gradient_energy(drawn(Tied), x, y)
 
 
-def test_energies_have_the_precision_of_the_losses(drawn: Any, examples: Any) -> None:
+def test_energies_have_the_precision_of_the_losses() -> None:
     model, (x, y) = drawn(TwoNorms).float(), examples(3, 2, 6, 6)
     found = gradient_energy(model, x.float(), y, loss=lambda o, t: F.cross_entropy(o.double(), t, reduction="none"))
     assert found.dtype == torch.float64

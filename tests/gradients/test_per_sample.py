@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from tests.gradients.single import ODD, looped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,7 +30,7 @@ def model() -> SmallResNet:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 32])
-def test_clipped_mean(looped: Any, model: SmallResNet, chunk: int) -> None:
+def test_clipped_mean(model: SmallResNet, chunk: int) -> None:
     x, y = examples()
     alone = {name: g.detach() for name, g in looped(model, x, y).items()}
     norms = torch.cat([g.flatten(1) for g in alone.values()], 1).norm(dim=1)
@@ -65,10 +65,10 @@ CASES["a module of two places"] = of_images(nn.Sequential(TWICE, nn.Tanh(), TWIC
 
 
 @pytest.mark.parametrize("case", [*CASES, "Tied", "Twice", "Folded", "WithoutRules"])
-def test_every_example_has_the_gradient_it_has_alone(looped: Any, odd: Any, case: str) -> None:
-    model, x = of_images(odd[case](), (6,))() if case in odd else CASES[case]()
+def test_every_example_has_the_gradient_it_has_alone(case: str) -> None:
+    model, x = of_images(ODD[case](), (6,))() if case in ODD else CASES[case]()
     model, x = model.double().eval(), x.double()
-    next(iter(model.parameters())).requires_grad_(case in odd)
+    next(iter(model.parameters())).requires_grad_(case in ODD)
     y = torch.arange(5) % 6
     before = {name: t.clone() for name, t in model.state_dict().items()}
     found = dict(each_gradient(model, x, y))
@@ -93,9 +93,9 @@ def test_without_grad_mode() -> None:
     assert float(outside["weight"].abs().sum()) > 0
 
 
-def test_an_input_that_is_written_over_is_refused(odd: Any) -> None:
+def test_an_input_that_is_written_over_is_refused() -> None:
     with pytest.raises(InputError, match="input of layer is written over"):
-        list(each_gradient(odd["Overwriting"](), torch.ones(2, 6), torch.tensor([0, 1])))
+        list(each_gradient(ODD["Overwriting"](), torch.ones(2, 6), torch.tensor([0, 1])))
 
 
 def test_vmap_over_some_of_the_parameters() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,20 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def built(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """The network, its weights drawn from the seed, its batch norms not at their initial values."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = make().double()
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+                nn.init.normal_(module.weight, 1.0, 0.3)
+                nn.init.normal_(module.bias, 0.0, 0.3)
+                nn.init.normal_(module.running_mean, 0.0, 0.3)
+                nn.init.uniform_(module.running_var, 0.5, 2.0)
+    return model.eval()
 
 
 def moved_by(model: nn.Module, move: Move) -> nn.Module:

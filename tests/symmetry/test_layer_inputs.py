@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracles import warp_loop
-from tests.oracles.symmetry import normal
+from tests.oracles.symmetry import built, normal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -139,8 +139,8 @@ class Deaf(nn.Module):
         return self.linear(pooled * flags) + self.again(input=pooled * flags.flip(0))
 
 
-def test_reached_coordinates_are_those_of_any_input(kit: Any) -> None:
-    model, batches = kit.built(Deaf), [normal(2, 2, 3, 3, seed=1), normal(3, 2, 3, 3, seed=2)]
+def test_reached_coordinates_are_those_of_any_input() -> None:
+    model, batches = built(Deaf), [normal(2, 2, 3, 3, seed=1), normal(3, 2, 3, 3, seed=2)]
     found = reached_inputs(model, batches)
     assert set(found) == {"first.weight", "second.weight", "linear.weight"}
     assert bool(found["first.weight"].all())
@@ -284,9 +284,9 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_inputs_of_attention(kit: Any, form: str) -> None:
+def test_inputs_of_attention(form: str) -> None:
     """in_proj reads queries, keys and values; the joined heads times out_proj's weight are the output."""
-    model, x = kit.built(lambda: Attends(**FORMS[form])), normal(2, 4, 6)
+    model, x = built(lambda: Attends(**FORMS[form])), normal(2, 4, 6)
     found = seen(model, [x])
     layer = model.attention
     with torch.no_grad():
@@ -309,9 +309,9 @@ def test_inputs_of_attention(kit: Any, form: str) -> None:
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-def test_the_layers_of_a_transformer_are_seen_where_torch_would_fuse_them(kit: Any, frozen: bool) -> None:
+def test_the_layers_of_a_transformer_are_seen_where_torch_would_fuse_them(frozen: bool) -> None:
     layer = nn.TransformerEncoderLayer(6, 2, 10, batch_first=True)
-    model, x = kit.built(lambda: nn.TransformerEncoder(layer, 2)), normal(3, 4, 6)
+    model, x = built(lambda: nn.TransformerEncoder(layer, 2)), normal(3, 4, 6)
     model.requires_grad_(not frozen)
     found = seen(model, [x])
     assert len(found) == 8

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.networks import ARCHITECTURES, GEOMETRIES, VisionTransformer
 from tests.oracles import warp_loop
-from tests.oracles.symmetry import normal
+from tests.oracles.symmetry import built, normal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,10 +21,10 @@ from warp_unlearning.symmetry.null_space import NullMove, NullSpace, TrackedNull
 NETWORKS = GEOMETRIES | {name: network for name, network in ARCHITECTURES.items() if name != "vision transformer"}
 
 
-def start(kit: Any, name: str, retain: int = 14) -> tuple[nn.Module, Probe, dict[str, Tensor]]:
+def start(name: str, retain: int = 14) -> tuple[nn.Module, Probe, dict[str, Tensor]]:
     """A network, what a move may look at, and the weights it came from, a little away."""
     make, shape = NETWORKS[name]
-    model = kit.built(make)
+    model = built(make)
     origin = {n: p.detach() + 0.01 * normal(*p.shape, seed=i) for i, (n, p) in enumerate(model.named_parameters())}
     x = normal(retain, *shape)
     forget = normal(3, *shape, seed=1), torch.tensor([0, 1, 2])
@@ -92,8 +92,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
-def test_a_move_is_the_printed_step(kit: Any, name: str, options: dict[str, Any]) -> None:
-    model, probe, origin = start(kit, name, retain=3 if options.get("energy") == 1 else 14)
+def test_a_move_is_the_printed_step(name: str, options: dict[str, Any]) -> None:
+    model, probe, origin = start(name, retain=3 if options.get("energy") == 1 else 14)
     found, move = moved(model, NullSpace(**options), probe)
     expected = without_hardsigmoid(model)
     warp_loop.Teleport(**options)(expected, probe.retain, probe.forget, origin)
@@ -107,9 +107,9 @@ def test_a_move_is_the_printed_step(kit: Any, name: str, options: dict[str, Any]
 @pytest.mark.parametrize("name", [*NETWORKS, "vision transformer"])
 @pytest.mark.parametrize("aim", ["descent", "random"])
 @pytest.mark.parametrize("protect", ["retain", "both"])
-def test_at_energy_1_even_long_moves_keep_the_outputs(kit: Any, name: str, aim: Any, protect: Any) -> None:
+def test_at_energy_1_even_long_moves_keep_the_outputs(name: str, aim: Any, protect: Any) -> None:
     make, shape = (GEOMETRIES | ARCHITECTURES)[name]
-    model, x, forget = kit.built(make), normal(3, *shape), (normal(2, *shape, seed=1), torch.tensor([0, 2]))
+    model, x, forget = built(make), normal(3, *shape), (normal(2, *shape, seed=1), torch.tensor([0, 2]))
     null = NullSpace(energy=1.0, step_size=0.05, aim=aim, protect=protect)
     _, move = moved(model, null, Probe([x], forget))
     far = deepcopy(model)
@@ -125,17 +125,17 @@ def test_at_energy_1_even_long_moves_keep_the_outputs(kit: Any, name: str, aim: 
     assert move.inverse().forget_energies is None
 
 
-def test_a_gradient_that_lies_almost_in_the_span_leaves_no_rounding_errors(kit: Any) -> None:
+def test_a_gradient_that_lies_almost_in_the_span_leaves_no_rounding_errors() -> None:
     """What is left of it is made as long as any other step."""
-    model, x = kit.built(lambda: nn.Linear(30, 3)), normal(6, 30)
+    model, x = built(lambda: nn.Linear(30, 3)), normal(6, 30)
     forget = x[:3] + 1e-9 * normal(3, 30, seed=1), torch.tensor([0, 1, 2])
     found, move = moved(model, NullSpace(energy=1.0, step_size=1.0, dispersion=0.0), Probe([x], forget))
     assert lengths(move) > 1.0
     torch.testing.assert_close(found(x), model(x), rtol=0, atol=1e-12)
 
 
-def test_a_random_move_is_as_long_as_the_descent_and_orthogonal_to_the_inputs(kit: Any) -> None:
-    model, probe, _ = start(kit, "strided")
+def test_a_random_move_is_as_long_as_the_descent_and_orthogonal_to_the_inputs() -> None:
+    model, probe, _ = start("strided")
     for options in ({"step_size": 0.1}, {"eta": 0.05, "beta": 0.2}):
         _, descent = moved(model, NullSpace(energy=0.9, **options), probe)
         _, random = moved(model, NullSpace(energy=0.9, aim="random", **options), probe)
@@ -153,8 +153,8 @@ def widths(basis: Any) -> list[tuple[str, int]]:
     return list(zip(basis.names, [basis.d - len(basis.names) + 1, 1], strict=False))
 
 
-def test_the_length_is_relative_to_the_weights_that_move_and_that_data_reach(kit: Any) -> None:
-    model, probe, origin = start(kit, "dead taps")
+def test_the_length_is_relative_to_the_weights_that_move_and_that_data_reach() -> None:
+    model, probe, origin = start("dead taps")
     _, move = moved(model, NullSpace(energy=0.9, step_size=0.07), probe)
     parts = []
     for path, x in warp_loop.inputs(model, probe.retain, ["0", "2", "5"]).items():
@@ -180,8 +180,8 @@ class Tied(nn.Module):
         return self.last(torch.tanh(self.again(torch.tanh(self.second(torch.tanh(self.first(x)))))))
 
 
-def test_a_weight_of_two_layers_moves_beside_the_inputs_of_both(kit: Any) -> None:
-    once, twice = (kit.built(lambda once=once: Tied(once=once)) for once in (True, False))
+def test_a_weight_of_two_layers_moves_beside_the_inputs_of_both() -> None:
+    once, twice = (built(lambda once=once: Tied(once=once)) for once in (True, False))
     twice.load_state_dict({name: once.state_dict()[name.replace("again", "second")] for name in twice.state_dict()})
     forget = normal(2, 6, seed=1), torch.tensor([0, 1])
     probe = Probe([normal(3, 6)], forget)
@@ -193,8 +193,8 @@ def test_a_weight_of_two_layers_moves_beside_the_inputs_of_both(kit: Any) -> Non
 # ------------------------------------------------------------------------------------------------------- networks
 
 
-def test_attention_moves_like_the_same_block_of_linear_layers(kit: Any) -> None:
-    plain, fused = kit.built(lambda: VisionTransformer(plain=True)), kit.built(VisionTransformer)
+def test_attention_moves_like_the_same_block_of_linear_layers() -> None:
+    plain, fused = built(lambda: VisionTransformer(plain=True)), built(VisionTransformer)
     state = plain.state_dict()
     for name in fused.state_dict():
         if "in_proj" in name:
@@ -258,9 +258,9 @@ def test_examples_are_needed() -> None:
     assert lengths(NullSpace(aim="random").move(model, generator=generator, probe=Probe([x]))) > 0
 
 
-def test_k_beyond_the_inputs_is_clamped_with_a_note(kit: Any) -> None:
+def test_k_beyond_the_inputs_is_clamped_with_a_note() -> None:
     """Also where the batch has fewer examples than k."""
-    model, probe, _ = start(kit, "tokens", retain=5)
+    model, probe, _ = start("tokens", retain=5)
     _, move = moved(model, NullSpace(k=6), probe)
     assert [basis.ranks for basis in move.bases.values()] == [(6,), (6,), (5,)]
     assert any(
@@ -273,8 +273,8 @@ def test_k_beyond_the_inputs_is_clamped_with_a_note(kit: Any) -> None:
     assert move.left["first.bias"] == "the bias of a weight that stays"
 
 
-def test_a_network_that_nothing_can_move_in_says_so(kit: Any) -> None:
-    model = kit.built(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
+def test_a_network_that_nothing_can_move_in_says_so() -> None:
+    model = built(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
     _, move = moved(model, NullSpace(energy=1.0), Probe([normal(50, 3)], (normal(2, 3), torch.tensor([0, 1]))))
     assert move.shifts == {}
     assert move.notes[-1] == "no layer could move"
@@ -326,8 +326,8 @@ class Odd(nn.Module):
         return self.last(self.norm(torch.tanh(self.free(self.up(x[:, None])[:, 0]))))
 
 
-def test_every_parameter_moves_or_says_why_not(kit: Any) -> None:
-    model, forget = kit.built(Odd), (normal(2, 6, seed=1), torch.tensor([0, 1]))
+def test_every_parameter_moves_or_says_why_not() -> None:
+    model, forget = built(Odd), (normal(2, 6, seed=1), torch.tensor([0, 1]))
     after, move = moved(model, NullSpace(energy=1.0), Probe([normal(3, 6)], forget))
     alone = "not the weight of Linear, Conv or MultiheadAttention layers alone"
     assert set(move.shifts) == {"free.weight", "last.weight", "last.bias"}
@@ -349,8 +349,8 @@ def test_every_parameter_moves_or_says_why_not(kit: Any) -> None:
     torch.testing.assert_close(after(normal(3, 6)), model(normal(3, 6)), rtol=0, atol=1e-12)
 
 
-def test_batch_norms_of_one_parameter_are_projected_once(kit: Any) -> None:
-    model = kit.built(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.BatchNorm1d(4)))
+def test_batch_norms_of_one_parameter_are_projected_once() -> None:
+    model = built(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.BatchNorm1d(4)))
     model[3].weight = model[1].weight
     probe = Probe([normal(9, 4)], (normal(2, 4, seed=1), torch.tensor([0, 1])))
     _, move = moved(model, NullSpace(k=2, batch_norm="project"), probe)
@@ -358,8 +358,8 @@ def test_batch_norms_of_one_parameter_are_projected_once(kit: Any) -> None:
     assert "does not keep the function" in move.notes[-1]
 
 
-def test_a_model_that_fails_on_the_way_is_left_as_it_was(kit: Any) -> None:
-    model, probe, _ = start(kit, "strided")
+def test_a_model_that_fails_on_the_way_is_left_as_it_was() -> None:
+    model, probe, _ = start("strided")
     before = deepcopy(model.state_dict())
     wrong = Probe(probe.retain, (normal(2, 2, 5, 5), torch.tensor([0, 7])))
     with pytest.raises((IndexError, RuntimeError, InputError)):
@@ -368,18 +368,16 @@ def test_a_model_that_fails_on_the_way_is_left_as_it_was(kit: Any) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_step_that_goes_too_far_ends_the_move(kit: Any, steps: int) -> None:
-    model = kit.built(
-        lambda: nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(6, 6), nn.ReLU())))
-    ).float()
+def test_a_step_that_goes_too_far_ends_the_move(steps: int) -> None:
+    model = built(lambda: nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(6, 6), nn.ReLU())))).float()
     probe = Probe([normal(3, 6).float()], (normal(2, 6, seed=1).float(), torch.tensor([0, 1])))
     _, move = moved(model, NullSpace(energy=0.9, eta=1e37, steps=steps), probe)
     assert move.forget_energies is not None
     assert move.forget_energies[0] < move.forget_energies[1] == float("inf")
 
 
-def test_single_precision_finds_the_same_bases(kit: Any) -> None:
-    model, probe, _ = start(kit, "strided", retain=40)
+def test_single_precision_finds_the_same_bases() -> None:
+    model, probe, _ = start("strided", retain=40)
     single = Probe([x.float() for x in probe.retain], (probe.forget[0].float(), probe.forget[1]))
     for energy in (0.9, 0.99, 1.0):
         double = moved(model, NullSpace(energy=energy), probe)[1]
@@ -396,9 +394,9 @@ def test_single_precision_finds_the_same_bases(kit: Any) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["strided", "one dimension", "tokens"])
 @pytest.mark.parametrize("kind", [NullSpace, TrackedNullSpace])
-def test_moves_on_a_gpu_are_those_on_the_cpu(kit: Any, name: str, kind: type[NullSpace]) -> None:
+def test_moves_on_a_gpu_are_those_on_the_cpu(name: str, kind: type[NullSpace]) -> None:
     """Also where the gradient energy is captured, and then replayed."""
-    model, probe, _ = start(kit, name)
+    model, probe, _ = start(name)
     models, nulls = (model, deepcopy(model).cuda()), (kind(energy=0.9), kind(energy=0.9))
     for aim in ("descent", "descent", "descent", "random"):
         found = []

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
 
 import torch
 from tests.networks import ARCHITECTURES, GEOMETRIES
 from tests.oracles import warp_loop
-from tests.oracles.symmetry import normal
+from tests.oracles.symmetry import built, normal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -32,9 +31,9 @@ def step(null: NullSpace, model: nn.Module, probe: Probe) -> NullMove:
     return move
 
 
-def test_the_first_bases_are_decomposed_and_later_ones_hold_what_they_say(kit: Any) -> None:
+def test_the_first_bases_are_decomposed_and_later_ones_hold_what_they_say() -> None:
     make, shape = GEOMETRIES["strided"]
-    model, forget = kit.built(make), (normal(2, *shape, seed=1), torch.tensor([0, 2]))
+    model, forget = built(make), (normal(2, *shape, seed=1), torch.tensor([0, 2]))
     tracked, exact = TrackedNullSpace(energy=0.9), NullSpace(energy=0.9)
     probe = Probe([normal(40, *shape)], forget)
     first, expected = (null.move(model, generator=torch.Generator(), probe=probe) for null in (tracked, exact))
@@ -50,9 +49,9 @@ def test_the_first_bases_are_decomposed_and_later_ones_hold_what_they_say(kit: A
         assert basis.captured > 0.8
 
 
-def test_more_rounds_come_closer_to_the_exact_bases(kit: Any) -> None:
+def test_more_rounds_come_closer_to_the_exact_bases() -> None:
     make, shape = GEOMETRIES["padded"]
-    model, retain = kit.built(make), normal(40, *shape, seed=3)
+    model, retain = built(make), normal(40, *shape, seed=3)
     forget = normal(2, *shape, seed=1), torch.tensor([0, 2])
     nulls = [TrackedNullSpace(k=3, rounds=rounds) for rounds in (1, 4, 64)]
     for null in nulls:
@@ -69,12 +68,12 @@ def test_more_rounds_come_closer_to_the_exact_bases(kit: Any) -> None:
         assert many > 0.999 * exact
 
 
-def test_another_network_of_equal_structure_starts_afresh(kit: Any) -> None:
+def test_another_network_of_equal_structure_starts_afresh() -> None:
     make, shape = ARCHITECTURES["mobile"]
     null, forget = TrackedNullSpace(energy=0.9), (normal(2, *shape, seed=1), torch.tensor([0, 2]))
     probe = Probe([normal(20, *shape)], forget)
     for seed in (0, 1):
-        model = kit.built(make, seed)
+        model = built(make, seed)
         found = null.move(model, generator=torch.Generator(), probe=probe)
         expected = NullSpace(energy=0.9).move(model, generator=torch.Generator(), probe=probe)
         assert all(torch.equal(shift, expected.shifts[name]) for name, shift in found.shifts.items())
@@ -83,9 +82,9 @@ def test_another_network_of_equal_structure_starts_afresh(kit: Any) -> None:
         assert all(torch.equal(shift, expected.shifts[name]) for name, shift in again.shifts.items())
 
 
-def test_what_moves_may_change_between_moves(kit: Any) -> None:
+def test_what_moves_may_change_between_moves() -> None:
     """A bias that is frozen takes the constant out of its layer's inputs; dead coordinates come to life."""
-    model = kit.built(lambda: nn.Sequential(nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3)))
+    model = built(lambda: nn.Sequential(nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3)))
     null, forget = TrackedNullSpace(energy=0.9), (normal(2, 9, seed=1), torch.tensor([0, 2]))
     with torch.no_grad():
         model[0].bias[:3] -= 100
@@ -100,9 +99,9 @@ def test_what_moves_may_change_between_moves(kit: Any) -> None:
     assert "0.bias" in second.left
 
 
-def test_a_batch_of_fewer_inputs_than_the_basis_has_columns(kit: Any) -> None:
+def test_a_batch_of_fewer_inputs_than_the_basis_has_columns() -> None:
     """C B has less than full rank then; the basis is completed and the step still spares what was seen."""
-    model = kit.built(lambda: nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 3)))
+    model = built(lambda: nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 3)))
     null, forget = TrackedNullSpace(k=6), (normal(2, 12, seed=1), torch.tensor([0, 2]))
     step(null, model, Probe([normal(30, 12)], forget))
     few, before = normal(3, 12, seed=2), deepcopy(model)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
 
-import pytest
 import torch
 from hypothesis import assume, currently_in_test_context
 from torch import Tensor, nn
@@ -65,7 +63,8 @@ class Overwriting(nn.Module):
         return self.layer(hidden) + hidden.mul_(2.0)
 
 
-def _looped(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor] = cross_entropy) -> dict[str, Tensor]:
+def looped(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor] = cross_entropy) -> dict[str, Tensor]:
+    """The gradient of each example by a pass of its own, with a graph, shape (batch, *parameter)."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     found = []
     for i in range(len(x)):
@@ -76,7 +75,7 @@ def _looped(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor] 
     return {name: torch.stack(each) for name, each in zip(trained, zip(*found, strict=True), strict=True)}
 
 
-def _assert_exact(
+def assert_exact(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
@@ -86,7 +85,8 @@ def _assert_exact(
     dtype: torch.dtype = torch.float64,
     tolerance: float = 1e-9,
 ) -> None:
-    expected = torch.stack([g.flatten(1).square().sum(1) for g in _looped(model, x, y, loss).values()]).sum(0)
+    """Value and parameter gradient of `gradient_energy` agree with a loop of double backwards."""
+    expected = torch.stack([g.flatten(1).square().sum(1) for g in looped(model, x, y, loss).values()]).sum(0)
     there = model if (device, dtype) == ("cpu", torch.float64) else deepcopy(model).to(device, dtype)
     found = gradient_energy(
         there, x.to(device, dtype) if x.is_floating_point() else x.to(device), y.to(device), loss=loss
@@ -111,7 +111,8 @@ def _weighted_gradient(energy: Tensor, model: nn.Module) -> tuple[Tensor, ...]:
     return torch.autograd.grad(energy @ weights, trained, allow_unused=True, materialize_grads=True)
 
 
-def _drawn(build: Callable[[], nn.Module], *, seed: int = 0) -> nn.Module:
+def drawn(build: Callable[[], nn.Module], *, seed: int = 0) -> nn.Module:
+    """A module in float64 and eval mode whose weights and running statistics are all drawn, so none is special."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -124,7 +125,8 @@ def _drawn(build: Callable[[], nn.Module], *, seed: int = 0) -> nn.Module:
     return model
 
 
-def _examples(count: int, *shape: int, seed: int = 0, classes: int = 3, last: bool = False) -> tuple[Tensor, Tensor]:
+def examples(count: int, *shape: int, seed: int = 0, classes: int = 3, last: bool = False) -> tuple[Tensor, Tensor]:
+    """Normal inputs (count, *shape), with `last` images whose channels run fastest, and labels."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, *shape, generator=generator, dtype=torch.float64)
     # As images lie on a GPU.
@@ -132,31 +134,5 @@ def _examples(count: int, *shape: int, seed: int = 0, classes: int = 3, last: bo
     return x, torch.randint(0, classes, (count,), generator=generator)
 
 
-@pytest.fixture(scope="session")
-def looped() -> Any:
-    """The gradient of each example by a pass of its own, with a graph, shape (batch, *parameter)."""
-    return _looped
-
-
-@pytest.fixture(scope="session")
-def assert_exact() -> Any:
-    """Value and parameter gradient of `gradient_energy` agree with a loop of double backwards."""
-    return _assert_exact
-
-
-@pytest.fixture(scope="session")
-def drawn() -> Any:
-    """A module in float64 and eval mode whose weights and running statistics are all drawn, so none is special."""
-    return _drawn
-
-
-@pytest.fixture(scope="session")
-def examples() -> Any:
-    """Normal inputs (count, *shape), with `last` images whose channels run fastest, and labels."""
-    return _examples
-
-
-@pytest.fixture(scope="session")
-def odd() -> dict[str, type[nn.Module]]:
-    """Networks of six features whose parameters no rule knows in full, by name."""
-    return {kind.__name__: kind for kind in (Tied, Twice, WithoutRules, Folded, Overwriting)}
+# Networks of six features whose parameters no rule knows in full, by name.
+ODD = {kind.__name__: kind for kind in (Tied, Twice, WithoutRules, Folded, Overwriting)}
