@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from warp_unlearning import ChangeOfBasis, Conjugate, NullSpace, TrackedNullSpace, Warp, unlearn
+from warp_unlearning import ChangeOfBasis, Compose, Conjugate, NullSpace, Permutation, TrackedNullSpace, Warp, unlearn
 from warp_unlearning.errors import InputError, WarpWarning
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.symmetry.base import Sizes, settings_of
@@ -162,6 +162,19 @@ def test_the_record_holds_settings_and_nothing_that_was_drawn(kit: Any) -> None:
     plain = unlearn(kit.network(), method=kit.Watching(), defense_seed=4, **kit.sets())
     assert (plain.record.deletions[0].experiment_only, plain.record.deletions[0].defense) == (False, None)
     assert (plain.teleports, plain.record.deletions[0].verdicts) == ([], {})
+
+
+class Branching(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+@pytest.mark.parametrize("symmetry", [ChangeOfBasis(), Compose(NULL, Permutation())], ids=type)
+def test_a_network_that_cannot_be_moved_is_refused_before_the_first_update(kit: Any, symmetry: Any) -> None:
+    method = kit.Watching()
+    with pytest.raises(InputError, match="Branching cannot be traced"):
+        run(kit, Warp(symmetry, every="end"), method, model=Branching(*kit.network()))
+    assert method.log == []
 
 
 def test_unusable_options_are_refused() -> None:

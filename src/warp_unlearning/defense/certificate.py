@@ -167,7 +167,7 @@ def certified(
         **lengths(squares[name] for name, p in model.named_parameters() if p.requires_grad)._asdict(),
         layers=_layer_moves(squares, {name: basis for part in nulls for name, basis in part.bases.items()}),
         left=why_unmoved,
-        pinned=_pinned(symmetry, model, Probe(batches)),
+        pinned=pinned_channels(symmetry, model, Probe(batches)),
         notes=tuple(notes),
         seconds=0.0,
     )
@@ -263,7 +263,8 @@ def _and_more(names: list[str], shown: int) -> str:
     return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 
-def _pinned(symmetry: Symmetry, model: nn.Module, probe: Probe) -> tuple[PinnedChannels, ...]:
+def pinned_channels(symmetry: Symmetry, model: nn.Module, probe: Probe | None = None) -> tuple[PinnedChannels, ...]:
+    """The channels that a symmetry cannot move, by its own report; an error where it cannot move the network at all."""
     if isinstance(symmetry, Compose):
-        return tuple(pinned for part in symmetry.symmetries for pinned in _pinned(part, model, probe))
+        return tuple(pinned for part in symmetry.symmetries for pinned in pinned_channels(part, model, probe))
     return tuple(symmetry.report(model, probe=probe).pinned) if hasattr(symmetry, "report") else ()

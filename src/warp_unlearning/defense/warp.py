@@ -19,7 +19,7 @@ from ..symmetry.base import Symmetry, option, require_symmetry
 from ..symmetry.moves import MomentumReset, Move
 from ..symmetry.null_space import NullSpace
 from ..training.update import Update
-from .certificate import TAKEN_BACK, Certificate
+from .certificate import TAKEN_BACK, Certificate, pinned_channels
 from .teleporter import EXAMPLES, Teleporter
 
 Moment = Literal["epoch", "end"]
@@ -82,6 +82,7 @@ class WarpSession:
         self._settings, self._model, self._task, self._streams = settings, model, task, streams
         bounds = {"tolerance": settings.tolerance, "relearning": settings.relearning}
         self._teleporter = Teleporter.during(task, model, settings.symmetry, **bounds)
+        pinned_channels(settings.symmetry, model)  # Refuses a network that it cannot move before the first update.
 
     @property
     def certificates(self) -> list[Certificate]:
