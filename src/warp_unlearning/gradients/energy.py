@@ -132,7 +132,9 @@ class EnergyGradient:
         The gradient is zero where the loss does not depend on a parameter.
         """
         trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad and (names is None or n in names)}
-        key = self._key_of(x, y), (*trained,)
+        addresses = (tensor.data_ptr() for tensor in (*self.model.parameters(), *self.model.buffers()))
+        modes = (module.training for module in self.model.modules())
+        key = x.shape, x.dtype, x.device, y.shape, y.dtype, (*addresses,), (*modes,), (*trained,)
         if self._captured is None or key != self._key:
             by_rules = x.is_cuda and not parameters_without_rules(self.model, x, y, loss=self._loss)
             self._key = key
@@ -154,11 +156,6 @@ class EnergyGradient:
             values = list(trained.values())
             gradients = torch.autograd.grad(energies.sum(), values, materialize_grads=True) if values else ()
         return {_ENERGIES: energies, **dict(zip(trained, gradients, strict=True))}
-
-    def _key_of(self, x: Tensor, y: Tensor) -> Hashable:
-        addresses = (tensor.data_ptr() for tensor in (*self.model.parameters(), *self.model.buffers()))
-        modes = (module.training for module in self.model.modules())
-        return x.shape, x.dtype, x.device, y.shape, y.dtype, (*addresses,), (*modes,)
 
 
 @contextmanager

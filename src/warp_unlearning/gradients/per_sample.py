@@ -7,6 +7,7 @@ By rules there is one forward and one backward pass over the batch, and one cont
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +29,8 @@ from .tracing import (
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """−log p(yᵢ), shape (batch,)."""
-    return F.cross_entropy(logits, y, reduction="none")
+# −log p(yᵢ), shape (batch,).
+cross_entropy: Loss = partial(F.cross_entropy, reduction="none")
 
 
 def gradients_by_vmap(

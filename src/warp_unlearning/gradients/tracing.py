@@ -163,7 +163,8 @@ def _traced_call(
     *args: Any,
     **named: Any,
 ) -> Any:
-    a = _only_input(args, named)
+    inputs = [*args, *(value for name, value in named.items() if name == "input")]
+    a = inputs[0] if len(args) + len(named) == len(inputs) == 1 and isinstance(inputs[0], Tensor) else None
     # Within `functional_call` a layer may have other tensors than its parameters.
     replaced = any(layer._parameters.get(name) is not p for name, p in trained.items())
     if a is None or replaced or not torch.is_grad_enabled():
@@ -178,11 +179,6 @@ def _traced_call(
     edge = GradientEdge(cast(Node, output.grad_fn), output.output_nr)
     trace.uses.append(Use(path, layer, rule, trained, a, version, output.shape, edge))
     return output
-
-
-def _only_input(args: tuple[Any, ...], named: dict[str, Any]) -> Tensor | None:
-    inputs = [*args, *(value for name, value in named.items() if name == "input")]
-    return inputs[0] if len(args) + len(named) == 1 and inputs and isinstance(inputs[0], Tensor) else None
 
 
 @contextmanager

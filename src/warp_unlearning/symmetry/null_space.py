@@ -252,7 +252,10 @@ class NullSpace:
         relative_length = (self.step_size or 0.0) * _norm(_per_basis(InputBasis.where_reached, bases, origin))
         measure = None
         if probe.forget is not None:
-            measure = partial(self._energy_gradient(model, on_gpu=probe.forget[0].is_cuda), *probe.forget, names=moving)
+            energy_gradient = self._memory.energy_gradient or EnergyGradient(model)
+            # Kept only on a GPU: it holds the model, which is worth it for its captured graph.
+            self._memory.energy_gradient = energy_gradient if probe.forget[0].is_cuda else None
+            measure = partial(energy_gradient, *probe.forget, names=moving)
         energies: list[float] = []
         for _ in range(self.steps):
             gradient: Values = {}
@@ -279,12 +282,6 @@ class NullSpace:
             return None
         energy_after = total_energy(model, *probe.forget)
         return energies[0], inf if energy_after is None else energy_after
-
-    def _energy_gradient(self, model: nn.Module, *, on_gpu: bool) -> EnergyGradient:
-        energy_gradient = self._memory.energy_gradient or EnergyGradient(model)
-        # Keep it only on a GPU: it holds the model, which is worth it for its captured graph.
-        self._memory.energy_gradient = energy_gradient if on_gpu else None
-        return energy_gradient
 
     def _direction(
         self, moving: Values, bases: Mapping[str, InputBasis], origin: Values, gradient: Values, relative_length: float
