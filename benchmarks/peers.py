@@ -19,7 +19,7 @@ from importlib.util import find_spec
 import torch
 import torch.nn.functional as F
 from hand_written import LOOPS
-from interleaved import HERE, Work, add_arguments, measure, show, workers
+from interleaved import HERE, Work, add_arguments, known, measure, show, workers
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -29,6 +29,9 @@ WORKS = (
     *(f"{data} {method}" for data in ("digits", "resnet18") for method in LOOPS),
     *(f"energy {n}" for n in NETWORKS),
 )
+
+# The plain loops of the others take minutes on a ResNet-18.
+USUAL = tuple(work for work in WORKS if work.split()[0] != "resnet18" or work.split()[1] in ("ngp", "scrub", "salun"))
 
 
 class Transformer(nn.Module):
@@ -60,12 +63,8 @@ def method_of(options: argparse.Namespace, data: str, name: str) -> object:
     from warp_unlearning.methods.registry import method_classes
 
     if data == "digits":
-        # Where this stands moved between versions.
-        try:
-            from warp_unlearning.methods.registry import SMALL_DATA
-        except ImportError:
-            from warp_unlearning.methods.registry import SMALL_DATA
-        return make_method(name, **SMALL_DATA[name])
+        small_data = known("methods.registry:SMALL_DATA", "methods.recipes:SMALL_DATA")
+        return make_method(name, **small_data[name])
     fields = method_classes()[name].__dataclass_fields__
     length = {"epochs": options.epochs} if "epochs" in fields else {"iterations": 5 * options.epochs}
     return make_method(name, **length, **({"max_epochs": options.epochs} if "max_epochs" in fields else {}))
@@ -178,8 +177,10 @@ def versions(options: argparse.Namespace, work: str) -> list[dict[str, str]]:
 
 
 def difference(options: argparse.Namespace, ours: str, theirs: str) -> float:
-    """The largest difference of two results as a share of the largest value, or of the largest change of a weight."""
-    results = []
+    """The largest difference of two results as a share of the largest value, or of the largest change of a weight; of
+    requests on at most 120 images.
+    """
+    options, results = argparse.Namespace(**vars(options) | {"images": min(options.images, 120)}), []
     for work in (ours, theirs):
         prepare(options, work)()
         results.append(LAST["result"])
@@ -193,7 +194,7 @@ def difference(options: argparse.Namespace, ours: str, theirs: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
-    parser.add_argument("--works", nargs="*", default=WORKS, choices=WORKS, metavar="WORK")
+    parser.add_argument("--works", nargs="*", default=USUAL, choices=WORKS, metavar="WORK")
     parser.add_argument("--images", type=int, default=1200, help="of requests on resnet18; a sixth is forgotten")
     parser.add_argument("--epochs", type=int, default=1, help="of requests on resnet18")
     parser.add_argument("--batch", type=int, default=64, help="examples of an energy")
