@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,19 @@ def smooth(n: int, shape: tuple[int, ...], seed: int) -> Tensor:
     """Images (n, *shape) in float64 whose neighbouring pixels are alike, as in photographs."""
     small = torch.randn(n, shape[0], 3, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return F.interpolate(small, shape[1:], mode="bicubic", align_corners=True)
+
+
+class Calls(nn.Module):
+    """Layers and parameters, and a function of them and the input."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
 
 
 class Tokens(nn.Module):

@@ -4,63 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import torch
 from hypothesis import assume, currently_in_test_context
+from tests.networks import Calls
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from warp_unlearning.gradients.energy import cross_entropy, gradient_energy
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
-        self.second.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.tanh(self.first(x)))
-
-
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(torch.tanh(self.layer(x)))
-
-
-class WithoutRules(nn.Module):
-    """A scale that no layer owns, a scalar, a layer whose weight is also read elsewhere, and one that nothing uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.heat = nn.Parameter(torch.linspace(0.5, 1.5, 6)), nn.Parameter(torch.tensor(0.7))
-        self.layer, self.other, self.unused = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.heat * self.other(self.layer(x * self.scale).sin()) + x @ self.layer.weight.square()
-
-
-class Folded(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.reshape(-1, 2)).reshape(len(x), 6).sin()
-
-
-class Overwriting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.layer = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.before(x)
-        return self.layer(hidden) + hidden.mul_(2.0)
 
 
 def looped(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor] = cross_entropy) -> dict[str, Tensor]:
@@ -134,5 +86,30 @@ def examples(count: int, *shape: int, seed: int = 0, classes: int = 3, last: boo
     return x, torch.randint(0, classes, (count,), generator=generator)
 
 
-# Networks of six features whose parameters no rule knows in full, by name.
-ODD = {kind.__name__: kind for kind in (Tied, Twice, WithoutRules, Folded, Overwriting)}
+def tied() -> nn.Module:
+    model = Calls(lambda m, x: m.second(torch.tanh(m.first(x))), first=nn.Linear(6, 6), second=nn.Linear(6, 6))
+    model.second.weight = model.first.weight
+    return model
+
+
+def overwriting(m: Any, x: Tensor) -> Tensor:
+    hidden = m.before(x)
+    return m.layer(hidden) + hidden.mul_(2.0)
+
+
+# Networks of six features whose parameters no rule knows in full, by name. "WithoutRules" has a scale that no layer
+# owns, a scalar, a layer whose weight is also read elsewhere, and one that nothing uses.
+ODD: dict[str, Callable[[], nn.Module]] = {
+    "Tied": tied,
+    "Twice": lambda: Calls(lambda m, x: m.layer(torch.tanh(m.layer(x))), layer=nn.Linear(6, 6)),
+    "WithoutRules": lambda: Calls(
+        lambda m, x: m.heat * m.other(m.layer(x * m.scale).sin()) + x @ m.layer.weight.square(),
+        scale=nn.Parameter(torch.linspace(0.5, 1.5, 6)),
+        heat=nn.Parameter(torch.tensor(0.7)),
+        layer=nn.Linear(6, 6),
+        other=nn.Linear(6, 6),
+        unused=nn.Linear(6, 2),
+    ),
+    "Folded": lambda: Calls(lambda m, x: m.layer(x.reshape(-1, 2)).reshape(len(x), 6).sin(), layer=nn.Linear(2, 2)),
+    "Overwriting": lambda: Calls(overwriting, before=nn.Linear(6, 6), layer=nn.Linear(6, 6)),
+}

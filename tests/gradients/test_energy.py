@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from tests.gradients.single import assert_exact, drawn, examples
+from tests.networks import Calls
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,19 +18,6 @@ from warp_unlearning.gradients.energy import (
     parameters_without_rules,
 )
 from warp_unlearning.models.networks import SmallResNet
-
-
-class Calls(nn.Module):
-    """Layers and a function of them and the input."""
-
-    def __init__(self, forward: Callable[..., Tensor], **layers: nn.Module) -> None:
-        super().__init__()
-        self.function = forward
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
 
 
 def small_network() -> nn.Module:
@@ -85,15 +72,9 @@ def test_attention_falls_back() -> None:
 
 
 def test_unknown_layer_that_normalises() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale, self.shift = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.layer_norm(x, (4,), self.scale, self.shift).sin()
-
-    model = drawn(lambda: nn.Sequential(nn.Linear(3, 4), Own(), nn.LayerNorm(4), nn.Linear(4, 3)))
+    parameters = {name: nn.Parameter(torch.ones(4)) for name in ("scale", "shift")}
+    own = Calls(lambda m, x: F.layer_norm(x, (4,), m.scale, m.shift).sin(), **parameters)
+    model = drawn(lambda: nn.Sequential(nn.Linear(3, 4), own, nn.LayerNorm(4), nn.Linear(4, 3)))
     assert_exact(model, *examples(3, 3))
 
 
@@ -266,19 +247,12 @@ def test_inputs_and_labels_that_do_not_fit_the_network_are_refused() -> None:
         gradient_energy(model, torch.ones(5, 3), y.clamp(max=2))
 
 
-class Mixing(nn.Module):
-    """A layer without a rule through which examples see each other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale * (x - x.mean(0))
-
-
 @pytest.mark.parametrize(
-    "build", [Mixing, lambda: Calls(lambda m, x: m.a((x[:, None] - x).square()).sin().mean(1), a=nn.Linear(3, 3))]
+    "build",
+    [
+        lambda: Calls(lambda m, x: m.scale * (x - x.mean(0)), scale=nn.Parameter(torch.ones(3))),
+        lambda: Calls(lambda m, x: m.a((x[:, None] - x).square()).sin().mean(1), a=nn.Linear(3, 3)),
+    ],
 )
 def test_examples_that_mix_are_refused(build: Any) -> None:
     with pytest.raises(InputError, match="do not sum to the batch's"):
@@ -286,16 +260,10 @@ def test_examples_that_mix_are_refused(build: Any) -> None:
 
 
 def test_what_vmap_cannot_do_is_named() -> None:
-    class Branching(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.scale if float(x.sum()) < 1e9 else x
-
+    scale = nn.Parameter(torch.ones(3))
+    branching = Calls(lambda m, x: x * m.scale if float(x.sum()) < 1e9 else x, scale=scale)
     with pytest.raises(InputError, match=r"scale belong to no layer with a rule.*vmap"):
-        gradient_energy(drawn(Branching), *examples(3, 3))
+        gradient_energy(drawn(lambda: branching), *examples(3, 3))
 
 
 def test_parameters_without_rules_are_named() -> None:

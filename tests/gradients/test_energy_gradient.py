@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from tests.gradients.single import drawn, examples
+from tests.networks import Calls
 from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
@@ -20,16 +21,10 @@ DEVICES = [
 ]
 
 
-class Scaled(nn.Module):
+def scaled() -> nn.Module:
     """A network whose last factor stands in no layer, and with a layer that it does not use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.idle = nn.Linear(4, 3), nn.Linear(2, 2)
-        self.factor = nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) * self.factor
+    parts = {"layer": nn.Linear(4, 3), "idle": nn.Linear(2, 2), "factor": nn.Parameter(torch.tensor(2.0))}
+    return Calls(lambda m, x: m.layer(x) * m.factor, **parts)
 
 
 def assert_follows(found: tuple[Tensor, dict[str, Tensor]], model: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -45,10 +40,10 @@ def assert_follows(found: tuple[Tensor, dict[str, Tensor]], model: nn.Module, x:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("build", [lambda: SmallResNet(classes=3, width=4), Scaled])
+@pytest.mark.parametrize("build", [lambda: SmallResNet(classes=3, width=4), scaled])
 def test_it_follows_the_weights_and_the_batch(device: str, build: Any) -> None:
     model = drawn(build).to(device)
-    shape = (4,) if isinstance(model, Scaled) else (1, 8, 8)
+    shape = (4,) if isinstance(model, Calls) else (1, 8, 8)
     energy = EnergyGradient(model)
     before: list[tuple[tuple[Tensor, dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]] = []
     for turn, count in enumerate((3, 3, 3, 3, 2, 2, 2)):

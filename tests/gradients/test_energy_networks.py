@@ -8,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.gradients.single import assert_exact, drawn, examples
+from tests.networks import Calls
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -162,35 +163,25 @@ def test_networks_of_tokens(options: dict[str, Any], seed: int) -> None:
     assert_exact(model, x, torch.randint(0, 7, (5,), generator=generator))
 
 
-class Viewed(nn.Module):
+def viewed() -> nn.Module:
     """A network that asks for a view which images with channels fastest do not have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(1, 4, 3, stride=2, padding=1)
-        self.second = nn.Conv2d(4, 8, 3, padding=2, dilation=2, groups=2, bias=False)
-        self.last = nn.Linear(8 * 16, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.second(self.first(x).sin()).view(len(x), -1))
+    first = nn.Conv2d(1, 4, 3, stride=2, padding=1)
+    second = nn.Conv2d(4, 8, 3, padding=2, dilation=2, groups=2, bias=False)
+    last = nn.Linear(8 * 16, 3)
+    way = lambda m, x: m.last(m.second(m.first(x).sin()).view(len(x), -1))  # noqa: E731
+    return Calls(way, first=first, second=second, last=last)
 
 
-class EnteringRows(nn.Module):
+def entering() -> nn.Module:
     """Rows times a parameter that enters the same linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.prompt = nn.Parameter(torch.zeros(1, 6))
-        self.last = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(x) * self.last(self.prompt).sin()
+    way = lambda m, x: m.last(x) * m.last(m.prompt).sin()  # noqa: E731
+    return Calls(way, prompt=nn.Parameter(torch.zeros(1, 6)), last=nn.Linear(6, 3))
 
 
 BY_HAND = {
     "residual": (lambda: SmallResNet(classes=3, width=4), (1, 8, 8)),
-    "viewed": (Viewed, (1, 8, 8)),
-    "a parameter that enters a linear layer": (EnteringRows, (6,)),
+    "viewed": (viewed, (1, 8, 8)),
+    "a parameter that enters a linear layer": (entering, (6,)),
 }
 
 

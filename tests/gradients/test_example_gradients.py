@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.gradients.single import ODD, drawn, examples, looped
+from tests.networks import Calls
 from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
@@ -51,18 +54,6 @@ def networks(draw: st.DrawFn) -> nn.Module:
     )
 
 
-class Attending(nn.Module):
-    """Fused attention, which has no second derivative of its own, and a layer norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.into, self.head = nn.LayerNorm(3), nn.Linear(3, 9), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.into(self.norm(x.reshape(len(x), 2, 3))).chunk(3, -1)
-        return self.head(F.scaled_dot_product_attention(q, k, v).flatten(1))
-
-
 def assert_as_looped(model: nn.Module, x: Tensor, y: Tensor) -> None:
     x = x.clone().requires_grad_()
     names = [name for name, _ in model.named_parameters()]
@@ -80,6 +71,24 @@ def assert_as_looped(model: nn.Module, x: Tensor, y: Tensor) -> None:
     torch.testing.assert_close(slope, truth, rtol=1e-9, atol=1e-9 * float(truth.abs().max()) + 1e-14)
 
 
+def attending(m: Any, x: Tensor) -> Tensor:
+    """Fused attention, which has no second derivative of its own, and a layer norm."""
+    q, k, v = m.into(m.norm(x.reshape(len(x), 2, 3))).chunk(3, -1)
+    return m.head(F.scaled_dot_product_attention(q, k, v).flatten(1))
+
+
+MORE: dict[str, Callable[[], nn.Module]] = {
+    "Attending": lambda: Calls(attending, norm=nn.LayerNorm(3), into=nn.Linear(3, 9), head=nn.Linear(6, 3)),
+    "Scaled": lambda: Calls(
+        lambda m, x: m.layer(x * m.scale), scale=nn.Parameter(torch.linspace(0.5, 1.5, 6)), layer=nn.Linear(6, 3)
+    ),
+    "Unused": lambda: Calls(lambda m, x: m.layer(x), layer=nn.Linear(6, 3), unused=nn.Linear(6, 3)),
+    "TwiceAndHead": lambda: Calls(
+        lambda m, x: m.head(m.layer(torch.tanh(m.layer(x)))), layer=nn.Linear(6, 6), head=nn.Linear(6, 3)
+    ),
+}
+
+
 @settings(max_examples=25)
 @given(model=networks(), seed=st.integers(0, 2**16))
 def test_any_network_of_layers_with_rules(model: nn.Module, seed: int) -> None:
@@ -88,7 +97,7 @@ def test_any_network_of_layers_with_rules(model: nn.Module, seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["Tied", "Twice", "WithoutRules", "Folded", "Attending"])
 def test_what_rules_do_not_know_in_full(name: str) -> None:
-    assert_as_looped(drawn(ODD.get(name, Attending)), *examples(4, 6))
+    assert_as_looped(drawn((ODD | MORE)[name]), *examples(4, 6))
 
 
 def test_images_whose_channels_run_fastest() -> None:
@@ -173,36 +182,9 @@ def test_a_residual_network_and_one_dimension() -> None:
     assert_aligned(line, *examples(3, 2, 9), directions_for(line, 3))
 
 
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.layer = nn.Parameter(torch.linspace(0.5, 1.5, 6)), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x * self.scale)
-
-
-class TwiceAndHead(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(torch.tanh(self.layer(x))))
-
-
-class Unused(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.unused = nn.Linear(6, 3), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-
 @pytest.mark.parametrize("name", ["Tied", "Twice", "Folded", "Scaled", "Unused"])
 def test_what_rules_do_not_know_in_full_cannot_be_aligned(name: str) -> None:
-    model, (x, y) = drawn({**ODD, "Scaled": Scaled, "Unused": Unused}[name]), examples(3, 6)
+    model, (x, y) = drawn((ODD | MORE)[name]), examples(3, 6)
     before = deepcopy(model.state_dict())
     assert not can_align(model, x, y, names=[name for name, _ in model.named_parameters()])
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
@@ -211,7 +193,7 @@ def test_what_rules_do_not_know_in_full_cannot_be_aligned(name: str) -> None:
 
 def test_the_names_asked_for_alone_must_be_known() -> None:
     x, y = examples(3, 6)
-    scaled, twice = drawn(Scaled), drawn(TwiceAndHead)
+    scaled, twice = drawn(MORE["Scaled"]), drawn(MORE["TwiceAndHead"])
     assert can_align(scaled, x, y, names=["layer.weight", "layer.bias"])
     assert can_align(twice, x, y, names=["head.weight"])
     assert not can_align(twice, x, y, names=["head.weight", "layer.bias"])

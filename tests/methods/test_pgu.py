@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.networks import ARCHITECTURES, GEOMETRIES
+from tests.networks import ARCHITECTURES, GEOMETRIES, Calls
 from tests.oracles.warp_loop import inputs, leading
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -182,16 +182,9 @@ def test_it_runs_to_the_end_without_a_validation_set_or_where_the_forget_set_sta
 
 
 def test_a_network_without_linear_maps_is_refused(kit: Any, task: Task) -> None:
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.factor = nn.Parameter(torch.ones(5).double())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.factor
-
+    scale = Calls(lambda m, x: x * m.factor, factor=nn.Parameter(torch.ones(5).double()))
     with pytest.raises(InputError, match="no Linear or Conv layer"):
-        next(ProjectedGradient().updates(Scale(), task))
+        next(ProjectedGradient().updates(scale, task))
 
 
 NETWORKS = {**GEOMETRIES, **{name: ARCHITECTURES[name] for name in ("mobile", "squeeze and excitation", "group norm")}}
@@ -255,17 +248,11 @@ def test_the_spans_of_groups_follow_moves(kit: Any, name: str, symmetry: Any) ->
 
 
 def test_layers_that_it_leaves_are_named(kit: Any) -> None:
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.first, self.last = nn.Embedding(7, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+    def way(m: Any, x: Tensor) -> Tensor:
+        hidden = torch.tanh(m.first(m.words(x).mean(1)))
+        return m.last(hidden + F.linear(hidden, m.first.weight))
 
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = torch.tanh(self.first(self.words(x).mean(1)))
-            out: Tensor = self.last(hidden + F.linear(hidden, self.first.weight))
-            return out
-
-    model = Words().double().eval()
+    model = Calls(way, words=nn.Embedding(7, 5), first=nn.Linear(5, 5), last=nn.Linear(5, 3)).double().eval()
     x, y = torch.randint(0, 7, (30, 4)), torch.arange(30) % 3
     task = kit.task_of(model, forget=TensorExamples(x[:8], y[:8]), retain=TensorExamples(x[8:], y[8:]), validation=None)
     before = deepcopy(model.state_dict())

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.networks import Calls
 from tests.oracles import warp_loop
 from tests.oracles.symmetry import built, normal
 from torch import Tensor, nn
@@ -84,23 +85,18 @@ def test_large_inputs_come_in_parts() -> None:
     assert sum(counts) == 40 * 20 * 20
 
 
-class OverwritesItsInputs(nn.Module):
+def overwriting(m: Any, x: Tensor) -> Tensor:
     """The first layer's input is normalised in place; the second's, kept for a sum, is written over."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(5, 4, bias=False), nn.Linear(4, 4, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = F.relu(self.first(x.sub_(1.0)), inplace=True)
-        x.zero_()
-        out = self.second(hidden)
-        hidden += out
-        return F.relu(hidden, inplace=True)
+    hidden = F.relu(m.first(x.sub_(1.0)), inplace=True)
+    x.zero_()
+    out = m.second(hidden)
+    hidden += out
+    return F.relu(hidden, inplace=True)
 
 
 def test_inputs_are_those_that_the_layer_read_and_the_examples_stay() -> None:
-    model, x = OverwritesItsInputs().double(), normal(3, 5)
+    layers = {"first": nn.Linear(5, 4, bias=False), "second": nn.Linear(4, 4, bias=False)}
+    model, x = Calls(overwriting, **layers).double(), normal(3, 5)
     given_, moments = x.clone(), {w.name: SecondMoment(torch.float64) for w in linear_weights(model)}
     observe(model, [x], linear_weights(model), lambda weight, columns: moments[weight.name].add(columns))
     first = (x - 1).T
@@ -228,18 +224,12 @@ def test_weights_in_one_memory_are_left_out() -> None:
     assert list(by_name(model)) == ["0.weight", "1.weight"]
 
 
-class ReadTwice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.second(torch.tanh(self.first(x))) + F.linear(x, self.first.weight) + self.second.bias
-        return self.third(self.third(x))
-
-
 def test_what_the_network_itself_reads_is_known() -> None:
-    model = ReadTwice()
+    def way(m: Any, x: Tensor) -> Tensor:
+        x = m.second(torch.tanh(m.first(x))) + F.linear(x, m.first.weight) + m.second.bias
+        return m.third(m.third(x))
+
+    model = Calls(way, **{name: nn.Linear(4, 4) for name in ("first", "second", "third")})
     assert read_by_others(model, torch.ones(1, 4)) == {id(model.first.weight), id(model.second.bias)}
 
 
