@@ -14,7 +14,7 @@ from ..data.examples import Examples
 from ..errors import InputError, WarpWarning
 from ..linalg.subspace import Rule, SecondMoment
 from ..models.modes import norm_mode, predict
-from ..symmetry.layer_inputs import InputBasis, LinearWeight, linear_weights, observe, read_by_others
+from ..symmetry.layer_inputs import InputBasis, LinearWeight, movable_weights, observe
 from ..symmetry.moves import Move
 from ..training.constraints import InputComplement
 from ..training.scoring import accuracy
@@ -103,24 +103,18 @@ def retained_complement(model: nn.Module, task: Task, *, samples: int, energy: f
     """
     order = torch.randperm(len(task.retain), generator=task.streams.generator("samples"))[:samples]
     batches = [task.retain.take(index).x for index in torch.split(order, 256)]
-    parameters = dict(model.named_parameters())
     moments: dict[str, SecondMoment] = {}
 
     def record(weight: LinearWeight, columns: Tensor) -> None:
         moments.setdefault(weight.name, SecondMoment(torch.float64)).add(columns)
 
     with norm_mode(model, "eval"):
-        elsewhere = read_by_others(model, batches[0][:1])
         # Biases stay, so that no constant 1 is among the inputs.
-        weights = [
-            replace(weight, bias=None)
-            for weight in linear_weights(model)
-            if weight.name in parameters and id(parameters[weight.name]) not in elsewhere
-        ]
-        observe(model, batches, weights, record)
+        weights = {weight.name: replace(weight, bias=None) for weight in movable_weights(model, batches[0])[0]}
+        observe(model, batches, weights.values(), record)
     if not moments:
         raise InputError("pgu found no Linear or Conv layer to project; it cannot change this model")
-    unprojected = [n for n, p in parameters.items() if p.requires_grad and p.dim() > 1 and n not in moments]
+    unprojected = [n for n, p in model.named_parameters() if p.requires_grad and p.dim() > 1 and n not in moments]
     if unprojected:
         warnings.warn(
             f"pgu leaves {', '.join(unprojected)} as they are: only weights that nothing but Linear, Conv or "
@@ -128,13 +122,10 @@ def retained_complement(model: nn.Module, task: Task, *, samples: int, energy: f
             WarpWarning,
             stacklevel=2,
         )
-    bases: dict[str, InputBasis] = {}
-    for name in list(moments):
-        moment = moments.pop(name)
-        leading, reached = moment.leading(energy, rule=rule), moment.energy > 0
-        basis = leading.basis.to(parameters[name].dtype)
-        bases[name] = InputBasis(name, None, basis, leading.ranks, reached, leading.captured, moment.positions)
-    return InputComplement(bases)
+    # A moment, which may be large, is freed before the next one is decomposed.
+    return InputComplement(
+        {name: InputBasis.leading(weights[name], moments.pop(name), energy, rule=rule) for name in list(moments)}
+    )
 
 
 class _EarlyStop:

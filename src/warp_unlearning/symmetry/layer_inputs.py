@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import InputError
 from ..gradients.tracing import copy_with_same_parameters, parameters_as_views, parameters_used_elsewhere
-from ..linalg.subspace import project_out
+from ..linalg.subspace import SecondMoment, project_out
 from ..modules import padded
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -66,6 +66,13 @@ class InputBasis:
     reached: Tensor
     captured: float
     positions: int
+
+    @classmethod
+    def leading(cls, weight: LinearWeight, moment: SecondMoment, energy: float, **options: Any) -> InputBasis:
+        """The leading directions of the inputs that `moment` has seen; options as of `SecondMoment.leading`."""
+        found = moment.leading(energy, **options)
+        basis, reached = found.basis.to(weight.tensor.dtype), moment.energy > 0
+        return cls(weight.name, weight.bias, basis, found.ranks, reached, found.captured, moment.positions)
 
     @property
     def d(self) -> int:

@@ -231,10 +231,7 @@ class NullSpace:
         return SecondMoment(torch.float64 if needs_double else weight.tensor.dtype, exact=exact)
 
     def _basis(self, weight: LinearWeight, moment: SecondMoment) -> InputBasis:
-        leading = moment.leading(self.energy, k=self.k, k_max=self.k_max, rule=self.rule)
-        basis = leading.basis.to(weight.tensor.dtype)
-        reached = moment.energy > 0
-        return InputBasis(weight.name, weight.bias, basis, leading.ranks, reached, leading.captured, moment.positions)
+        return InputBasis.leading(weight, moment, self.energy, k=self.k, k_max=self.k_max, rule=self.rule)
 
     def _descend(
         self,
