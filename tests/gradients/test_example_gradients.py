@@ -14,7 +14,7 @@ from tests.networks import Calls
 from torch import Tensor, nn
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.gradients.alignment import alignment, can_align
+from warp_unlearning.gradients.energy import alignment, can_align
 from warp_unlearning.gradients.per_sample import example_gradients
 from warp_unlearning.models.networks import SmallResNet
 

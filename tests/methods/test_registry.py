@@ -8,7 +8,7 @@ import pytest
 
 from warp_unlearning.errors import InputError
 from warp_unlearning.methods import registry
-from warp_unlearning.methods.base import Method, Option, Task, option, options, require
+from warp_unlearning.methods.base import Method, Option, Task, option, options
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.methods.references import Finetune
 from warp_unlearning.methods.registry import (
@@ -86,41 +86,11 @@ def test_every_setting_for_small_data_is_an_option_and_arrives(name: str) -> Non
     assert set(SMALL_DATA) <= set(BUILT_IN)
 
 
-@dataclass
-class Settings:
-    name = "made_up"
-    rate: Any = 0.5
-    share: Any = 0.5
-    count: Any = 3
-    kind: Any = "red"
-
-
-def test_settings_that_cannot_be_used_are_named() -> None:
-    limits: dict[str, Any] = {"positive": ("rate",), "shares": ("share",), "counts": ("count",)}
-    limits["choices"] = {"kind": ("red", "blue")}
-    for changes in ({}, {"rate": 1e-9}, {"rate": None}, {"share": 0}, {"share": 1.0}, {"count": 1}, {"kind": "blue"}):
-        require(Settings(**changes), **limits)
-    for key, value, message in (
-        ("rate", 0, "made_up: rate is 0; it must be above 0"),
-        ("rate", float("nan"), "rate is nan"),
-        ("rate", "0.1", "rate is '0.1'; it must be a number"),
-        ("rate", True, "rate is True; it must be a number"),
-        ("share", -0.1, "share is -0.1; it must lie between 0 and 1"),
-        ("count", 0, "count is 0; it must be a whole number of at least 1"),
-        ("count", 2.5, "count is 2.5"),
-        ("count", float("inf"), "count is inf"),
-        ("kind", "bleu", "kind is 'bleu'; did you mean 'blue'"),
-        ("kind", None, "kind is None"),
-    ):
-        with pytest.raises(InputError, match=message):
-            require(Settings(**{key: value}), **limits)
-
-
 COUNTS = "epochs batch_size iterations forget_every samples max_epochs retain_batch_size forget_batch_size"
 POSITIVE = "lr last_lr temperature clip max_norm strength ratio epsilon delta radius energy keep offset retain_share"
 WRONG: list[tuple[Any, str]] = [
-    *((value, COUNTS) for value in (0, -3, 1.5)),
-    *((value, POSITIVE) for value in (0.0, -0.1, "1")),
+    *((value, COUNTS) for value in (0, -3, 1.5, float("inf"))),
+    *((value, POSITIVE) for value in (0.0, -0.1, "1", True, float("nan"))),
     *((value, "momentum keep energy retain_share offset") for value in (1.01, -0.01)),
     ("nonsense", "optimizer norm_mode rule fisher"),
 ]
@@ -133,7 +103,7 @@ def test_every_method_refuses_settings_it_cannot_use(name: str) -> None:
     wrong += [("alpha", value) for value in (1.5, -0.5) if name in ("ngp", "langevin")]
     assert wrong
     for key, value in wrong:
-        with pytest.raises(InputError, match=f"{name}: {key} is"):
+        with pytest.raises(InputError, match=f"{name}: {key} is .*; (it must|did you mean|Known)"):
             make_method(name, **{key: value})
 
 

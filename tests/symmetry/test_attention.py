@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.networks import Calls
 from tests.oracles.symmetry import (
     assert_symmetric,
     distance,
@@ -752,26 +753,22 @@ class Words(nn.Module):
         return self.head(self.norm(self.block(x if self.positions is None else x + self.positions)))
 
 
-class Flat(nn.Module):
-    """Takes vectors of a length that it does not say, and makes tokens of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block, self.norm, self.head = Block(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(self.block(x.reshape(len(x), 7, WIDTH))).flatten(1)[:, :WIDTH])
-
-
 def test_inputs_are_guessed_or_taken_from_a_probe() -> None:
     words = torch.arange(10).reshape(2, 5)
     for model, x in ((randomised(Words()), words), (randomised(nn.Sequential(Block())), normal(2, 5, WIDTH))):
         assert pins(model) == {}
         assert_kept(model, x)
+    # Takes vectors of a length that it does not say, and makes tokens of them.
+    flat = Calls(
+        lambda m, x: m.head(m.norm(m.block(x.reshape(len(x), 7, WIDTH))).flatten(1)[:, :WIDTH]),
+        block=Block(),
+        norm=nn.LayerNorm(WIDTH),
+        head=nn.Linear(WIDTH, 3),
+    )
     nothing = torch.full((5, 7 * WIDTH), float("nan"))
     for model, x, probe in (
         (randomised(Words(positions=5)), words, Probe([words])),
-        (randomised(Flat()), normal(3, 7 * WIDTH), Probe([nothing])),
+        (randomised(flat), normal(3, 7 * WIDTH), Probe([nothing])),
     ):
         assert free(model) == 0
         assert all("could not be tried; give a probe with inputs" in reason for reason in pins(model).values())

@@ -8,7 +8,7 @@ layout does not know, or a second reader of a layer's output pin what they must,
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import is_dataclass, replace
@@ -67,28 +67,24 @@ def draw_axes(parts: Iterable[Part], *, law: Law, spread: float, generator: torc
     """
     axes: dict[str, tuple[TensorMap, ...]] = {}
     for part in parts:
-        maps = _draw_maps(part, law, spread, generator)
-        for places, map_at in zip((part.made, part.read), maps, strict=True):
-            for place in places:
-                axes[place.name] = (*axes.get(place.name, ()), map_at(place))
+        maps: list[TensorMap]
+        if part.kind == "units":
+            order = torch.randperm(part.width, generator=generator, device=generator.device).cpu()
+            maps = [AxisMap(place.axis, order) for place in part.places]
+        elif part.kind == "norms":
+            scales = draw_scales(law, part.channels, spread=spread, generator=generator)
+            maps = [AxisMap(place.axis, None, scales) for place in part.made]
+            maps += [AxisMap(place.axis, None, 1 / scales) for place in part.read]
+        else:
+            scales = draw_scales(law, part.channels, spread=spread, generator=generator)
+            left, right = (_draw_orthogonal(part.groups, part.width, generator) for _ in range(2))
+            scales = scales.reshape(part.groups, 1, part.width)
+            matrices, contragredient = (left * scales) @ right.mT, (left / scales) @ right.mT
+            maps = [HeadMap(place.axis, matrices, place.start) for place in part.made]
+            maps += [HeadMap(place.axis, contragredient, place.start) for place in part.read]
+        for place, tensor_map in zip(part.places, maps, strict=True):
+            axes[place.name] = (*axes.get(place.name, ()), tensor_map)
     return axes
-
-
-def _draw_maps(part: Part, law: Law, spread: float, generator: torch.Generator) -> list[Callable[[Place], TensorMap]]:
-    """The map of the tensors that make the channels, and the inverse map of those that read them, by place."""
-    if part.kind == "units":
-        order = torch.randperm(part.width, generator=generator, device=generator.device).cpu()
-        return [lambda place: AxisMap(place.axis, order)] * 2
-    scales = draw_scales(law, part.channels, spread=spread, generator=generator)
-    if part.kind == "norms":
-        return [lambda place: AxisMap(place.axis, None, scales), lambda place: AxisMap(place.axis, None, 1 / scales)]
-    left, right = (_draw_orthogonal(part.groups, part.width, generator) for _ in range(2))
-    scales = scales.reshape(part.groups, 1, part.width)
-    matrices, contragredient = (left * scales) @ right.mT, (left / scales) @ right.mT
-    return [
-        lambda place: HeadMap(place.axis, matrices, place.start),
-        lambda place: HeadMap(place.axis, contragredient, place.start),
-    ]
 
 
 def _draw_orthogonal(count: int, width: int, generator: torch.Generator) -> Tensor:

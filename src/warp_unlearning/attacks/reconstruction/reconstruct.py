@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...data.files import to_json
 from ...errors import InputError
-from ...gradients.alignment import can_align
+from ...gradients.energy import can_align
 from ...randomness import Streams
 from .attacks import ImageAttack, closed_form_image, find_attack
 from .search import Candidates, Search, SearchProblem, Watch

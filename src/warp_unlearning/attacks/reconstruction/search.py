@@ -20,8 +20,7 @@ from torch.nn import functional as F
 from ...data.preprocess import Pixels
 from ...errors import InputError
 from ...gpu.graphs import Captured
-from ...gradients.alignment import alignment
-from ...gradients.energy import exact_derivatives
+from ...gradients.energy import alignment, exact_derivatives
 from ...gradients.per_sample import example_gradients
 from ...gradients.tracing import TwiceDifferentiable
 from ...randomness import Streams
