@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from hypothesis import assume, currently_in_test_context
+from hypothesis import strategies as st
 from tests.networks import Calls
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -84,6 +85,87 @@ def examples(count: int, *shape: int, seed: int = 0, classes: int = 3, last: boo
     # As images lie on a GPU.
     x = x.contiguous(memory_format=torch.channels_last) if last and x.dim() == 4 else x
     return x, torch.randint(0, classes, (count,), generator=generator)
+
+
+class Residual(nn.Module):
+    """x + body(x), cut or padded to the channels of x."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x)
+
+
+class Pooled(nn.Module):
+    """The mean over everything but the batch and the channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(2).mean(2)
+
+
+class Unknown(nn.Module):
+    """A layer without a rule: an elementwise polynomial with a scale of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * self.scale) + 0.1 * x
+
+
+@st.composite
+def convolutions(draw: st.DrawFn, rank: int, channels: int, out: int) -> nn.Module:
+    kernel = draw(st.tuples(*[st.integers(1, 3)] * rank))
+    dilation = draw(st.tuples(*[st.integers(1, 2)] * rank))
+    groups = draw(st.sampled_from([1, 2, 4]))
+    same = draw(st.booleans())
+    padding: Any = draw(st.sampled_from(["same", "valid"])) if same else draw(st.tuples(*[st.integers(0, 2)] * rank))
+    return (nn.Conv1d if rank == 1 else nn.Conv2d)(
+        channels,
+        out,
+        kernel,
+        stride=1 if same else draw(st.tuples(*[st.integers(1, 2)] * rank)),
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        bias=draw(st.booleans()),
+        padding_mode=draw(st.sampled_from(["zeros", "zeros", "circular", "replicate"])),
+    )
+
+
+@st.composite
+def norms(draw: st.DrawFn, rank: int, channels: int, known: bool) -> nn.Module:
+    affine = draw(st.booleans())
+    batch_norm = nn.BatchNorm1d if rank == 1 else nn.BatchNorm2d
+    layers = [batch_norm(channels, affine=affine), nn.GroupNorm(2, channels, affine=affine), nn.Identity()]
+    return draw(st.sampled_from(layers if known else [*layers, Unknown()]))
+
+
+@st.composite
+def image_networks(draw: st.DrawFn, *, known: bool = False) -> tuple[nn.Module, tuple[int, ...]]:
+    """A network of convolutions, norms and residual blocks, and the shape of an example; with `known`, of layers that
+    have rules and are called once.
+    """
+    rank = draw(st.integers(1, 2))
+    activations = [nn.Tanh(), nn.ReLU(inplace=True), nn.GELU()]
+    layers: list[nn.Module] = []
+    channels, size = 4, (13,) * rank
+    for _ in range(draw(st.integers(1, 2))):
+        out = draw(st.sampled_from([4, 8]))
+        layers += [
+            draw(convolutions(rank, channels, out)),
+            draw(norms(rank, out, known)),
+            draw(st.sampled_from(activations)),
+        ]
+        channels = out
+        if draw(st.booleans()):
+            conv = (nn.Conv1d if rank == 1 else nn.Conv2d)(out, out, 3, padding=1, bias=draw(st.booleans()))
+            block: nn.Module = nn.Sequential(conv, draw(norms(rank, out, known)), nn.ReLU())
+            layers += [Residual(block)] * draw(st.integers(1, 1 if known else 2))
+    return nn.Sequential(*layers, Pooled(), nn.Linear(channels, 3, bias=draw(st.booleans()))), (4, *size)
 
 
 def tied() -> nn.Module:

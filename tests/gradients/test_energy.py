@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from warp_unlearning.errors import InputError
 from warp_unlearning.gradients.energy import (
     cross_entropy,
+    energy_by_rules,
     gradient_energy,
     parameters_without_rules,
 )
@@ -34,6 +35,15 @@ def test_more_examples_than_a_cpu_takes_at_once() -> None:
     assert_exact(
         drawn(lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))), *examples(70, 1, 4, 4)
     )
+
+
+def test_energies_by_rules_alone_are_the_energies() -> None:
+    """As a GPU captures them."""
+    model, (x, y) = small_network(), examples(3, 1, 8, 8)
+    found, expected = energy_by_rules(model, x, y, loss=cross_entropy), gradient_energy(model, x, y)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    slopes = (torch.autograd.grad(e.sum(), list(model.parameters())) for e in (found, expected))
+    torch.testing.assert_close(*slopes, rtol=1e-9, atol=1e-12)
 
 
 def test_one_linear_layer_by_hand() -> None:

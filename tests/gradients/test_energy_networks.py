@@ -7,91 +7,13 @@ import torch
 from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from tests.gradients.single import assert_exact, drawn, examples
+from tests.gradients.single import Pooled, assert_exact, drawn, examples, image_networks
 from tests.networks import Calls
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from warp_unlearning.gradients.energy import gradient_energy
 from warp_unlearning.models.networks import SmallResNet
-
-
-class Residual(nn.Module):
-    """x + body(x), cut or padded to the channels of x."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x)
-
-
-class Pooled(nn.Module):
-    """The mean over everything but the batch and the channels."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(2).mean(2)
-
-
-class Unknown(nn.Module):
-    """A layer without a rule: an elementwise polynomial with a scale of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x * self.scale) + 0.1 * x
-
-
-@st.composite
-def convolutions(draw: st.DrawFn, rank: int, channels: int, out: int) -> nn.Module:
-    kernel = draw(st.tuples(*[st.integers(1, 3)] * rank))
-    dilation = draw(st.tuples(*[st.integers(1, 2)] * rank))
-    groups = draw(st.sampled_from([1, 2, 4]))
-    same = draw(st.booleans())
-    padding: Any = draw(st.sampled_from(["same", "valid"])) if same else draw(st.tuples(*[st.integers(0, 2)] * rank))
-    return (nn.Conv1d if rank == 1 else nn.Conv2d)(
-        channels,
-        out,
-        kernel,
-        stride=1 if same else draw(st.tuples(*[st.integers(1, 2)] * rank)),
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        bias=draw(st.booleans()),
-        padding_mode=draw(st.sampled_from(["zeros", "zeros", "circular", "replicate"])),
-    )
-
-
-@st.composite
-def norms(draw: st.DrawFn, rank: int, channels: int) -> nn.Module:
-    affine = draw(st.booleans())
-    batch_norm = nn.BatchNorm1d if rank == 1 else nn.BatchNorm2d
-    return draw(
-        st.sampled_from(
-            [batch_norm(channels, affine=affine), nn.GroupNorm(2, channels, affine=affine), nn.Identity(), Unknown()]
-        )
-    )
-
-
-@st.composite
-def image_networks(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
-    """A network of convolutions, norms and residual blocks, and the shape of an example."""
-    rank = draw(st.integers(1, 2))
-    activations = [nn.Tanh(), nn.ReLU(inplace=True), nn.GELU()]
-    layers: list[nn.Module] = []
-    channels, size = 4, (13,) * rank
-    for _ in range(draw(st.integers(1, 2))):
-        out = draw(st.sampled_from([4, 8]))
-        layers += [draw(convolutions(rank, channels, out)), draw(norms(rank, out)), draw(st.sampled_from(activations))]
-        channels = out
-        if draw(st.booleans()):
-            conv = (nn.Conv1d if rank == 1 else nn.Conv2d)(out, out, 3, padding=1, bias=draw(st.booleans()))
-            block: nn.Module = nn.Sequential(conv, draw(norms(rank, out)), nn.ReLU())
-            layers += [Residual(block)] * draw(st.integers(1, 2))
-    return nn.Sequential(*layers, Pooled(), nn.Linear(channels, 3, bias=draw(st.booleans()))), (4, *size)
 
 
 class Tokens(nn.Module):
