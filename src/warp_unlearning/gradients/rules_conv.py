@@ -150,7 +150,7 @@ def _half_gradients_by_positions(a: Tensor, g: Tensor, geometry: Geometry, wants
     products = _products(g)
     pasted = a.new_zeros(len(a), *a.shape[2:], *a.shape[2:])
     for _, of_outputs, of_inputs in _tap_slices(a, g, geometry):
-        pasted[(..., *of_inputs, *of_inputs)].add_(products[(..., *of_outputs, *of_outputs)])
+        pasted[(slice(None), *of_inputs, *of_inputs)].add_(products[(slice(None), *of_outputs, *of_outputs)])
     return (a.flatten(2) @ _as_matrices(pasted)).view(a.shape), half_at_g
 
 
@@ -159,7 +159,7 @@ def _patch_products(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     products = _products(a)
     total = g.new_zeros(len(g), *g.shape[2:], *g.shape[2:])
     for _, of_outputs, of_inputs in _tap_slices(a, g, geometry):
-        total[(..., *of_outputs, *of_outputs)].add_(products[(..., *of_inputs, *of_inputs)])
+        total[(slice(None), *of_outputs, *of_outputs)].add_(products[(slice(None), *of_inputs, *of_inputs)])
     return total
 
 
@@ -175,7 +175,7 @@ def _as_matrices(products: Tensor) -> Tensor:
 
 def _tap_slices(a: Tensor, g: Tensor, geometry: Geometry) -> Iterator[tuple[tuple[int, int], Slices, Slices]]:
     """Every tap that reads the image, with the outputs at which it does and the inputs it reads there."""
-    for tap in product(*map(range, geometry.size)):
+    for tap in product(range(geometry.size[0]), range(geometry.size[1])):
         axes = [_axis_slices(a.shape[2 + axis], g.shape[2 + axis], geometry, axis, tap[axis]) for axis in (0, 1)]
         if all(axes):
             of_outputs, of_inputs = zip(*cast("list[Slices]", axes), strict=True)
@@ -279,9 +279,9 @@ def _patches(a: Tensor, geometry: Geometry) -> Tensor:
 def _patches_added(patches: Tensor, a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     """The transpose of `_patches`: every number added where it was taken from, tap by tap; shape of a."""
     patches = patches.reshape(len(a), -1, *geometry.size, *g.shape[2:])
-    total = patches.new_zeros(a.shape)
+    total, every = patches.new_zeros(a.shape), (slice(None), slice(None))
     for (down, right), of_outputs, of_inputs in _tap_slices(a, g, geometry):
-        total[(..., *of_inputs)].add_(patches[(slice(None), slice(None), down, right, *of_outputs)])
+        total[(*every, *of_inputs)].add_(patches[:, :, down, right][(*every, *of_outputs)])
     return total
 
 
