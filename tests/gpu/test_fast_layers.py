@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from copy import deepcopy
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -99,7 +101,7 @@ def test_a_watched_batch_norm_is_called() -> None:
     "layer",
     [
         nn.Conv2d(6, 4, 3),
-        nn.MaxPool2d(2),
+        nn.MaxPool2d(2, ceil_mode=True),
         nn.BatchNorm2d(6).eval(),
         nn.BatchNorm2d(6, affine=False),
         nn.BatchNorm2d(6, track_running_stats=False),
@@ -129,3 +131,89 @@ def test_other_additions_happen_at_once() -> None:
         values.add_(1)
         assert steps.tolist() == [1, 1]
         assert float(values) == 1
+
+
+def small_network() -> nn.Sequential:
+    layers = [nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.Flatten(), nn.Linear(6 * 16, 4)]
+    model = nn.Sequential(*layers).to(DEVICE, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
+    return model  # type: ignore[no-any-return]
+
+
+def in_half(layers: FastLayers | None = None) -> ExitStack:
+    stack = ExitStack()
+    stack.enter_context(torch.autocast(DEVICE.type, dtype=torch.bfloat16))
+    stack.enter_context(layers or nullcontext())
+    return stack
+
+
+def losses(model: nn.Module) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return [model(torch.randn(5, 3, 4, 4, generator=draw).to(DEVICE)).float().square().mean() for _ in range(2)]
+
+
+def slopes(model: nn.Module, layers: FastLayers | None = None) -> list[Tensor]:
+    with in_half(layers):
+        learned = [p for p in model.parameters() if p.requires_grad]
+        return [slope for loss in losses(model) for slope in torch.autograd.grad(loss, learned)]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_weights_cast_together_have_the_gradients_of_those_cast_one_by_one(frozen: bool) -> None:
+    model, layers = small_network(), FastLayers()
+    model[0].weight.requires_grad_(not frozen)  # type: ignore[operator]
+    for _ in range(3):
+        for a, b in zip(slopes(model), slopes(model, layers), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+            assert (a.dtype, a.stride()) == (b.dtype, b.stride())
+        with torch.no_grad():  # A step, after which copies are made anew.
+            for p in model.parameters():
+                p.mul_(1.1)
+
+
+def test_weights_that_change_within_the_block_are_read_as_they_are() -> None:
+    model, layers = small_network(), FastLayers()
+    slopes(model, layers)
+    with in_half(layers):
+        before = losses(model)
+        with torch.no_grad():
+            model[4].weight.zero_()  # type: ignore[operator]
+        after = losses(model)
+    with in_half():
+        assert torch.equal(torch.stack(after), torch.stack(losses(model)))
+    assert not torch.equal(before[0], after[0])
+
+
+def test_unused_weights_have_no_gradient_and_full_precision_has_no_copies() -> None:
+    model, layers = small_network(), FastLayers()
+    slopes(model, layers)
+    with in_half(layers):
+        output = model[4](torch.ones(2, 96, device=DEVICE)).float().sum()
+        found = torch.autograd.grad(output, [model[2].weight, model[4].weight], allow_unused=True)  # type: ignore[list-item]
+        with torch.autocast(DEVICE.type, enabled=False):
+            assert losses(model)[0].dtype == model[4](torch.ones(2, 96, device=DEVICE)).dtype == torch.float32
+    assert found[0] is None
+    assert found[1] is not None
+
+
+@given(
+    channels=st.integers(1, 5),
+    size=st.tuples(st.integers(4, 11), st.integers(4, 11)),
+    kernel=st.tuples(st.integers(4, 7), st.integers(4, 7)),
+    padding=st.integers(2, 3),
+)
+def test_a_stem_on_folded_images_is_the_same_convolution(
+    channels: int, size: tuple[int, int], kernel: tuple[int, int], padding: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    stem = nn.Conv2d(channels, 3, kernel, stride=2, padding=padding).double().to(DEVICE)
+    x = torch.randn(2, channels, *size, dtype=torch.float64, generator=generator).to(DEVICE)
+    expected = stem(x)
+    with FastLayers():
+        found = stem(x)
+    torch.testing.assert_close(found, expected)
+    dy = torch.randn(expected.shape, dtype=torch.float64, generator=generator).to(DEVICE)
+    learned = list(stem.parameters())
+    torch.testing.assert_close(torch.autograd.grad(found, learned, dy), torch.autograd.grad(expected, learned, dy))

@@ -149,8 +149,8 @@ def _half_gradients_by_positions(a: Tensor, g: Tensor, geometry: Geometry, wants
         return None, half_at_g
     products = _products(g)
     pasted = a.new_zeros(len(a), *a.shape[2:], *a.shape[2:])
-    for of_outputs, of_inputs in _tap_slices(a, g, geometry):
-        pasted[of_inputs].add_(products[of_outputs])
+    for _, of_outputs, of_inputs in _tap_slices(a, g, geometry):
+        pasted[(slice(None), *of_inputs, *of_inputs)].add_(products[(slice(None), *of_outputs, *of_outputs)])
     return (a.flatten(2) @ _as_matrices(pasted)).view(a.shape), half_at_g
 
 
@@ -158,8 +158,8 @@ def _patch_products(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     """K, shape (n, *output, *output)."""
     products = _products(a)
     total = g.new_zeros(len(g), *g.shape[2:], *g.shape[2:])
-    for of_outputs, of_inputs in _tap_slices(a, g, geometry):
-        total[of_outputs].add_(products[of_inputs])
+    for _, of_outputs, of_inputs in _tap_slices(a, g, geometry):
+        total[(slice(None), *of_outputs, *of_outputs)].add_(products[(slice(None), *of_inputs, *of_inputs)])
     return total
 
 
@@ -173,15 +173,13 @@ def _as_matrices(products: Tensor) -> Tensor:
     return products.flatten(3).flatten(1, 2)
 
 
-def _tap_slices(a: Tensor, g: Tensor, geometry: Geometry) -> Iterator[tuple[Slices, Slices]]:
-    """For every tap the outputs at which it reads the image and the inputs it reads there, as slices of `_products`."""
-    for taps in product(*map(range, geometry.size)):
-        axes = [
-            _axis_slices(a.shape[2 + axis], g.shape[2 + axis], geometry, axis, tap) for axis, tap in enumerate(taps)
-        ]
+def _tap_slices(a: Tensor, g: Tensor, geometry: Geometry) -> Iterator[tuple[tuple[int, int], Slices, Slices]]:
+    """Every tap that reads the image, with the outputs at which it does and the inputs it reads there."""
+    for tap in product(range(geometry.size[0]), range(geometry.size[1])):
+        axes = [_axis_slices(a.shape[2 + axis], g.shape[2 + axis], geometry, axis, tap[axis]) for axis in (0, 1)]
         if all(axes):
             of_outputs, of_inputs = zip(*cast("list[Slices]", axes), strict=True)
-            yield (slice(None), *of_outputs, *of_outputs), (slice(None), *of_inputs, *of_inputs)
+            yield tap, of_outputs, of_inputs
 
 
 def _axis_slices(inputs: int, outputs: int, geometry: Geometry, axis: int, tap: int) -> Slices | None:
@@ -207,9 +205,9 @@ def _half_gradients_by_kernels(a: Tensor, g: Tensor, geometry: Geometry, wants_a
             a, kernels, geometry
         )
     patches = _patches(a, geometry)
-    kernels = g.flatten(2) @ patches
-    of_a = _patches_sent_back(kernels, g, a, geometry) if wants_a else None
-    return of_a, (kernels @ patches.mT).reshape(g.shape)
+    kernels = g.flatten(2) @ patches.mT
+    of_a = _patches_added(kernels.mT @ g.flatten(2), a, g, geometry) if wants_a else None
+    return of_a, (kernels @ patches).reshape(g.shape)
 
 
 class _KernelGradient(torch.autograd.Function):
@@ -232,8 +230,8 @@ class _KernelGradient(torch.autograd.Function):
 def _kernels(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     """Mᵢ, shape (n, out, width, *size)."""
     if a.is_cuda:
-        found = g.flatten(2) @ _patches(a, geometry)
-        return found.reshape(*g.shape[:2], *geometry.size, geometry.width).permute(0, 1, 4, 2, 3)
+        found = g.flatten(2) @ _patches(a, geometry).mT
+        return found.reshape(*g.shape[:2], geometry.width, *geometry.size)
     like = a.new_empty(len(a) * geometry.out, geometry.width, *geometry.size)
     found = kernel_gradient(_side_by_side(g), _side_by_side(a), like, replace(geometry, groups=len(a)))
     return found.reshape(len(a), -1, *found.shape[1:])
@@ -242,7 +240,7 @@ def _kernels(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
 def _each_convolved(a: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
     """Every image convolved with its own kernel, of kernels (n, out, width, *size)."""
     if a.is_cuda:
-        found = _channels_last(kernels) @ _patches(a, geometry).mT
+        found = kernels.flatten(2) @ _patches(a, geometry)
         return found.reshape(*found.shape[:2], *_output_size(a, geometry))
     found = convolve(_side_by_side(a), kernels.flatten(0, 1), replace(geometry, groups=len(a)))
     return found.reshape(len(a), -1, *found.shape[2:])
@@ -251,7 +249,7 @@ def _each_convolved(a: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
 def _each_transposed_convolution(g: Tensor, a: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
     """The transpose of `_each_convolved`, shape of a."""
     if a.is_cuda:
-        return _patches_sent_back(_channels_last(kernels), g, a, geometry)
+        return _patches_added(kernels.flatten(2).mT @ g.flatten(2), a, g, geometry)
     geometry = replace(geometry, groups=len(a))
     return input_gradient(_side_by_side(g), _side_by_side(a), kernels.flatten(0, 1), geometry).reshape(a.shape)
 
@@ -261,11 +259,6 @@ def _side_by_side(x: Tensor) -> Tensor:
     return x.reshape(1, -1, *x.shape[2:])
 
 
-def _channels_last(kernels: Tensor) -> Tensor:
-    """Kernels (n, out, width, *size) as matrices (n, out, *size·width), in the order of `_patches`."""
-    return kernels.permute(0, 1, 3, 4, 2).flatten(2)
-
-
 def _output_size(a: Tensor, geometry: Geometry) -> tuple[int, int]:
     axes = zip(a.shape[2:], geometry.padding, geometry.dilation, geometry.size, geometry.stride, strict=True)
     height, width = ((length + 2 * p - d * (k - 1) - 1) // s + 1 for length, p, d, k, s in axes)
@@ -273,22 +266,23 @@ def _output_size(a: Tensor, geometry: Geometry) -> tuple[int, int]:
 
 
 def _patches(a: Tensor, geometry: Geometry) -> Tensor:
-    """What the kernel sees at every position, shape (n, positions, *size·width), by one copy."""
+    """What the kernel sees at every position, shape (n, width·taps, positions): `F.unfold` by one copy."""
     (down, right), (step_down, step_right) = geometry.padding, geometry.stride
     padded = F.pad(a, (right, right, down, down))
     image, channel, row, column = padded.stride()
-    shape = (len(a), *_output_size(a, geometry), *geometry.size, geometry.width)
+    shape = (len(a), geometry.width, *geometry.size, *_output_size(a, geometry))
     between_taps = row * geometry.dilation[0], column * geometry.dilation[1]
-    strides = (image, row * step_down, column * step_right, *between_taps, channel)
-    return padded.as_strided(shape, strides).reshape(len(a), shape[1] * shape[2], -1)
+    strides = (image, channel, *between_taps, row * step_down, column * step_right)
+    return padded.as_strided(shape, strides).reshape(len(a), -1, shape[4] * shape[5])
 
 
-def _patches_sent_back(kernels: Tensor, g: Tensor, a: Tensor, geometry: Geometry) -> Tensor:
-    """Σₜ of kernels (n, out, *size·width) times gₜ, added where the patch at t was taken; shape of a."""
-    kernels = kernels.reshape(*kernels.shape[:2], -1, geometry.width).permute(0, 3, 2, 1).flatten(1, 2)
-    return F.fold(
-        kernels @ g.flatten(2), a.shape[2:], geometry.size, geometry.dilation, geometry.padding, geometry.stride
-    )
+def _patches_added(patches: Tensor, a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
+    """The transpose of `_patches`: every number added where it was taken from, tap by tap; shape of a."""
+    patches = patches.reshape(len(a), -1, *geometry.size, *g.shape[2:])
+    total, every = patches.new_zeros(a.shape), (slice(None), slice(None))
+    for (down, right), of_outputs, of_inputs in _tap_slices(a, g, geometry):
+        total[(*every, *of_inputs)].add_(patches[:, :, down, right][(*every, *of_outputs)])
+    return total
 
 
 @contextmanager
