@@ -8,7 +8,7 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parent / "goldens"))
-import attacks as goldens  # noqa: E402
+import attacks as goldens
 
 
 @pytest.mark.parametrize("case", goldens.CASES)

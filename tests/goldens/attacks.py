@@ -16,7 +16,6 @@ from make import _digits, _trained, numbers
 from torch import Tensor, nn
 
 from warp_unlearning import ChangeOfBasis, Threat, reconstruct, reconstruction_floor
-from warp_unlearning.attacks.reconstruction.attacks import ATTACKS
 from warp_unlearning.attacks.reconstruction.search import Search
 from warp_unlearning.attacks.reconstruction.targets import read_targets, readings
 from warp_unlearning.attacks.reconstruction.threat import Schedule
@@ -27,6 +26,10 @@ from warp_unlearning.symmetry.moves import apply_move
 FILE = Path(__file__).with_name("attacks.npz")
 RATE = 1e-3
 SEARCH = Search(restarts=2, iterations=20)
+ATTACKS = (
+    *("differencing", "inversion", "filtered", "generative", "adaptive", "canonical", "span", "filter", "conservation"),
+    *("scale-free", "input-layer", "joint"),
+)
 CASES = [f"{network}/{count}" for network in ("mlp", "conv") for count in (1, 2)]
 
 
