@@ -157,6 +157,17 @@ class Trained(Record):
     parameters: Count
 
 
+class TrainedPrior(Results):
+    """What `warp train-prior` left: the mean PSNR of what the generator makes of images it learned from and of images
+    held out, beside that of the mean image, and how many images each part has.
+    """
+
+    kind: Literal["prior"] = "prior"
+    psnr: dict[Literal["train", "held_out"], dict[Literal["prior", "mean_image"], float]]
+    counts: dict[Literal["train", "held_out", "excluded"], Count]
+    parameters: Count
+
+
 class Teleport(Results):
     """What `warp teleport` did: the change of the function beside its bound, and the certificate."""
 
