@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import asdict
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
 import torch
-from make import _digits, _trained, numbers
 from torch import Tensor, nn
 
 from warp_unlearning import ChangeOfBasis, Threat, reconstruct, reconstruction_floor
@@ -23,6 +23,11 @@ from warp_unlearning.data.preprocess import Pixels
 from warp_unlearning.models.generator import StageList
 from warp_unlearning.symmetry.moves import apply_move
 
+_spec = spec_from_file_location("make", Path(__file__).with_name("make.py"))
+assert _spec is not None
+assert _spec.loader is not None
+make = module_from_spec(_spec)
+_spec.loader.exec_module(make)
 FILE = Path(__file__).with_name("attacks.npz")
 RATE = 1e-3
 SEARCH = Search(restarts=2, iterations=20)
@@ -38,7 +43,7 @@ def found(case: str) -> dict[str, Tensor]:
     difference of moved models leaves of it, on a few fixed directions; for one image the bounds too.
     """
     network, count = case.split("/")
-    model, together = _trained(network).eval(), int(count)
+    model, together = make._trained(network).eval(), int(count)
     plain, moved = ([_threat(model, first, together, move=move) for first in (0, 20)] for move in (False, True))
     values: dict[str, Tensor] = {}
     for name in ATTACKS:
@@ -51,14 +56,14 @@ def found(case: str) -> dict[str, Tensor]:
         values[f"reading {name}"] = _sketch(read_targets(moved, after=name).values)
     if together == 1:
         for seen in ("teleported", "conjugated"):
-            floor = reconstruction_floor(model, data=_digits(), seen=seen, draws=50, coordinates=64, components=2)
-            json = sorted(numbers(asdict(floor)))
+            floor = reconstruction_floor(model, data=make._digits(), seen=seen, draws=50, coordinates=64, components=2)
+            json = sorted(make.numbers(asdict(floor)))
             values[f"bounds {seen}"] = torch.tensor([value for _, value in json], dtype=torch.float64)
     return values
 
 
 def _threat(model: nn.Module, first: int, count: int, *, move: bool, labelled: bool = True) -> Threat:
-    x, y = (part[first : first + count] for part in _digits())
+    x, y = (part[first : first + count] for part in make._digits())
     after = deepcopy(model)
     nn.functional.cross_entropy(after(x), y).backward()
     with torch.no_grad():
@@ -73,7 +78,7 @@ def _threat(model: nn.Module, first: int, count: int, *, move: bool, labelled: b
         Pixels((1, 8, 8), (0.5,), (0.5,)),
         labels=y if labelled else None,
         count=count,
-        probes=tuple(part[60:180] for part in _digits()),
+        probes=tuple(part[60:180] for part in make._digits()),
         generator=_generator(),
         schedule=Schedule(1, RATE),
     )
