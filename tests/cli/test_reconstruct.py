@@ -333,6 +333,15 @@ def test_what_is_forgotten_goes_with_its_copies(warp: Warp, tmp_path: Path) -> N
     refused(answer, "names other rows than those that")
 
 
+def test_a_model_after_may_be_called_anything(
+    warp: Warp, trained: Path, made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("original").symlink_to(made["plain"])
+    found = warp("reconstruct", trained, "original", "--json", *FEW).judged()
+    assert json.loads(found.out)["models"][0]["paths"] == ["original"]
+
+
 def test_what_is_no_image_is_refused(warp: Warp, points: Path, tmp_path: Path) -> None:
     warp("train", "--out", tmp_path / "before", "--epochs", "1", "--data", points, "--model", "mlp").ok()
     np.save(tmp_path / "f.npy", np.array([3]))

@@ -136,7 +136,7 @@ def load_attacked(
 
     paths = list(dict.fromkeys(after))
     opened = {str(path): open_subject(path, options, beside=original) for path in paths}
-    sources, digest = on_one_table({"original": original, **opened}), model_digest(original.model)
+    sources, digest = on_one_table({str(original.path): original, **opened}), model_digest(original.model)
     if same := [path for path in paths if model_digest(sources[str(path)].model) == digest]:
         raise InputError(f"{same[0]} is identical to the model before: there is no difference to attack")
     found = [_attacked(path, sources[str(path)], original, forget, digest) for path in paths]
@@ -289,17 +289,10 @@ def _print_model(model: AttackedModel, images: int) -> None:
     from ..stats.verdict import p_value
 
     names = list(dict.fromkeys(name for attack in model.attacks for name in attack.blind))
+    head = ["attack", "PSNR in dB", "SSIM", "nearer than decoys", *(f"PSNR, {name}" for name in names)]
     print_table(
         f"{model.name}: {len(model.rows)} of {images} images",
-        [
-            "attack",
-            "PSNR in dB",
-            "SSIM",
-            "nearer than decoys",
-            *(f"PSNR, {n}" for n in names),
-            "p, corrected",
-            "seconds",
-        ],
+        [*head, "p, corrected", "seconds"],
         [
             [
                 attack.name,
@@ -320,11 +313,9 @@ def _lines(results: Reconstruction) -> list[str]:
     for model in results.models:
         lines += [f"note on {attack.name}: {note}" for attack in model.attacks for note in attack.notes]
         lines += [f"not tried: {name}: {why}" for name, why in model.not_tried.items()]
-        lines += [
-            line if model is results.models[0] else f"{model.name}: {line}"
-            for line in model.threat
-            if line not in lines
-        ]
+        # What is held beside the first model is not said again.
+        name = "" if model is results.models[0] else f"{model.name}: "
+        lines += [f"{name}{line}" for line in model.threat if line not in lines]
         lines += [f"note: {note}" for note in model.notes]
     verdict = results.verdict
     lines += [f"note: {note}" for note in results.notes]
