@@ -41,7 +41,7 @@ from ...stats.holm import holm
 from ...stats.intervals import Estimate
 from ...stats.roc import Floats
 from ...stats.tails import student_tail
-from ...stats.verdict import Claim, p_value
+from ...stats.verdict import Claim, p_value, share
 from .blind import BlindGuess
 from .metrics import ImageScores, Lpips, check_images, checked_images, plain_estimate, score_images
 
@@ -295,7 +295,9 @@ def beyond_prior(evidence: Mapping[str, BeyondPrior], *, about: str = "", level:
     said = ": ".join(text for text in (about, name, str(evidence[name])) if text)
     if evidence[name].tests:
         count = sum(len(one.tests) for one in evidence.values())
-        said += f"; p {p_value(p)}" + (f" after correction for {count} tests" if count > 1 else "")
+        said += f"; p {share(p) if p >= 0.01 else p_value(p)}" + (
+            f" after correction for {count} tests" if count > 1 else ""
+        )
     if p < 1 - level:
         return Claim("beyond prior", "does not hold", "beyond the prior", said, strongest=name)
     if evidence[name].images > 1 and all(one.excluded for one in evidence.values()):
