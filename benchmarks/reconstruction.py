@@ -100,7 +100,7 @@ def line(row: dict[str, Any]) -> str:
     named = "" if share is None else f", own target {share['share']['value']:.2f}"
     return (
         f"{row['arm']} {row['attack']}: PSNR {np.mean(row['psnr']):.2f}{named}, matching {np.mean(row['losses']):.3f}, "
-        f"{row['beyond']['verdict']}, {row['seconds']:.0f} s"
+        f"{row['beyond']['outcome']}, {row['seconds']:.0f} s"
     )
 
 
@@ -122,7 +122,7 @@ def table(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
             if share is not None:
                 s = share["share"]
                 text += f"; {s['value']:.2f} [{s['low']:.2f}, {s['high']:.2f}]"
-            cells.append(text + (" *" if row["beyond"]["verdict"] == "beyond the prior" else ""))
+            cells.append(text + (" *" if row["beyond"]["outcome"] == "does not hold" else ""))
         lines.append(f"| {attack} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

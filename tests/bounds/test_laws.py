@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import truncnorm
 
-from warp_unlearning.bounds.laws import scale_moment
+from warp_unlearning.bounds.channel_ratios import scale_moment
 from warp_unlearning.symmetry.rescaling import Law, draw_scales
 
 LAWS: tuple[tuple[Law, float], ...] = (("uniform", 0.6), ("lognormal", 0.4), ("truncated_normal", 0.5))

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from warp_unlearning.attacks.reconstruction.blind import BlindGuess
-from warp_unlearning.attacks.reconstruction.judge import assess
+from warp_unlearning.attacks.reconstruction.judge import BeyondPrior, adjusted_p, assess, beyond_prior
+from warp_unlearning.data.files import to_json
+from warp_unlearning.stats.verdict import Verdict
 
 ATTACKS = {"ngp": {"inversion": 0.05}, "ngp + cob": {"inversion": 2.0, "canonical": 0.3}}
 IMAGES = 6
@@ -20,25 +22,31 @@ def reconstruction_sample(*, images: int = IMAGES, seed: int = 22) -> tuple[dict
     generator = torch.Generator().manual_seed(seed)
     truth, decoys = (torch.rand(n, 1, 6, 6, generator=generator) for n in (images, 30))
     arrays = {"truth": _bytes(truth), "class-mean": _bytes(torch.full_like(truth, 0.5))}
-    models = []
+    models, claims = [], []
     for name, noises in ATTACKS.items():
         rows = list(range(images)) if name == "ngp" else list(range(max(images - 1, 1)))
-        attacks = []
+        attacks, evidence = [], {}
         for attack, noise in noises.items():
             drawn = truth[rows] + noise * torch.randn(len(rows), 1, 6, 6, generator=generator)
             array = f"found-{len(arrays) - 2}"
-            attacks.append(_attack(attack, drawn.clamp(0, 1), truth[rows], decoys) | {"array": array})
+            plain, evidence[attack] = _attack(attack, drawn.clamp(0, 1), truth[rows], decoys)
+            attacks.append(plain | {"array": array})
             arrays[array] = _bytes(drawn)
+        for attack, p in zip(attacks, adjusted_p(evidence).values(), strict=True):
+            attack["adjusted_p"] = p
         models.append(_model(name, rows, attacks))
-    targets = [{"position": 8675309 + i, "label": 0, "class": f"class {i}"} for i in range(images)]
+        claims.append(beyond_prior(evidence, about=name))
+    targets = [{"position": 8675309 + i, "label": i} for i in range(images)]
     data = {
-        "schema_version": 1,
+        "schema_version": 2,
         "kind": "reconstruction",
         "date": "2026-01-02T03:04:05+00:00",
         "data": "digits",
         "level": 0.95,
         "counts": {"images": images, "models": 2, "forgotten together": 1, "probes": 1200, "decoys": 30},
+        "classes": [f"class {i}" for i in range(images)],
         "targets": targets,
+        "verdict": to_json(Verdict(tuple(claims), (), "drawn", (), images, 30).as_json()),
         "models": models,
         "settings": {"labels": "known", "seed": 3},
         "digests": {"models": {"original": "abc"}, "data": "def"},
@@ -49,7 +57,7 @@ def reconstruction_sample(*, images: int = IMAGES, seed: int = 22) -> tuple[dict
     return data, arrays
 
 
-def _attack(name: str, found: Tensor, truth: Tensor, decoys: Tensor) -> dict[str, Any]:
+def _attack(name: str, found: Tensor, truth: Tensor, decoys: Tensor) -> tuple[dict[str, Any], BeyondPrior]:
     labels = torch.zeros(len(truth), 1, dtype=torch.long)
     blind = {"class mean": torch.full_like(truth, 0.5), "prior alone": torch.full_like(truth, 0.1)}
     result = assess(
@@ -59,7 +67,9 @@ def _attack(name: str, found: Tensor, truth: Tensor, decoys: Tensor) -> dict[str
         labels=labels,
         decoys=(decoys, torch.zeros(len(decoys), dtype=torch.long)),
     )
-    return {"name": name, **result.as_json(), "seconds": 1.5, "notes": [f"a note on {name}"]}
+    plain = {"name": name, **result.as_json(), "beyond": result.beyond.as_json()}
+    plain |= {"seconds": 1.5, "notes": [f"a note on {name}"]}
+    return plain, result.beyond
 
 
 def _model(name: str, rows: list[int], attacks: list[dict[str, Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from warp_unlearning.report.write import write_report
 
 HOSTILE = "<script>alert(1)</script>$\\frac{\"'&\x00\x1b\u202e\ud800]]>--> 日本"
 # Not looked at by a report.
-UNREAD = {"paths", "position", "label", "images", "level", "per_image", "above_chance", "chance", "shares", "decoys"}
+UNREAD = {"paths", "position", "per_image", "shares", "decoys", "tests"}
 FREE = ("settings", "digests", "versions", "method_settings", "not_tried", "counts")
 
 
@@ -49,7 +49,7 @@ def plain(sample) -> dict[str, Any]:
 @pytest.fixture
 def write(tmp_path: Path, sample) -> Any:
     def put(data: dict[str, Any], arrays: dict[str, Any] | None = None) -> Path:
-        (tmp_path / "reconstruction.json").write_text(json.dumps(data))
+        (tmp_path / "results.json").write_text(json.dumps(data))
         np.savez(tmp_path / "images.npz", **(sample[1] if arrays is None else arrays))
         return tmp_path
 
@@ -100,7 +100,7 @@ def test_the_page_says_who_attacked_what_and_what_was_rebuilt(plain, write):
         "adaptive on ngp + cob: no step is known",
         "The attacker expects cob.",
         "NGP with change of basis: lr = 0.01",
-        "3 attacks were read, each at its own level: if nothing could be rebuilt, up to 0.2 would",
+        "p, corrected",
         "2026-01-02 03:04 UTC",
     ):
         assert said in text, said
@@ -122,15 +122,16 @@ def test_blind_attacks_are_shown_once_unless_they_differ(plain, write):
 @pytest.mark.parametrize(
     ("said", "headline", "mark", "words"),
     [
-        ("beyond the prior", "can be rebuilt", "leak", "attacks showed more of the images"),
-        ("nothing beyond the prior", "No attack rebuilt more", "clean", "none of 2 attacks showed more"),
-        ("inconclusive", "Too few images to say", "open", "it is open whether"),
+        ("does not hold", "can be rebuilt", "leak", "attacks showed more of the images"),
+        ("holds", "No attack rebuilt more", "clean", "none of 2 attacks showed more"),
+        ("cannot be said", "Too few images to say", "open", "it is open whether"),
     ],
 )
 def test_the_worst_verdict_is_the_headline(plain, write, said, headline, mark, words):
-    for model in plain["models"]:
+    for model, claim in zip(plain["models"], plain["verdict"]["claims"], strict=True):
+        claim["outcome"] = said
         for attack in model["attacks"]:
-            attack["beyond"]["verdict"] = said
+            attack["adjusted_p"] = 0.01 if said == "does not hold" else 0.5
     html = make_report(read_results(write(plain))).html
     assert headline in html[html.index("<h1>") : html.index("</h1>")]
     assert f'class="verdict {mark}"' in html
@@ -140,7 +141,7 @@ def test_the_worst_verdict_is_the_headline(plain, write, said, headline, mark, w
 
 def test_one_image_has_no_interval_and_is_no_pass(tmp_path):
     data, _ = _sample(images=1)
-    (tmp_path / "reconstruction.json").write_text(json.dumps(data))
+    (tmp_path / "results.json").write_text(json.dumps(data))
     text = text_of(make_report(read_results(tmp_path)).html)
     assert "one image has no interval" in text
     assert "which is not a pass" in text
@@ -191,12 +192,12 @@ def test_images_of_three_channels_are_in_colour(plain, write, sample):
 
 def test_the_page_with_images_has_another_name_and_is_its_owners_alone(plain, write):
     folder = write(plain)
-    assert write_report(folder).page.name == "reconstruction.html"
+    assert write_report(folder).page.name == "results.html"
     page = write_report(folder, images=True).page
-    assert page.name == "reconstruction-with-images.html"
+    assert page.name == "results-with-images.html"
     assert page.stat().st_mode & 0o777 == 0o600
     assert page.read_bytes() == write_report(folder, images=True).page.read_bytes()
-    assert "<img" not in (folder / "reconstruction.html").read_text()
+    assert "<img" not in (folder / "results.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -243,8 +244,8 @@ def test_hostile_text_is_text(plain, write):
         model |= {"not_tried": {HOSTILE: HOSTILE}, "notes": [HOSTILE]}
         for attack in model["attacks"]:
             attack |= {"name": HOSTILE, "notes": [HOSTILE]}
-            attack["beyond"]["reason"] = HOSTILE
-    plain["targets"][0]["class"] = HOSTILE
+            attack["beyond"]["text"] = HOSTILE
+    plain["classes"][0] = HOSTILE
     plain |= {"data": HOSTILE, "date": HOSTILE, "notes": [HOSTILE], "digests": {HOSTILE: HOSTILE}}
     folder = write(plain)
     results = read_results(folder)
@@ -279,7 +280,7 @@ def required(data: dict[str, Any]) -> list[tuple[str | int, ...]]:
 
 
 def test_every_missing_field_and_every_wrong_type_is_named(plain, write):
-    plain["models"] = plain["models"][:1]
+    plain["models"], plain["verdict"] = plain["models"][:1], {"claims": [{"outcome": "holds"}]}
     paths = required(plain)[1:]
     assert len(paths) > 50
     for path in paths:
@@ -305,7 +306,9 @@ def test_every_missing_field_and_every_wrong_type_is_named(plain, write):
         (lambda data: data["models"][0].update(attacks=[]), "at least one attack"),
         (lambda data: data["models"][0].update(rows=[0, 6]), "places among the 6 images"),
         (lambda data: data["models"][0].update(rows=[]), "places among the 6 images"),
-        (lambda data: data["models"][0]["attacks"][0]["beyond"].update(verdict="leak"), "'beyond the prior' or"),
+        (lambda data: data["verdict"]["claims"][0].update(outcome="leak"), "'does not hold' or"),
+        (lambda data: data["verdict"]["claims"].pop(), "a claim on each"),
+        (lambda data: data["targets"][0].update(label=6), "labels of the 6 classes"),
         (lambda data: data["counts"].pop("forgotten together"), "no field 'forgotten together'"),
     ],
 )

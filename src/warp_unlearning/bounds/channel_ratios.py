@@ -2,6 +2,11 @@
 
 Under θ′ = T θ with T diagonal, gradients follow T⁻ᵀ: that of a weight between channels of factors τ_in and τ_out is
 rescaled by r = τ_in/τ_out. So log r is a sum of a few log τ, one row of whole numbers for each coordinate.
+With s the spread of the factors, E[τ²] = 1 + s²/3 and E[τ⁻²] = 1/(1 − s²) for the uniform law; the lognormal law
+keeps E[τ²] = 1 for weights that lead out of a free channel, and has E[τ⁻²] = exp(4s²). No law keeps E[r²] = 1
+everywhere, however the factors depend on each other: along a path from input to output the ratios multiply to 1, so
+their E[log r²] add up to 0, while E[r²] = 1 makes each of them negative (Jensen) unless r is constant.
+
 "conjugated" is the step of `Conjugate` as it is seen from the original's coordinates, T⁻¹T⁻ᵀ g, whose factors are the
 squares, up to the one length that every step is brought to.
 """
@@ -14,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from scipy.integrate import quad
 from scipy.sparse import csr_array
 from scipy.special import ndtr
 from torch import Tensor, nn
@@ -24,9 +30,8 @@ from ..gpu.precision import math_attention
 from ..gradients.per_sample import each_gradient
 from ..symmetry.channel_graph import ChannelGraph
 from ..symmetry.channels import Use
-from ..symmetry.rescaling import Law, draw_scales
+from ..symmetry.rescaling import LEAST_NORMAL, Law, check_law, draw_scales
 from .information import Array
-from .laws import scale_moment
 
 Seen = Literal["teleported", "conjugated"]
 
@@ -203,3 +208,34 @@ def _least(graph: ChannelGraph, model: nn.Module) -> Array:
             shifted = state[use.name].detach().double().cpu().numpy() + use.offset
             np.maximum.at(least, graph.channels(use).numpy(), np.sqrt(use.offset / shifted))
     return least
+
+
+def scale_moment(law: Law, spread: float, *, power: float, least: float = 0.0) -> float:
+    """E[τ^power], where a factor below `least` is 1 instead, as that of a channel with little running variance.
+
+    >>> round(scale_moment("lognormal", 0.5, power=2), 12), round(scale_moment("lognormal", 0.5, power=-2), 6)
+    (1.0, 2.718282)
+    """
+    check_law(law, spread)
+    if law == "lognormal":
+        held, low = 0.0, -np.inf
+        if least > 0:
+            low = (np.log(least) + spread**2) / spread
+            held = float(ndtr(low))
+        return float(np.exp(-power * spread**2 + 0.5 * (power * spread) ** 2) * ndtr(power * spread - low)) + held
+    if law == "uniform":
+        low, high = min(max(1 - spread, least), 1 + spread), 1 + spread
+        return (_power_integral(power, low, high) + low - (1 - spread)) / (2 * spread)
+    begin = (LEAST_NORMAL - 1) / spread
+    low = max((least - 1) / spread, begin)
+    # A Gaussian has no mass in float64 twelve standard deviations away.
+    inner, outer = max(low, -12.0), max(low, 0.0) + 12.0
+    found = quad(lambda z: (1 + spread * z) ** power * np.exp(-0.5 * z**2), inner, outer, epsabs=0, epsrel=1e-11)[0]
+    return float(found / np.sqrt(2 * np.pi) + ndtr(low) - ndtr(begin)) / float(ndtr(-begin))
+
+
+def _power_integral(power: float, low: float, high: float) -> float:
+    """∫ t^power dt from low to high."""
+    if power == -1:
+        return float(np.log(high / low))
+    return float((high ** (power + 1) - low ** (power + 1)) / (power + 1))

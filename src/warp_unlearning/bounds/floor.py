@@ -25,8 +25,14 @@ from ..models.own import check_examples
 from ..randomness import Streams
 from ..symmetry.rescaling import Law, check_law
 from .channel_ratios import GraphRatios, Seen, choose_coordinates, gradient_rows, graph_ratios
-from .information import Array, diagonal_information_bound, entropy_floor, floor_ratio, sampled_gain
-from .log_normal import log_normal_gain
+from .information import (
+    Array,
+    diagonal_information_bound,
+    entropy_floor,
+    floor_ratio,
+    log_normal_gain,
+    sampled_gain,
+)
 from .report import EnergySpread, FloorRow, ReconstructionFloor
 
 SPREADS = (0.1, 0.2, 0.4, 0.8)
@@ -191,8 +197,8 @@ def _quadrature_gains(
     drawn, matched = np.log1p(fit.snr) - np.log1p(fit.snr * energy), np.zeros_like(fit.snr)
     for s in np.unique(deviation[deviation > 0]):
         like = deviation == s
-        drawn[:, like] += log_normal_gain(fit.snr[:, like] * energy[like], float(s)).values
-        matched[:, like] = log_normal_gain(fit.snr[:, like], float(s)).values
+        drawn[:, like] += log_normal_gain(fit.snr[:, like] * energy[like], float(s))
+        matched[:, like] = log_normal_gain(fit.snr[:, like], float(s))
     return float(fit.weights @ drawn.sum(1)) / dimensions, float(fit.weights @ matched.sum(1)) / dimensions
 
 

@@ -1,16 +1,13 @@
-"""The result of `reconstruction_floor`, as plain data and in words."""
+"""The result of `reconstruction_floor`, and its words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import exp
-from typing import Any
 
 from .information import MonteCarlo
 
-SCHEMA_VERSION = 1
-
+COLUMNS = ("spread", "as drawn", "energy-matched", "E[r²] least", "median", "largest", "further than 5 % from 1")
 CAUTIONS = (
     "This is a floor inside the model's assumptions (a mixture of Gaussians, each coordinate by itself, Gaussian "
     "noise), not a guarantee: real gradients are none of these, and an attacker may do better than the model allows.",
@@ -65,6 +62,17 @@ class FloorRow:
         """ξ_tele/ξ₀ with the mean energy of every coordinate kept."""
         return exp(self.matched_gain.value)
 
+    @property
+    def cells(self) -> list[str]:
+        """The row of a table: the spread, both factors with standard errors, and E[r²]."""
+        factors = [
+            f"{factor:.4g} ± {factor * gain.standard_error:.1g}"
+            for factor, gain in ((self.factor, self.gain), (self.matched_factor, self.matched_gain))
+        ]
+        energy = self.energy
+        ends = [f"{value:.3g}" for value in (energy.least, energy.median, energy.largest)]
+        return [f"{self.spread:g}", *factors, *ends, f"{100 * energy.outside:.0f} %"]
+
 
 @dataclass(frozen=True)
 class ReconstructionFloor:
@@ -98,47 +106,27 @@ class ReconstructionFloor:
     notes: tuple[str, ...]
     cautions: tuple[str, ...] = CAUTIONS
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain data, with the version of its form."""
-        rows = [{**asdict(row), "factor": row.factor, "matched_factor": row.matched_factor} for row in self.rows]
-        return {"schema_version": SCHEMA_VERSION, "kind": "bounds", **asdict(self), "rows": rows}
+    @property
+    def head(self) -> list[str]:
+        """The fit and the floor without teleportation, in words."""
+        snr = " / ".join(f"{value:.3g}" for value in self.snr)
+        error = "" if self.floor is None else f", a mean squared error of {self.floor:.3g}"
+        return [
+            f"{self.coordinates} of {self.available:,} gradient coordinates ({self.parameters}) of {self.examples} "
+            f"examples, {self.components} components, in the noise of a retain batch of {self.batch}; signal-to-noise "
+            f"ratios 5 / 50 / 95 %: {snr}",
+            f"without teleportation they hold at most {self.information:.4g} nats about {self.dimensions} numbers: the "
+            f"floor is {self.relative_floor:.3g} of the one without a gradient{error}",
+            f"{self.seen} by {self.law} factors of {self.channels} channels, which rescale {self.rescaled} of these "
+            "coordinates:",
+        ]
+
+    @property
+    def tail(self) -> list[str]:
+        """The notes and cautions."""
+        return [*(f"note: {note}" for note in self.notes), *self.cautions]
 
     def lines(self) -> list[str]:
         """The result in words, cautions included."""
-        found = self.as_json()
-        return [*head_lines(found), *(_row_line(row) for row in found["rows"]), *tail_lines(found)]
-
-
-def head_lines(found: Mapping[str, Any]) -> list[str]:
-    """The fit and the floor without teleportation, from the plain data of a result."""
-    snr = " / ".join(f"{value:.3g}" for value in found["snr"])
-    error = "" if found["floor"] is None else f", a mean squared error of {found['floor']:.3g}"
-    return [
-        f"{found['coordinates']} of {found['available']:,} gradient coordinates ({found['parameters']}) of "
-        f"{found['examples']} examples, {found['components']} components, in the noise of a retain batch of "
-        f"{found['batch']}; signal-to-noise ratios 5 / 50 / 95 %: {snr}",
-        f"without teleportation they hold at most {found['information']:.4g} nats about {found['dimensions']} numbers: "
-        f"the floor is {found['relative_floor']:.3g} of the one without a gradient{error}",
-        f"{found['seen']} by {found['law']} factors of {found['channels']} channels, which rescale {found['rescaled']} "
-        "of these coordinates:",
-    ]
-
-
-def tail_lines(found: Mapping[str, Any]) -> list[str]:
-    """The notes and cautions of a result as plain data."""
-    return [*(f"note: {note}" for note in found["notes"]), *found["cautions"]]
-
-
-def factor_text(row: Mapping[str, Any], which: str) -> str:
-    """exp(gain) with its standard error."""
-    factor = exp(row[which]["value"])
-    return f"{factor:.4g} ± {factor * row[which]['standard_error']:.1g}"
-
-
-def _row_line(row: Mapping[str, Any]) -> str:
-    energy = row["energy"]
-    return (
-        f"  spread {row['spread']:g}: floor ratio {factor_text(row, 'gain')} as drawn, "
-        f"{factor_text(row, 'matched_gain')} energy-matched; E[r²] {energy['least']:.3g} to {energy['largest']:.3g}, "
-        f"median {energy['median']:.3g}, {100 * energy['outside']:.0f} % of coordinates further than 5 % from 1"
-    )
+        rows = [dict(zip(COLUMNS, row.cells, strict=True)) for row in self.rows]
+        return [*self.head, *("; ".join(f"{k} {v}" for k, v in row.items()) for row in rows), *self.tail]

@@ -1,17 +1,17 @@
-"""`warp selftest`."""
+"""`warp selftest`: do the audits see what is there, and only that?"""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .options import Json, Threads, prepare
+from .show import finish
 
 if TYPE_CHECKING:
-    from ..workflows.selftest import Check
+    from ..conformance.planted_leak import Check
 
 
 def selftest(
@@ -23,19 +23,13 @@ def selftest(
 
     Exit code 1: one of them did not see what was there, or saw what was not.
     """
-    from ..workflows.selftest import selftest as run
+    from ..conformance.planted_leak import selftest as run
 
     prepare(threads)
     checks = run(seed, watch=(lambda check: None) if as_json else _show)
     held = sum(check.holds for check in checks)
-    if as_json:
-        typer.echo(
-            json.dumps({"schema_version": 1, "seed": seed, "checks": [asdict(check) for check in checks]}, indent=2)
-        )
-    else:
-        typer.echo(f"{held} of {len(checks)} checks hold")
-    if held < len(checks):
-        raise typer.Exit(1)
+    results = {"schema_version": 1, "seed": seed, "checks": [asdict(check) for check in checks]} if as_json else None
+    finish([f"{held} of {len(checks)} checks hold"], results=results, exit_code=int(held < len(checks)))
 
 
 def _show(check: Check) -> None:

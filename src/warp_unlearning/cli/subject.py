@@ -25,7 +25,7 @@ from ..data.files import array_digest, as_path, to_json
 from ..data.preprocess import ImageData, Preprocess, image_data, table_examples
 from ..data.sampling import draw_per_class
 from ..data.sources import load_table, recognise
-from ..data.table import FORGET, FORGOTTEN, RETAIN, Index, Parts, Table
+from ..data.table import FORGET, FORGOTTEN, RETAIN, Index, Parts, Table, find, read_request
 from ..errors import DataError, InputError, nearest
 from ..models.modes import choose_device
 from ..models.networks import MODELS, build_model, suggest_options
@@ -195,6 +195,23 @@ def on_one_table(subjects: Mapping[str, Subject]) -> dict[str, Subject]:
         n: s if s.table is first.table else replace(s, table=first.table, parts=s.parts.on(first.table))
         for n, s in subjects.items()
     }
+
+
+def asked_parts(file: Path, original: Subject) -> Parts:
+    """The part of each row once the rows in `file` and their copies are forgotten, all of which the original knew."""
+    rows = find(read_request(file), original.table)
+    check_known(original, rows)
+    return original.parts.request(original.table, rows)
+
+
+def check_known(original: Subject, forget: Index) -> None:
+    """Refuse rows to forget that the original never learned from."""
+    unknown = np.setdiff1d(forget, np.concatenate([original.known, original.forgotten]))
+    if len(unknown):
+        raise DataError(
+            f"the original model never learned from {len(unknown)} of the {len(forget)} forgotten rows (first: "
+            f"{unknown[0]}); give the model from before the request, or leave them out"
+        )
 
 
 def check_reference(retrained: Subject, forget: Index, path: Path) -> None:

@@ -14,8 +14,11 @@ from .options import Json, Options, RunFolder, takes_options
 from .show import Progress, finish, points
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ..config import Config
     from ..runs.directory import RunDirectory
+    from ..training.prior import PriorTraining
     from ..training.training import Training
     from ..training.update import Update
 
@@ -69,8 +72,7 @@ def train_run(
         recipe = Recipe(**config.training.model_dump(exclude={"recipe"}))
         streams = Streams(config.seed, "training")
         training = Training(model, examples["train"], recipe=recipe, streams=streams, fill=subject.fill)
-        with keep_diverged(run, model=config.model.name):
-            _train(training, run, config.checkpoint_seconds, watch)
+        train_to_end(training, training.model, run, config.checkpoint_seconds, watch)
         results = Trained(
             accuracy={what: accuracy(training.model, part) for what, part in examples.items()},
             counts={what: len(rows) for what, rows in parts.items()},
@@ -99,7 +101,16 @@ def keep_diverged(run: RunDirectory, **header: object) -> Iterator[None]:
         raise
 
 
-def _train(training: Training, run: RunDirectory, seconds: float, watch: Callable[[Update], None]) -> None:
+def train_to_end(
+    training: Training | PriorTraining,
+    model: nn.Module,
+    run: RunDirectory,
+    seconds: float,
+    watch: Callable[[Update], None],
+) -> None:
+    """Train `model` from the run's checkpoint on, if there is one, and write one after an epoch if the last is older
+    than so many seconds. Where a loss diverges the run keeps the last finite weights.
+    """
     from ..models.weights import read_weights, save_weights
     from ..unlearning.guard import Guard
 
@@ -107,12 +118,13 @@ def _train(training: Training, run: RunDirectory, seconds: float, watch: Callabl
     if checkpoint.exists():
         training.load_state(read_weights(checkpoint).state)
     advice = f"Lower the learning rate (training.lr={training.recipe.lr}), or look for extreme values in the data"
-    guard, written = Guard(training.model, interval=50, advice=advice), monotonic()
-    for update in training.updates():
-        watch(update)
-        guard.watch(update)
-        if update.ends_epoch:
-            guard.flush()
-            if monotonic() - written >= seconds:
-                save_weights(checkpoint, training.state())
-                written = monotonic()
+    guard, written = Guard(model, interval=50, advice=advice), monotonic()
+    with keep_diverged(run, model=type(model).__name__):
+        for update in training.updates():
+            watch(update)
+            guard.watch(update)
+            if update.ends_epoch:
+                guard.flush()
+                if monotonic() - written >= seconds:
+                    save_weights(checkpoint, training.state())
+                    written = monotonic()

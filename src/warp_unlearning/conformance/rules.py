@@ -7,12 +7,15 @@ channels in a random order, or rescaled by factors that no batch norm has to fol
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..data.examples import Batch, Examples, TensorExamples
+from ..defense.certificate import Certificate
 from ..errors import WarpWarning
 from ..methods.base import Method, Task
 from ..models.modes import batch_norms
@@ -24,10 +27,48 @@ from ..symmetry.rescaling import ChangeOfBasis
 from ..training.update import Update
 from ..unlearning.driver import Unlearned, unlearn
 from .problem import Problem
-from .spy import Spy
 
 TOLERANCE = 1e-7  # relative, in float64, after many updates that each add rounding
 PERMUTATION, RESCALING = Permutation(), ChangeOfBasis(through_norm=False)
+
+
+Look = Callable[[nn.Module, Task, Update], Move | None]
+Glance = Callable[[nn.Module, Task], None]
+
+
+@dataclass(eq=False)
+class Spy:
+    """A defence that only looks, or applies a given move: `look` is called after every update, and a move it returns is
+    applied to the weights and handed to the method; `at_start` before the first update, `at_end` after the last. Its
+    own session, it serves one run.
+    """
+
+    name: ClassVar[str] = "spy"
+    certificates: ClassVar[Sequence[Certificate]] = ()
+    look: Look = lambda model, task, update: None
+    at_start: Glance = lambda model, task: None
+    at_end: Glance = lambda model, task: None
+
+    def start(self, model: nn.Module, task: Task, *, streams: Streams) -> Spy:
+        """Begin to watch."""
+        self._model, self._task = model, task
+        self.at_start(model, task)
+        return self
+
+    def between(self, update: Update) -> Move | None:
+        """Look, and apply the move if there is one."""
+        move = self.look(self._model, self._task, update)
+        if move is not None:
+            apply_move(self._model, move)
+        return move
+
+    def finish(self) -> None:
+        """Look a last time."""
+        self.at_end(self._model, self._task)
+
+    def brought_back(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The state as it is."""
+        return state
 
 
 def original_untouched(method: Method, problem: Problem) -> str | None:

@@ -25,7 +25,7 @@ from ..data.preprocess import image_digests
 from ..data.table import Index
 from ..errors import InputError, WeightsError, reason
 from .networks import require_positive
-from .own import load_function
+from .own import built, load_function
 from .weights import load_weights, read_weights, save_weights
 
 PRIOR = "prior.safetensors"
@@ -275,8 +275,8 @@ def load_prior(path: Path) -> tuple[nn.Module, dict[str, object] | None]:
     the function in FILE.py:NAME returns, of which nothing says what it has seen: None.
     """
     if ".py:" in str(path):
-        found = load_function(str(path), what="generator")()
-        if not isinstance(found, nn.Module) or not isinstance(found, Staged):
+        found = built(str(path), load_function(str(path), what="generator"))
+        if not isinstance(found, Staged):
             way = "make it return an nn.Module with latent, image_shape, classes and stages"
             raise InputError(f"{path} returned a {type(found).__name__}; {way}")
         return found.eval().requires_grad_(False), None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..bounds.information import MonteCarlo
+from ..bounds.report import ReconstructionFloor
 from ..data.files import write_atomically
 from ..errors import InputError
 from .style import FAINT, FORGOTTEN, INK, NEVER, blank, house_style
@@ -18,8 +19,8 @@ _CURVES = (
 )
 
 
-def plot_floor(found: Mapping[str, Any], path: Path | str) -> None:
-    """Save log ξ_tele/ξ₀ against the spread, `found` as `ReconstructionFloor.as_json` gives it, as png, svg or pdf.
+def plot_floor(floor: ReconstructionFloor, path: Path | str) -> None:
+    """Save log ξ_tele/ξ₀ against the spread as png, svg or pdf.
 
     Bars are two standard errors of the Monte Carlo; crosses the quadrature, where there is one.
     """
@@ -27,20 +28,21 @@ def plot_floor(found: Mapping[str, Any], path: Path | str) -> None:
     kind = target.suffix.lstrip(".").lower()
     if kind not in _FORMATS:
         raise InputError(f"the figure {target.name} has no known ending; give one of .{', .'.join(_FORMATS)}")
-    rows = sorted(found["rows"], key=lambda row: float(row["spread"]))
-    x = [row["spread"] for row in rows]
+    rows = sorted(floor.rows, key=lambda row: row.spread)
+    x = [row.spread for row in rows]
     with house_style():
         figure = blank(4.6, 3.2)
         axes = figure.add_subplot()
         axes.axhline(0.0, color=FAINT, linewidth=0.7)
         for sampled, exact, label, color, line, marker in _CURVES:
-            y = [row[sampled]["value"] for row in rows]
-            bars = [2 * row[sampled]["standard_error"] for row in rows]
+            gains: list[MonteCarlo] = [getattr(row, sampled) for row in rows]
+            y, bars = [gain.value for gain in gains], [2 * gain.standard_error for gain in gains]
             axes.errorbar(x, y, yerr=bars, label=label, color=color, linestyle=line, marker=marker, markersize=4)
-            if all(row[exact] is not None for row in rows):
+            sums = [getattr(row, exact) for row in rows]
+            if None not in sums:
                 label = "" if sampled == "gain" else "by quadrature"
-                axes.plot(x, [row[exact] for row in rows], "x", color=INK, markersize=6, label=label)
-        axes.set_xlabel(f"spread of the {found['law'].replace('_', ' ')} factors")
+                axes.plot(x, sums, "x", color=INK, markersize=6, label=label)
+        axes.set_xlabel(f"spread of the {floor.law.replace('_', ' ')} factors")
         axes.set_ylabel("log of floor with / without teleportation")
         axes.set_title("Relative, inside the model's assumptions; no guarantee", fontsize=8.5)
         axes.legend()

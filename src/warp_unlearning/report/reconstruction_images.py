@@ -1,26 +1,51 @@
-"""The images of a reconstruction for its page: each a PNG in a data URI, in a grid of originals and what was found."""
+"""The images of a reconstruction: the grid of originals and what was found beside them, as a PNG or for a page.
+
+`images.npz` holds them in steps of 1/255, (images, channels, height, width): "truth", the "class-mean" where labels
+were known, and what each attack found under the name that the results give it.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from ..errors import DataError, InputError
 from .reconstruction_results import ReconstructionResults
 
 IMAGES = "images.npz"
+GRID = "grid.png"
 _AGAIN = "make the reconstruction again"
+# Of a picture in the grid, in screen pixels; the lines of a heading, and the characters of one.
+_SIDE, _GAP, _LINES, _LETTERS, _LINE = 96, 6, 4, 15, 12
 
 Bytes = NDArray[np.uint8]
+Column = tuple[str, Sequence[int], Bytes]
+"""A heading, and images with the rows of the grid that they stand in."""
+
+
+def draw_grid(columns: Sequence[Column]) -> bytes:
+    """A PNG of the columns, the first of which has an image in every row."""
+    top, step = _LINES * _LINE + _GAP, _SIDE + _GAP
+    picture = Image.new("RGB", (step * len(columns) + _GAP, top + step * len(columns[0][1])), "white")
+    pen = ImageDraw.Draw(picture)
+    for place, (heading, rows, images) in enumerate(columns):
+        left, text = _GAP + place * step, heading.encode("ascii", "replace").decode()
+        pen.multiline_text((left, 2), "\n".join(wrap(text, _LETTERS)[-_LINES:]), fill="black", spacing=1)
+        for row, image in zip(rows, images, strict=True):
+            tile = _shown(image).convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.NEAREST)
+            picture.paste(tile, (left, top + row * step))
+    return _png(picture)
 
 
 @dataclass(frozen=True)
@@ -47,35 +72,39 @@ def read_pictures(results: ReconstructionResults, folder: Path) -> Pictures:
     arrays = _arrays(folder / IMAGES)
     count = len(results.classes)
     shape = _checked(arrays, "truth", count, folder)[0].shape
-    columns = [("original", list(range(count)), arrays["truth"])]
+    columns: list[Column] = [("original", range(count), arrays["truth"])]
     if "class-mean" in arrays:
-        columns.append(("class mean, saw nothing", list(range(count)), _checked(arrays, "class-mean", count, folder)))
+        columns.append(("class mean, saw nothing", range(count), _checked(arrays, "class-mean", count, folder)))
     for model in results.models:
         for attack in model.attacks:
             images = _checked(arrays, attack.array, len(model.rows), folder)
-            columns.append((f"{model.name}: {attack.name}", list(model.rows), images))
+            columns.append((f"{model.name}: {attack.name}", model.rows, images))
     if any(images.shape[1:] != shape for _, _, images in columns):
         raise DataError(f"{folder / IMAGES} holds images of different sizes; {_AGAIN}")
     return Pictures(
         tuple(heading for heading, _, _ in columns),
         tuple(f"{row + 1}: {name}" for row, name in enumerate(results.classes)),
-        tuple(tuple(_picture(heading, rows, images, row) for heading, rows, images in columns) for row in range(count)),
+        tuple(tuple(_picture(column, row) for column in columns) for row in range(count)),
     )
 
 
-def _picture(heading: str, rows: list[int], images: Bytes, row: int) -> Picture:
+def _picture(column: Column, row: int) -> Picture:
+    heading, rows, images = column
     if row not in rows:
         return Picture()
-    encoded = base64.b64encode(_png(images[rows.index(row)])).decode()
+    encoded = base64.b64encode(_png(_shown(images[rows.index(row)]))).decode()
     return Picture(f"data:image/png;base64,{encoded}", f"image {row + 1}, {heading}")
 
 
-def _png(image: Bytes) -> bytes:
+def _shown(image: Bytes) -> Image.Image:
     """An image (channels, height, width); of other channels than one or three the mean."""
     shown = image if len(image) in (1, 3) else image.mean(0, keepdims=True).round().astype(np.uint8)
+    return Image.fromarray(shown[0] if len(shown) == 1 else np.ascontiguousarray(shown.transpose(1, 2, 0)))
+
+
+def _png(picture: Image.Image) -> bytes:
     buffer = io.BytesIO()
-    whole = shown[0] if len(shown) == 1 else np.ascontiguousarray(shown.transpose(1, 2, 0))
-    Image.fromarray(whole).save(buffer, format="PNG")
+    picture.save(buffer, format="PNG")
     return buffer.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""The results of a reconstruction (kind "reconstruction", schema version 1) as plain dataclasses."""
+"""The results of a reconstruction (kind "reconstruction", schema version 2) as plain dataclasses."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import ClassVar
 
 from ..stats.reading import Verdict
 from .fields import Field, Pairs
-from .measures import Estimate, read_estimate, worst
+from .measures import Estimate, read_estimate
 
 Scores = Mapping[str, Estimate]
 
 METRICS = ("psnr", "ssim", "mse", "feature_mse", "lpips")
-# In the words of the other audits, whose marks are shown.
+# The outcomes of the claim, in the words of the other audits, whose marks are shown.
 _VERDICTS: Mapping[str, Verdict] = {
-    "beyond the prior": "leak",
-    "nothing beyond the prior": "no leak found",
-    "inconclusive": "inconclusive",
+    "does not hold": "leak",
+    "holds": "no leak found",
+    "cannot be said": "inconclusive",
 }
 
 
@@ -25,26 +25,23 @@ _VERDICTS: Mapping[str, Verdict] = {
 class AttackResult:
     """One attack on one model: means over images by metric, beside those of attacks that saw nothing.
 
-    `said` is the verdict in the words of the file and `reason` why; `gain` is over the best blind attack, in decibels,
-    and `share` that of decoys which the images resemble less than their targets. `array` names its images.
+    `p` is corrected for all tests of all attacks on the model, and `reason` the comparison in words; `gain` is over the
+    best blind attack, in decibels, and `share` that of decoys which the images resemble less than their targets. The
+    verdict is that on the model, but "leak" only for an attack that shows it. `array` names its images.
     """
 
     name: str
     scores: Scores
     blind: Mapping[str, Scores]
-    said: str
+    p: float
     reason: str
+    verdict: Verdict
     best_blind: str
     gain: Estimate
     share: Estimate | None
     seconds: float
     notes: tuple[str, ...]
     array: str
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict in the words of the other audits."""
-        return _VERDICTS[self.said]
 
 
 @dataclass(frozen=True)
@@ -62,11 +59,7 @@ class AttackedModel:
     attacks: tuple[AttackResult, ...]
     not_tried: Pairs
     notes: tuple[str, ...]
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """The worst of its attacks."""
-        return worst([attack.verdict for attack in self.attacks])
+    verdict: Verdict
 
 
 @dataclass(frozen=True)
@@ -94,15 +87,23 @@ class ReconstructionResults:
 
 def read_reconstruction(field: Field) -> ReconstructionResults:
     """The results from the whole of a file."""
-    classes = tuple(target["class"].text() for target in field["targets"])
-    models = tuple(_model(model, len(classes)) for model in field["models"])
-    if not models:
-        field["models"].wrong("at least one model")
+    names = field["classes"].texts()
+    labels = [target["label"].count() for target in field["targets"]]
+    if not all(label < len(names) for label in labels):
+        field["targets"].wrong(f"labels of the {len(names)} classes")
+    classes = tuple(names[label] for label in labels)
+    claims, level = list(field["verdict"]["claims"]), field["level"].number()
+    if not list(field["models"]) or len(claims) != len(list(field["models"])):
+        field["models"].wrong("at least one model, and a claim on each")
+    outcomes = [_VERDICTS[claim["outcome"].one_of(*_VERDICTS)] for claim in claims]
+    models = tuple(
+        _model(model, len(classes), verdict, level) for model, verdict in zip(field["models"], outcomes, strict=True)
+    )
     field["counts"]["forgotten together"].count()
     return ReconstructionResults(
         field["date"].text(),
         field["data"].text(),
-        field["level"].number(),
+        level,
         classes,
         models,
         tuple((name, f"{number.count():,}") for name, number in field["counts"].items()),
@@ -114,11 +115,11 @@ def read_reconstruction(field: Field) -> ReconstructionResults:
     )
 
 
-def _model(field: Field, images: int) -> AttackedModel:
+def _model(field: Field, images: int, verdict: Verdict, level: float) -> AttackedModel:
     rows = tuple(row.count() for row in field["rows"])
     if not rows or max(rows) >= images:
         field["rows"].wrong(f"a list of places among the {images} images")
-    attacks = tuple(_attack(attack) for attack in field["attacks"])
+    attacks = tuple(_attack(attack, verdict, level) for attack in field["attacks"])
     if not attacks:
         field["attacks"].wrong("at least one attack")
     return AttackedModel(
@@ -131,19 +132,22 @@ def _model(field: Field, images: int) -> AttackedModel:
         attacks,
         tuple((name, why.text()) for name, why in field["not_tried"].items()),
         field["notes"].texts(),
+        verdict,
     )
 
 
-def _attack(field: Field) -> AttackResult:
-    beyond = field["beyond"]
+def _attack(field: Field, verdict: Verdict, level: float) -> AttackResult:
+    beyond, p = field["beyond"], field["adjusted_p"].number()
+    shown: Verdict = "leak" if p < 1 - level else "inconclusive" if verdict == "leak" else verdict
     best = beyond["best_blind"].text()
     named = beyond["identification"]
     return AttackResult(
         field["name"].text(),
         _scores(field["scores"]),
         {name: _scores(scores) for name, scores in field["blind"].items()},
-        beyond["verdict"].one_of(*_VERDICTS),
-        beyond["reason"].text(),
+        p,
+        beyond["text"].text(),
+        shown,
         best,
         read_estimate(beyond["psnr_gain"][best]),
         named.maybe(lambda found: read_estimate(found["share"])),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..stats.verdict import p_value
 from .labels import defense_label, method_label
 from .measures import Estimate, Written, written
 from .reconstruction_results import METRICS, AttackedModel, ReconstructionResults, Scores
@@ -20,7 +21,12 @@ def score_table(results: ReconstructionResults) -> Table:
     groups = tuple(
         Group(model.name, (*_attack_rows(model, present), *_blind_rows(model, present))) for model in results.models
     )
-    columns = ("Verdict", *(_LABELS[name] for name in present), "Gain over the best blind, dB", "Nearer than decoys")
+    columns = (
+        "p, corrected",
+        *(_LABELS[name] for name in present),
+        "Gain over the best blind, dB",
+        "Nearer than decoys",
+    )
     return Table(
         f"Means over images, {100 * results.level:g} % intervals; larger PSNR and SSIM are nearer, others smaller",
         "Attack",
@@ -45,7 +51,7 @@ def _way(model: AttackedModel) -> str:
 def _attack_rows(model: AttackedModel, present: list[str]) -> Iterator[Row]:
     for attack in model.attacks:
         cells = (
-            Cell(Written(attack.said), verdict=attack.verdict),
+            Cell(Written(p_value(attack.p)), verdict=attack.verdict),
             *_cells(attack.scores, present),
             Cell(written(attack.gain, digits=2), f"over the {attack.best_blind}"),
             Cell(written(attack.share)),

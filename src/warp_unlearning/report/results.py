@@ -14,7 +14,8 @@ from .reconstruction_results import ReconstructionResults, read_reconstruction
 from .shadow_results import ShadowResults, read_shadow
 
 SCHEMA_VERSION = 1
-NAMES = ("results.json", "audit.json", "reconstruction.json")
+NAMES = ("results.json", "audit.json")
+_VERSIONS = {"reconstruction": 2}
 Results = ShadowResults | PairResults | ReconstructionResults
 _READERS: Mapping[str, Callable[[Field], Results]] = {
     "shadow": read_shadow,
@@ -28,8 +29,8 @@ def results_file(path: Path) -> Path:
     found = next((path / name for name in NAMES if (path / name).is_file()), path) if path.is_dir() else path
     if not found.is_file():
         raise InputError(
-            f"there is no results file {found}; give the results.json or audit.json of an audit, the "
-            "reconstruction.json of a reconstruction, or the folder it is in"
+            f"there is no results file {found}; give the results.json or audit.json of an audit or a reconstruction, "
+            "or the folder it is in"
         )
     return found
 
@@ -52,13 +53,14 @@ def read_results(path: Path) -> Results:
             f"{file} holds the study {data.get('study', '(no name)')}, which is written already: see its table.md and "
             f"its figures in {file.parent}; `warp report` is for an audit or a reconstruction"
         )
-    version = whole["schema_version"].value
-    if type(version) is not int or version != SCHEMA_VERSION:
+    kind, version = whole["kind"].one_of(*_READERS), whole["schema_version"].value
+    known = _VERSIONS.get(kind, SCHEMA_VERSION)
+    if type(version) is not int or version != known:
         raise DataError(
-            f"{file} has schema version {version!r}; this program reads {SCHEMA_VERSION}: make the audit again, or use "
+            f"{file} has schema version {version!r}; this program reads {known}: make the audit again, or use "
             "the version of this package that wrote it"
         )
-    return _READERS[whole["kind"].one_of(*_READERS)](whole)
+    return _READERS[kind](whole)
 
 
 def _not_json(name: str) -> NoReturn:

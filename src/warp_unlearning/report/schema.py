@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidatorFunctionWrapHandler, WrapValidator
 
+from ..bounds.report import ReconstructionFloor
 from ..data.files import to_json
 from ..stats import verdict
 from ..stats.intervals import Estimate
@@ -156,6 +157,17 @@ class Trained(Record):
     parameters: Count
 
 
+class TrainedPrior(Results):
+    """What `warp train-prior` left: the mean PSNR of what the generator makes of images it learned from and of images
+    held out, beside that of the mean image, and how many images each part has.
+    """
+
+    kind: Literal["prior"] = "prior"
+    psnr: dict[Literal["train", "held_out"], dict[Literal["prior", "mean_image"], float]]
+    counts: dict[Literal["train", "held_out", "excluded"], Count]
+    parameters: Count
+
+
 class Teleport(Results):
     """What `warp teleport` did: the change of the function beside its bound, and the certificate."""
 
@@ -169,3 +181,101 @@ class Teleport(Results):
     teleported: str
     certificate: dict[str, Any]
     notes: tuple[str, ...] = ()
+
+
+class Interval(Record):
+    """A number and its interval, whose ends are null where it has none."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class ImageScores(Record):
+    """Each metric of every image, and its mean."""
+
+    per_image: dict[str, tuple[float, ...]]
+    summary: dict[str, Interval]
+
+
+class Identified(Record):
+    """The mean share of decoys that an image resembles less than its target, each image's share and its decoys."""
+
+    share: Interval
+    shares: tuple[Share, ...]
+    decoys: tuple[Count, ...]
+
+
+class BeyondPrior(Record):
+    """An attack beside blind ones: the gain in PSNR over each, the p-value of each test, and all of it in words."""
+
+    best_blind: str
+    psnr_gain: dict[str, Interval]
+    identification: Identified | None
+    tests: dict[str, Share]
+    text: str
+
+
+class ImageAttack(Record):
+    """One attack on one way of forgetting. `adjusted_p` is corrected for all tests of all attacks there, `losses` and
+    `restarts` are distances from what the attack read as `after` says, and `array` names its images in images.npz.
+    """
+
+    name: str
+    after: str
+    scores: ImageScores
+    blind: dict[str, ImageScores]
+    beyond: BeyondPrior
+    adjusted_p: Share
+    labels: tuple[tuple[Count, ...], ...]
+    losses: tuple[float, ...]
+    restarts: tuple[tuple[float, ...], ...]
+    settings: dict[str, Any]
+    seconds: float
+    notes: tuple[str, ...]
+    array: str
+
+
+class AttackedModel(Record):
+    """Models that forgot in one way, the rows of the images they forgot among `targets`, and the attacks on them.
+    `defense` is "none" where there was none and null where nobody says.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    method: str | None
+    method_settings: dict[str, Any]
+    defense: str | None
+    rows: tuple[Count, ...]
+    threat: tuple[str, ...]
+    attacks: tuple[ImageAttack, ...]
+    not_tried: dict[str, str]
+    notes: tuple[str, ...]
+
+
+class Reconstruction(Results):
+    """What `warp reconstruct` found. The verdict has a claim *beyond prior* on each of `models`, in their order."""
+
+    kind: Literal["reconstruction"] = "reconstruction"
+    date: str
+    data: str
+    level: Share = 0.95
+    counts: dict[str, Count]
+    classes: tuple[str, ...]
+    targets: tuple[dict[Literal["position", "label"], Count], ...]
+    models: tuple[AttackedModel, ...]
+    verdict: Verdict
+    settings: dict[str, Any]
+    digests: dict[str, Any]
+    versions: dict[str, str]
+    notes: tuple[str, ...]
+    images_kept: bool
+
+
+class Bounds(Results):
+    """What `warp bounds` computed of the model with this digest."""
+
+    kind: Literal["bounds"] = "bounds"
+    data: str
+    model: str
+    floor: ReconstructionFloor

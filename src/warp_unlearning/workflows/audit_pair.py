@@ -14,7 +14,7 @@ import numpy as np
 from ..attacks.membership.pair_audit import audit_pair
 from ..attacks.membership.pair_report import PairAudit
 from ..cli.options import Options
-from ..cli.subject import PLACES, Subject, check_reference, open_subjects
+from ..cli.subject import PLACES, Subject, asked_parts, check_known, check_reference, open_subjects
 from ..config import RESOLVED, as_plain
 from ..data.files import array_digest
 from ..data.table import FORGET, RETAIN, TEST, Parts
@@ -22,7 +22,6 @@ from ..errors import InputError
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..stats.reading import MARGIN
 from ..unlearning.record import DeletionRecord, now
-from .attacked_models import asked_parts, check_known
 from .audit_results import AUDIT, SCORES, read_audit, write_scores
 
 

@@ -20,15 +20,15 @@ from warp_unlearning.attacks.membership.pair_report import PairAudit, overall, r
 from warp_unlearning.attacks.membership.update_alignment import update_alignment
 from warp_unlearning.attacks.undo import Held, difference, inputs, make_pre_step
 from warp_unlearning.attacks.undo.inputs import input_spectra
-from warp_unlearning.data.examples import TensorExamples
-from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.training.scoring import logit_confidence, logits
-from warp_unlearning.workflows.planted_leak import (
+from warp_unlearning.conformance.planted_leak import (
     PlantedProblem,
     forgotten_too_well,
     planted_problem,
     stepped_up,
 )
+from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.errors import DataError, InputError
+from warp_unlearning.training.scoring import logit_confidence, logits
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,14 @@ from scipy import stats
 from sklearn.datasets import load_digits
 
 from warp_unlearning.attacks.reconstruction.blind import BlindGuess
-from warp_unlearning.attacks.reconstruction.judge import Identification, assess, beyond_prior, identification
+from warp_unlearning.attacks.reconstruction.judge import (
+    Identification,
+    adjusted_p,
+    assess,
+    beyond_prior,
+    compare_with_prior,
+    identification,
+)
 from warp_unlearning.attacks.reconstruction.metrics import ImageScores, mse, psnr
 from warp_unlearning.errors import InputError
 from warp_unlearning.stats.intervals import Estimate
@@ -43,12 +50,12 @@ def test_labels_come_before_the_error() -> None:
     decoys = (pictures(40, seed=9), torch.arange(40) % 2 + 3)
     turned = assess(truth.flip(1), truth, blind=blind, labels=labels, found_labels=labels, decoys=decoys)
     torch.testing.assert_close(turned.images, truth.flip(1).flatten(0, 1))
-    assert turned.identification is not None
+    assert turned.beyond.identification is not None
     # Where labels are alike the error decides, and decoys are no fair comparison any more.
     alike = torch.full((5, 2), 3)
     matched = assess(truth.flip(1), truth, blind=blind, labels=alike, found_labels=alike, decoys=decoys)
     torch.testing.assert_close(matched.images, truth.flatten(0, 1))
-    assert matched.identification is None
+    assert matched.beyond.identification is None
     with pytest.raises(InputError, match="told apart by their labels"):
         assess(truth, truth, blind=blind)
 
@@ -101,11 +108,10 @@ def test_the_target_itself_wins_and_its_negative_loses() -> None:
     truth, decoys = images(8, 20), images(30, 21)
     same = identification(truth, truth, zeros(8), decoys=decoys, decoy_labels=zeros(30))
     assert same.shares.tolist() == [1] * 8
-    assert same.above_chance
     assert 0.8 < same.share.low < 1
     negative = identification(1 - truth, truth, zeros(8), decoys=decoys, decoy_labels=zeros(30))
     assert negative.share.value < 0.1
-    assert not negative.above_chance
+    assert negative.p > 0.99
 
 
 def test_the_mean_of_all_and_copies_of_the_target_are_ties() -> None:
@@ -126,7 +132,7 @@ def test_blind_images_have_half_and_faint_ones_more_than_by_their_error() -> Non
     noise = torch.randn(truth.shape, generator=torch.Generator().manual_seed(21), dtype=torch.float64)
     faint = means + 0.15 * (truth - means) + 0.1 * noise
     seen = identification(faint, truth, labels, decoys=decoys, decoy_labels=held)
-    assert seen.above_chance
+    assert seen.p < 0.001
     by_error = []
     for i in range(60):
         rivals = decoys[held == labels[i]]
@@ -145,7 +151,7 @@ def test_chance_is_above_the_interval_as_rarely_as_promised(targets, decoys) -> 
             found, images(targets, 4 * seed + 1), zeros(targets), decoys=images(decoys, 4 * seed + 2),
             decoy_labels=zeros(decoys),
         )  # fmt: skip
-        above += result.above_chance
+        above += result.share.low > 0.5
     # 2.5 % of 300, and more than that only as rarely as once in a thousand.
     assert above <= stats.binom.isf(1e-3, 300, 0.025)
 
@@ -174,19 +180,13 @@ def test_the_interval_is_the_sum_of_both_variances() -> None:
     assert 0.5 < a < 0.95
     assert result.share.low == pytest.approx(a - reach)
     assert result.share.high == pytest.approx(min(a + reach, 1))
+    assert result.p == pytest.approx(stats.t.sf((a - 0.5) / np.sqrt(sum(parts)), freedom))
 
 
-def test_one_target_has_no_interval_and_all_is_plain_data() -> None:
+def test_one_target_has_no_interval() -> None:
     result = identification(images(1, 20), images(1, 20), zeros(1), decoys=images(3, 21), decoy_labels=zeros(3))
     assert (result.share.low, result.share.value, result.share.high) == (0, 1, 1)
-    assert not result.above_chance
-    assert json.loads(json.dumps(result.as_json())) == {
-        "share": {"value": 1.0, "low": 0.0, "high": 1.0},
-        "chance": 0.5,
-        "above_chance": False,
-        "shares": [1.0],
-        "decoys": [3],
-    }
+    assert (result.p, result.rank_p()) == (1, pytest.approx(1 / 4))
 
 
 def test_bad_input_is_refused() -> None:
@@ -211,7 +211,11 @@ def scores(psnr) -> ImageScores:
 
 
 def named(low: float, value: float, high: float, *, n: int = 30) -> Identification:
-    return Identification(Estimate(value, low, high), np.full(n, value), (20,) * n)
+    """Shares with this interval of level .95, and the p-value that goes with it."""
+    error = max(value - low, 1e-9) / stats.t.isf(0.025, n - 1)
+    return Identification(
+        Estimate(value, low, high), np.full(n, value), (20,) * n, stats.t.sf((value - 0.5) / error, n - 1)
+    )
 
 
 RNG = np.random.default_rng(20)
@@ -222,120 +226,142 @@ CHANCE = named(0.42, 0.5, 0.58)
 
 def test_the_gain_is_paired_and_against_the_better_blind_attack() -> None:
     found = scores(IMAGES + 1 + 0.5 * NOISE)
-    result = beyond_prior(found, {"class mean": scores(IMAGES), "prior alone": scores(IMAGES - 3)}, level=0.9)
+    blind = {"class mean": scores(IMAGES), "prior alone": scores(IMAGES - 3)}
+    result = compare_with_prior(found, blind, level=0.9)
     assert result.best == "class mean"
     gap = 1 + 0.5 * NOISE
     low, high = stats.t.interval(0.9, 29, loc=gap.mean(), scale=stats.sem(gap))
     gain = result.gains["class mean"]
     assert (gain.low, gain.value, gain.high) == pytest.approx((low, gap.mean(), high))
     assert result.gains["prior alone"].value == pytest.approx(gap.mean() + 3)
-    assert result.verdict == "beyond the prior"
-    assert "the class mean's" in result.reason
+    assert result.tests == {"gain": pytest.approx(stats.ttest_1samp(gap, 0, alternative="greater").pvalue)}
+    assert "above the class mean's" in str(result)
     # Not paired, images that differ by 4 dB would hide it.
     assert stats.ttest_ind(found.psnr, IMAGES).pvalue > 0.1
 
 
 def test_better_than_the_worse_blind_attack_alone_is_nothing() -> None:
     blind = {"class mean": scores(IMAGES - 6), "prior alone": scores(IMAGES + 1)}
-    result = beyond_prior(scores(IMAGES + 0.1 * NOISE), blind, identification=CHANCE)
+    result = compare_with_prior(scores(IMAGES + 0.1 * NOISE), blind, identification=CHANCE)
     assert result.best == "prior alone"
     assert result.gains["class mean"].low > 0
-    assert result.verdict == "nothing beyond the prior"
-    assert "1.0" in result.reason
-    assert "below the prior alone's" in result.reason
-
-
-def test_identification_alone_can_show_it_and_the_reason_says_which() -> None:
-    blind = {"class mean": scores(IMAGES + 5)}
-    result = beyond_prior(scores(IMAGES), blind, identification=named(0.6, 0.8, 0.9))
-    assert result.verdict == "beyond the prior"
-    assert result.reason.startswith("shown by nearer to the target than 0.800 [0.600, 0.900]")
-    assert "not shown by: mean PSNR 5.00 dB below" in result.reason
-    both = beyond_prior(scores(IMAGES + 9 + NOISE), blind, identification=named(0.6, 0.8, 0.9))
-    assert "not shown" not in both.reason
-    assert " and nearer to" in both.reason
-    psnr = beyond_prior(scores(IMAGES + 9 + NOISE), blind, identification=CHANCE)
-    assert psnr.reason.startswith("shown by mean PSNR")
-    assert "not shown by: nearer" in psnr.reason
+    claim = beyond_prior({"inversion": result})
+    assert (claim.outcome, claim.reason) == ("holds", "nothing beyond the prior")
+    assert claim.sentence.startswith("inversion: mean PSNR 1.0")
+    assert "below the prior alone's" in claim.sentence
 
 
 @pytest.mark.parametrize(
-    ("gain", "share", "verdict"),
+    ("gain", "share", "outcome"),
     [
-        (-5.0, None, "nothing beyond the prior"),
-        (-5.0, named(0.5, 0.6, 0.7), "nothing beyond the prior"),
-        (-5.0, named(0.501, 0.6, 0.7), "beyond the prior"),
-        (-5.0, named(0.3, 0.6, 0.8), "inconclusive"),
-        (-5.0, named(0.1, 0.2, 0.3), "nothing beyond the prior"),
-        (0.0, CHANCE, "nothing beyond the prior"),
-        (1.0, CHANCE, "beyond the prior"),
+        (-5.0, None, "holds"),
+        (-5.0, named(0.49, 0.6, 0.7), "holds"),
+        (-5.0, named(0.501, 0.6, 0.7), "does not hold"),
+        (-5.0, named(0.3, 0.6, 0.8), "cannot be said"),
+        (-5.0, named(0.1, 0.2, 0.3), "holds"),
+        (0.0, CHANCE, "holds"),
+        (1.0, CHANCE, "does not hold"),
     ],
 )
-def test_the_verdict_follows_the_intervals(gain, share, verdict) -> None:
+def test_the_claim_of_one_attack_follows_its_intervals(gain, share, outcome) -> None:
     found = scores(IMAGES + gain + 0.1 * (NOISE - NOISE.mean()))
-    assert beyond_prior(found, {"class mean": scores(IMAGES)}, identification=share).verdict == verdict
+    result = compare_with_prior(found, {"class mean": scores(IMAGES)}, identification=share)
+    assert beyond_prior({"inversion": result}).outcome == outcome
 
 
-def test_one_image_has_no_interval() -> None:
-    few = Identification(Estimate(1.0, 0.0, 1.0), np.array([1.0]), (38,))
-    result = beyond_prior(scores([40.0]), {"class mean": scores([10.0])}, identification=few)
-    assert result.verdict == "inconclusive"
-    assert "one image has no interval; its PSNR is 30.00 dB above the class mean's" in result.reason
-    assert "more than 1.000 of 38 decoys, rank test p = 0.026" in result.reason
-    plain = json.loads(json.dumps(result.as_json(), allow_nan=False))
-    assert plain["psnr_gain"] == {"class mean": {"value": 30.0, "low": None, "high": None}}
+def test_every_attack_must_be_excluded_and_all_their_tests_are_corrected_for() -> None:
+    blind = {"class mean": scores(IMAGES)}
+    nothing = compare_with_prior(scores(IMAGES - 5 + 0.1 * NOISE), blind, identification=CHANCE)
+    shown = compare_with_prior(scores(IMAGES - 5), blind, identification=named(0.501, 0.6, 0.7))
+    wide = compare_with_prior(scores(IMAGES - 5), blind, identification=named(0.3, 0.6, 0.8))
+    assert beyond_prior({"a": shown}).outcome == "does not hold"
+    several = {"a": shown, "b": nothing, "c": nothing}
+    assert adjusted_p(several)["a"] == pytest.approx(6 * shown.tests["share"])
+    # Alone it is shown, among six tests no more; its interval excludes a share of three quarters.
+    assert beyond_prior(several, about="ngp").outcome == "holds"
+    assert beyond_prior(several, about="ngp").sentence.startswith("ngp: a: mean PSNR")
+    assert "after correction for 6 tests" in beyond_prior(several).sentence
+    assert beyond_prior({"b": nothing, "c": nothing}).outcome == "holds"
+    assert beyond_prior({"b": nothing, "c": wide}).outcome == "cannot be said"
+    strong = compare_with_prior(scores(IMAGES + 1 + 0.1 * NOISE), blind, identification=CHANCE)
+    claim = beyond_prior({"b": nothing, "d": strong})
+    assert (claim.outcome, claim.strongest) == ("does not hold", "d")
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 12])
+def test_blind_images_go_beyond_the_prior_as_rarely_as_promised(count: int) -> None:
+    """Two attacks whose images are drawn as targets and decoys are; the level is that of all their tests together."""
+    above = 0
+    for seed in range(200):
+        truth, decoys, grey = images(count, 9 * seed), images(30, 9 * seed + 1), images(count, 9 * seed + 2)
+        evidence = {}
+        for name, more in (("one", 3), ("other", 4)):
+            result = assess(
+                images(count, 9 * seed + more)[:, None],
+                truth[:, None],
+                blind={"as blind": BlindGuess("as blind", grey)},
+                labels=zeros(count)[:, None],
+                decoys=(decoys, zeros(30)),
+            )
+            evidence[name] = result.beyond
+        above += beyond_prior(evidence).outcome == "does not hold"
+    assert above <= stats.binom.isf(1e-3, 200, 0.05)
 
 
 @pytest.mark.parametrize(
-    ("share", "decoys", "verdict"),
+    ("share", "decoys", "outcome"),
     [
-        (1.0, 39, "beyond the prior"),
-        (0.98, 99, "inconclusive"),
-        (0.99, 99, "beyond the prior"),
-        (0.5, 999, "inconclusive"),
+        (1.0, 18, "cannot be said"),
+        (1.0, 39, "does not hold"),
+        (0.95, 99, "cannot be said"),
+        (0.97, 99, "does not hold"),
+        (0.5, 999, "cannot be said"),
     ],
 )
-def test_one_image_is_judged_by_its_rank(share: float, decoys: int, verdict: str) -> None:
-    alone = Identification(Estimate(share, 0.0, 1.0), np.array([share]), (decoys,))
-    assert alone.rank_test() == pytest.approx((1 + round(decoys * (1 - share), 9)) / (decoys + 1))
-    found = beyond_prior(scores([9.0]), {"class mean": scores([10.0])}, identification=alone)
-    assert found.verdict == verdict
-    assert beyond_prior(scores([90.0]), {"class mean": scores([10.0])}).verdict == "inconclusive"
+def test_one_image_is_judged_by_its_rank(share: float, decoys: int, outcome: str) -> None:
+    alone = Identification(Estimate(share, 0.0, 1.0), np.array([share]), (decoys,), 1.0)
+    assert alone.rank_p() == pytest.approx((1 + round(decoys * (1 - share), 9)) / (decoys + 1))
+    found = compare_with_prior(scores([40.0]), {"class mean": scores([10.0])}, identification=alone)
+    claim = beyond_prior({"inversion": found})
+    assert claim.outcome == outcome
+    assert f"mean PSNR 30.00 dB above the class mean's, nearer to the target than {share:.3f} of {decoys}" in str(found)
+    assert ("one image has no interval" in claim.sentence) is (outcome == "cannot be said")
+    plain = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert plain["psnr_gain"] == {"class mean": {"value": 30.0, "low": None, "high": None}}
+    blind = compare_with_prior(scores([90.0]), {"class mean": scores([10.0])})
+    assert beyond_prior({"inversion": blind}).outcome == "cannot be said"
 
 
 def test_few_images_are_judged_by_their_ranks_too() -> None:
-    two = Identification(Estimate(1.0, 0.4, 1.0), np.array([1.0, 1.0]), (80, 80))
-    assert two.rank_tests() == pytest.approx(stats.chi2.sf(-4 * np.log(1 / 81), 4))
-    found = beyond_prior(scores([9.0, 9.5]), {"class mean": scores([10.0, 10.0])}, identification=two)
-    assert found.verdict == "beyond the prior"
-    assert found.reason.startswith("shown by rank tests of 2 images")
-    # What the ranks show is not listed as not shown where a gain shows it too.
-    better = beyond_prior(scores([20.0, 20.1]), {"class mean": scores([10.0, 10.0])}, identification=two)
-    assert " and rank tests of 2 images" in better.reason.partition("; not shown by")[0]
-    chance = Identification(Estimate(0.5, 0.0, 1.0), np.array([0.4, 0.6]), (80, 80))
-    assert beyond_prior(scores([9.0, 9.5]), {"class mean": scores([10.0, 10.0])}, identification=chance).verdict != (
-        "beyond the prior"
-    )
+    two = Identification(Estimate(1.0, 0.4, 1.0), np.array([1.0, 1.0]), (80, 80), 0.2)
+    assert two.rank_p() == pytest.approx(stats.combine_pvalues([1 / 81, 1 / 81], method="fisher").pvalue)
+    found = compare_with_prior(scores([9.0, 9.5]), {"class mean": scores([10.0, 10.0])}, identification=two)
+    assert list(found.tests) == ["gain", "share", "ranks"]
+    assert beyond_prior({"inversion": found}).outcome == "does not hold"
+    assert adjusted_p({"inversion": found})["inversion"] == pytest.approx(3 * two.rank_p())
+    chance = Identification(Estimate(0.5, 0.0, 1.0), np.array([0.4, 0.6]), (80, 80), 0.5)
+    found = compare_with_prior(scores([9.0, 9.5]), {"class mean": scores([10.0, 10.0])}, identification=chance)
+    assert beyond_prior({"inversion": found}).outcome == "cannot be said"
 
 
 def test_plain_data_says_all() -> None:
-    result = beyond_prior(scores(IMAGES - 1), {"class mean": scores(IMAGES)}, identification=CHANCE)
+    result = compare_with_prior(scores(IMAGES - 1), {"class mean": scores(IMAGES)}, identification=CHANCE)
     plain = json.loads(json.dumps(result.as_json(), allow_nan=False))
-    assert set(plain) == {"verdict", "reason", "level", "best_blind", "psnr_gain", "identification"}
-    assert (plain["verdict"], plain["best_blind"], plain["level"]) == (result.verdict, "class mean", 0.95)
+    assert set(plain) == {"best_blind", "psnr_gain", "identification", "tests", "text"}
+    assert (plain["best_blind"], set(plain["tests"])) == ("class mean", {"gain", "share"})
     assert plain["identification"]["share"]["value"] == 0.5
-    assert beyond_prior(scores(IMAGES), {"a": scores(IMAGES)}).as_json()["identification"] is None
+    assert compare_with_prior(scores(IMAGES), {"a": scores(IMAGES)}).as_json()["identification"] is None
 
 
 def test_scores_of_other_images_are_refused() -> None:
     with pytest.raises(InputError, match="at least the class mean"):
-        beyond_prior(scores(IMAGES), {})
+        compare_with_prior(scores(IMAGES), {})
     with pytest.raises(InputError, match="'class mean' has scores of 29 images"):
-        beyond_prior(scores(IMAGES), {"class mean": scores(IMAGES[1:])})
+        compare_with_prior(scores(IMAGES), {"class mean": scores(IMAGES[1:])})
     with pytest.raises(InputError, match="'identification' has scores of 3"):
-        beyond_prior(scores(IMAGES), {"class mean": scores(IMAGES)}, identification=named(0.1, 0.5, 0.9, n=3))
+        compare_with_prior(scores(IMAGES), {"class mean": scores(IMAGES)}, identification=named(0.1, 0.5, 0.9, n=3))
     with pytest.raises(InputError, match="level is 0"):
-        beyond_prior(scores(IMAGES), {"class mean": scores(IMAGES)}, level=0)
+        compare_with_prior(scores(IMAGES), {"class mean": scores(IMAGES)}, level=0)
 
 
 def test_single_images_stay_in_their_order_beside_blind_guesses_and_decoys() -> None:
@@ -344,15 +370,15 @@ def test_single_images_stay_in_their_order_beside_blind_guesses_and_decoys() -> 
     given = {"blind": {"grey": BlindGuess("grey", guess)}, "labels": labels}
     result = assess(truth, truth, **given, decoys=(pictures(40, seed=9), torch.arange(40) % 2))
     torch.testing.assert_close(torch.as_tensor(result.blind["grey"].psnr), psnr(guess.double(), truth[:, 0]))
-    assert result.beyond.verdict == "beyond the prior"
-    assert result.identification is not None
-    assert result.identification.share.value == 1
+    assert result.claim.outcome == "does not hold"
+    assert result.beyond.identification is not None
+    assert result.beyond.identification.share.value == 1
     plain = json.loads(json.dumps(result.as_json(), allow_nan=False))
     assert set(plain) == {"scores", "blind", "beyond"}
-    assert plain["beyond"]["identification"]["share"]["value"] == 1
+    assert (plain["beyond"]["outcome"], plain["beyond"]["identification"]["share"]["value"]) == ("does not hold", 1)
     swapped = assess(truth.flip(0), truth, **given)
     torch.testing.assert_close(swapped.images, truth.flip(0)[:, 0])
-    assert swapped.beyond.verdict != "beyond the prior"
-    assert swapped.identification is None
+    assert swapped.claim.outcome != "does not hold"
+    assert swapped.beyond.identification is None
     with pytest.raises(InputError, match=r"\(2, 1, 1, 8, 8\) and the truth \(3, 1, 1, 8, 8\)"):
-        assess(pictures(2, 1), pictures(3, 1))
+        assess(pictures(2, 1), pictures(3, 1), blind={})

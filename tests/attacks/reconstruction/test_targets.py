@@ -38,7 +38,8 @@ def normal(*shape: int, seed: int) -> Tensor:
 
 def updates(n: int, r: int, *, seed: int = 0, shapes: dict[str, tuple[int, ...]] = SHAPES) -> tuple[Named, Named]:
     predicted = {name: normal(n, r, *s, seed=seed + i) for i, (name, s) in enumerate(shapes.items())}
-    return predicted, {name: normal(n, *s, seed=seed + 90 + i) for i, (name, s) in enumerate(shapes.items())}
+    targets = {name: normal(n, *s, seed=seed + 90 + i) for i, (name, s) in enumerate(shapes.items())}
+    return predicted, unit_length(targets)
 
 
 def flat(values: Tensor) -> list[float]:
@@ -89,10 +90,15 @@ def test_closed_forms_by_loops(kind: Any, scalars: bool) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 2**16), up=st.floats(-4, 4), down=st.floats(-4, 4))
 @settings(max_examples=20)
-def test_lengths_of_predictions_and_targets_do_not_matter(kind: Any, seed: int, up: float, down: float) -> None:
+def test_lengths_of_predictions_and_of_kernels_in_targets_do_not_matter(
+    kind: Any, seed: int, up: float, down: float
+) -> None:
     predicted, targets = updates(2, 2, seed=seed, shapes=SOME)
-    scaled = ({n: 10**up * v for n, v in predicted.items()}, {n: 10**down * v for n, v in targets.items()})
-    torch.testing.assert_close(distances(*scaled, kind), distances(predicted, targets, kind), rtol=1e-9, atol=1e-11)
+    scaled = {n: 10**up * v for n, v in predicted.items()}
+    there = {n: 10**down * v for n, v in targets.items()} if kind in ("kernels", "rows") else targets
+    torch.testing.assert_close(
+        distances(scaled, there, kind), distances(predicted, targets, kind), rtol=1e-9, atol=1e-11
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,6 +136,7 @@ def test_kernels_do_not_see_the_factors_of_channels(kit: Any, seed: int, spread:
     changed = [rescaled(channels, {n: t[i] for n, t in targets.items()}, logs) for i in range(2)]
     stacked = {name: torch.stack([c[name] for c in changed]) for name in targets}
     torch.testing.assert_close(distances(predicted, stacked, "kernels"), distances(predicted, targets, "kernels"))
+    stacked = unit_length(stacked)
     assert not torch.allclose(distances(predicted, stacked, "cosine"), distances(predicted, targets, "cosine"))
 
 

@@ -42,7 +42,7 @@ def image_row(attack: str, arm: str | None, quality: float, *, images: int = 8, 
     row = {
         "attack": attack,
         "scores": {"images": images, "level": 0.95, "per_image": per_image, "summary": {}},
-        "beyond": {"verdict": "beyond the prior", "identification": {"share": share}},
+        "beyond": {"outcome": "does not hold", "identification": {"share": share}},
         "psnr": per_image["psnr"],
         **extra,
     }

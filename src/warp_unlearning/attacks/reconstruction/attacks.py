@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ...errors import InputError, nearest
+from ..undo import default_steps
 from ..undo.base import Held, NotApplicable, Weights, difference
 from ..undo.channels import Channels, all_pinned, channels_of, rescaled
 from ..undo.inputs import first_layers, implied_inputs
@@ -31,7 +32,7 @@ from ..undo.probes import single_gradients
 from .generative import invert_through
 from .search import Candidates, SearchProblem, Values, Variable
 from .targets import Distance, held_or_blank, readings
-from .threat import Threat
+from .threat import KnownUnlearning, Threat
 
 Order = Literal["before", "after"]
 
@@ -183,21 +184,21 @@ class ImageAttack:
         return {**known, **given}
 
 
-_ATTACKS: Sequence[ImageAttack] = (
+_SEARCHES = (
     ImageAttack("differencing", "the image whose step is nearest to the difference, no prior", distance="euclidean"),
     ImageAttack("inversion", "the image whose gradient points along the difference, by cosine and total variation"),
-    ImageAttack("filtered", "inversion of what the original's gradients span and the unlearned's do not", "filtered"),
     ImageAttack("generative", "inversion through a generator, from latents on to features", run=invert_through),
     ImageAttack("adaptive", "image and change of basis fitted to the unlearned weights", run=invert_adaptively),
-    ImageAttack("canonical", "inversion after a rescaling and permutation are undone in closed form", "canonical"),
-    ImageAttack("span", "inversion of the difference projected on the layers' inputs", "span"),
-    ImageAttack("filter", "inversion of the difference shrunk to what gradients are", "filter"),
-    ImageAttack("conservation", "inversion after the factors of a moved basis are solved for", "conservation"),
-    ImageAttack("scale-free", "inversion by the directions of kernels alone", "scale-free"),
-    ImageAttack("input-layer", "the rows of the first layers alone, which may be the image itself", "input-layer"),
     ImageAttack("joint", "image and channel factors of the update fitted together", run=invert_jointly),
 )
-ATTACKS: Mapping[str, ImageAttack] = {attack.name: attack for attack in _ATTACKS}
+# Every other way to read the difference is an attack too: inversion of what it leaves.
+ATTACKS: Mapping[str, ImageAttack] = {attack.name: attack for attack in _SEARCHES} | {
+    name: ImageAttack(name, f"inversion; before it, {about}", name)
+    for name, about in readings().items()
+    if name != "naive"
+}
+# What undoes a defence by a search of its own.
+_BESIDE: Mapping[str | None, tuple[str, ...]] = {"cob": ("adaptive",), "conjugate": ("joint",), None: ("joint",)}
 
 
 def find_attack(name: str, *, after: str | None = None) -> ImageAttack:
@@ -217,6 +218,15 @@ def find_attack(name: str, *, after: str | None = None) -> ImageAttack:
     if ATTACKS[base].run is invert_adaptively:
         raise InputError(f"the attack {base!r} compares weights and reads no difference; leave {after!r} out")
     return replace(ATTACKS[base], after=after)
+
+
+def default_attacks(known: KnownUnlearning, *, prior: bool) -> tuple[str, ...]:
+    """Inversion and those that know the defence, all where nobody says what that was, and with a prior the generative
+    one.
+    """
+    chosen = ["inversion" if step == "naive" else step for step in default_steps(known.defense)]
+    chosen += [name for name in _BESIDE.get(known.defense, ()) if name != "adaptive" or known.schedule is not None]
+    return (*chosen, *(("generative",) if prior else ()))
 
 
 def _free_channels(held: Held) -> Channels:

@@ -7,47 +7,46 @@ that saw nothing has ½ on average, however good its images are: t and the decoy
 decoys are drawn as the targets were (loss and all) and neither was among the attacker's own images.
 
 Resemblance is the cosine of f − μ and d − μ, with μ the mean of the decoys and the target (of the target too, so that
-it stays exchangeable with them). Not MSE: taking μ from both images leaves their MSE as it is, and to a faint
-reconstruction the nearest images in MSE are those of low contrast; SSIM, too, compares contrasts. The cosine takes from
-both images what the class has in common, so that a blurry mean resembles nothing (μ itself ties with all, ½), and it
-ignores the contrast, which gradients often do not show. On digits of which an attacker sees 15 % of the contrast about
-the class mean, under noise, the shares are 0.85 by the cosine, 0.66 by MSE and 0.63 by SSIM; on images that are noisy
-but of full contrast all three agree to 0.02. It is signed: a negative of the target has a share near 0.
+it stays exchangeable with them). Not MSE: to a faint reconstruction the nearest images in MSE are those of low
+contrast; SSIM, too, compares contrasts. The cosine takes from both images what the class has in common, so that a
+blurry mean resembles nothing (μ itself ties with all, ½), and it ignores the contrast, which gradients often do not
+show. It is signed: a negative of the target has a share near 0.
 
-- "beyond the prior": the interval of the gain lies above 0, or that of the share above ½. Each happens by chance alone
-  in at most (1 − level)/2 of the cases, 2.5 % for 95 %.
-- "nothing beyond the prior": neither, and both intervals exclude a gain of 1 dB and a share of ¾.
-- "inconclusive": neither shown nor excluded.
+Three tests ask for one side each: Student's for the gain, Student's for the share, and for up to four images, whose
+intervals are wide, the ranks of the targets among their decoys. One image has ranks alone. The claim *beyond prior* is
+about all attacks on a model, and Holm's correction over all their tests:
 
-A single image has no interval, and that of two or three is wider than what they show. Up to four images are therefore
-also beyond the prior if they resemble their targets more than almost all decoys, by rank tests combined to one at
-(1 − level)/2. For one image 39 decoys are the fewest; where it is not beyond the prior it is inconclusive.
+- *does not hold*: a test shows more than the prior, p < 1 − level after correction;
+- *holds*: no test does, and every interval excludes a gain of 1 dB and a share of ¾;
+- *cannot be said*: neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
+from scipy.special import chdtrc
 from torch import Tensor, nn
 
 from ...data.preprocess import Pixels
 from ...errors import InputError
 from ...stats import intervals
 from ...stats.clusters import Spread, check_level
+from ...stats.holm import holm
 from ...stats.intervals import Estimate
 from ...stats.roc import Floats
+from ...stats.tails import student_tail
+from ...stats.verdict import Claim, p_value, share
 from .blind import BlindGuess
 from .metrics import ImageScores, Lpips, check_images, checked_images, plain_estimate, score_images
 
-Verdict = Literal["beyond the prior", "nothing beyond the prior", "inconclusive"]
-
 CHANCE = 0.5
-# What "nothing beyond the prior" must exclude: a gain in decibels, and a share of decoys.
+# What "holds" must exclude: a gain in decibels, and a share of decoys.
 GAIN_MARGIN, SHARE_MARGIN = 1.0, 0.75
 # So many images are judged by ranks as well.
 _FEW = 4
@@ -58,69 +57,65 @@ _NOTHING, _TIE = 1e-6, 1e-12
 @dataclass(frozen=True, eq=False)
 class Identification:
     """`share` is the mean over targets with its interval; `shares` and `decoys`, (n,), are each target's share and its
-    number of decoys. One target has the interval [0, 1].
+    number of decoys; `p` is that of a mean share of ½ or less. One target has the interval [0, 1] and p = 1.
     """
 
     share: Estimate
     shares: Floats
     decoys: tuple[int, ...]
+    p: float
 
-    @property
-    def above_chance(self) -> bool:
-        """Whether the interval lies above ½."""
-        return self.share.low > CHANCE
-
-    def rank_test(self, target: int = 0) -> float:
-        """The p-value of one target: the chance that a blind attack's image resembles a random one of target and decoys
-        at least as much, (1 + decoys it resembles as much) / (1 + decoys), ties counting ½.
+    def rank_p(self) -> float:
+        """Fisher's combination of the targets' rank tests, as if they shared no decoys. The p of one target is the
+        chance that a blind attack's image resembles a random one of target and decoys at least as much,
+        (1 + decoys it resembles as much) / (1 + decoys), ties counting ½.
         """
-        decoys = self.decoys[target]
-        return (1 + decoys * (1 - float(self.shares[target]))) / (1 + decoys)
-
-    def rank_tests(self) -> float:
-        """The p-value of all targets together: Fisher's combination of their own, as if they shared no decoys."""
-        if len(self.shares) == 1:
-            return self.rank_test()
-        # Takes a second to import.
-        from scipy.stats import combine_pvalues
-
-        found = combine_pvalues([self.rank_test(i) for i in range(len(self.shares))], method="fisher")
-        return float(found.pvalue)
-
-    def as_json(self) -> dict[str, object]:
-        """Plain data."""
-        return {
-            "share": {"value": self.share.value, "low": self.share.low, "high": self.share.high},
-            "chance": CHANCE,
-            "above_chance": self.above_chance,
-            "shares": self.shares.tolist(),
-            "decoys": list(self.decoys),
-        }
+        decoys = np.array(self.decoys)
+        each = (1 + decoys * (1 - self.shares)) / (1 + decoys)
+        return float(chdtrc(2 * len(each), -2 * np.log(each).sum()))
 
 
 @dataclass(frozen=True, eq=False)
 class BeyondPrior:
-    """`gains` has the paired mean difference of PSNR to each blind attack, in decibels; `best` names the better one."""
+    """One attack as evidence: its paired mean gains in PSNR over each blind attack, in decibels, the name of the `best`
+    of these, and the p-values of its `tests` by name.
+    """
 
-    verdict: Verdict
-    reason: str
+    images: int
     gains: Mapping[str, Estimate]
     best: str
     identification: Identification | None
-    level: float
+    tests: Mapping[str, float]
+
+    @property
+    def excluded(self) -> bool:
+        """Whether the intervals exclude what would be worth knowing."""
+        named = self.identification
+        return self.gains[self.best].high < GAIN_MARGIN and (named is None or named.share.high < SHARE_MARGIN)
 
     def __str__(self) -> str:
-        return f"{self.verdict}: {self.reason}"
+        gain, named = self.gains[self.best], self.identification
+        text = f"mean PSNR {abs(gain.value):.2f} dB {'above' if gain.value >= 0 else 'below'} the {self.best}'s"
+        text += "" if self.images == 1 else f" [{gain.low:+.2f}, {gain.high:+.2f}]"
+        if named is None:
+            return text
+        share = f"{named.share.value:.3f} of {named.decoys[0]}" if self.images == 1 else f"{named.share} of the"
+        return f"{text}, nearer to the target than {share} decoys"
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, Any]:
         """Plain data."""
+        named = self.identification
         return {
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "level": self.level,
             "best_blind": self.best,
             "psnr_gain": {name: plain_estimate(gain) for name, gain in self.gains.items()},
-            "identification": None if self.identification is None else self.identification.as_json(),
+            "identification": named
+            and {
+                "share": plain_estimate(named.share),
+                "shares": named.shares.tolist(),
+                "decoys": list(named.decoys),
+            },
+            "tests": dict(self.tests),
+            "text": str(self),
         }
 
 
@@ -134,14 +129,18 @@ class Assessment:
     scores: ImageScores
     blind: Mapping[str, ImageScores]
     beyond: BeyondPrior
-    identification: Identification | None
+
+    @property
+    def claim(self) -> Claim:
+        """The claim by this attack alone."""
+        return beyond_prior({"": self.beyond})
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, without the images."""
         return {
             "scores": self.scores.as_json(),
             "blind": {name: scores.as_json() for name, scores in self.blind.items()},
-            "beyond": self.beyond.as_json(),
+            "beyond": {"outcome": self.claim.outcome, **self.beyond.as_json()},
         }
 
 
@@ -149,7 +148,7 @@ def assess(
     images: Tensor,
     truth: Tensor,
     *,
-    blind: Mapping[str, BlindGuess] | None = None,
+    blind: Mapping[str, BlindGuess],
     labels: Tensor | None = None,
     found_labels: Tensor | None = None,
     decoys: tuple[Tensor, Tensor] | None = None,
@@ -171,15 +170,12 @@ def assess(
         raise InputError("images forgotten together are told apart by their labels; give labels, and those found")
     found = images.flatten(0, 1) if labels is None else in_order(images, found_labels, truth, labels)
     ordered = one_each or (labels is not None and found_labels is not None and ordered_by_labels(found_labels, labels))
-    scores = score_images(found, true, model=model, pixels=pixels, lpips=lpips)
-    others = {
-        name: score_images(guess.images.to(true), true, model=model, pixels=pixels, lpips=lpips)
-        for name, guess in (blind or {}).items()
-    }
-    named = None
+    every = {"": found} | {name: guess.images.to(true) for name, guess in blind.items()}
+    others = {n: score_images(some, true, model=model, pixels=pixels, lpips=lpips) for n, some in every.items()}
+    scores, named = others.pop(""), None
     if decoys is not None and labels is not None and ordered:
         named = identification(found, true, labels.flatten(), decoys=decoys[0], decoy_labels=decoys[1])
-    return Assessment(found, scores, others, beyond_prior(scores, others, identification=named), named)
+    return Assessment(found, scores, others, compare_with_prior(scores, others, identification=named))
 
 
 def ordered_by_labels(found_labels: Tensor, labels: Tensor) -> bool:
@@ -239,12 +235,16 @@ def identification(
             raise InputError(f"class {label} has {len(rivals)} decoys; give at least 2 other images of the class")
         rows.append(_outcomes(image, target, rivals))
         outcomes.setdefault(label, []).append(rows[-1])
-    shares = np.array([won.mean() for won in rows])
-    tables = [np.stack(won) for won in outcomes.values()]
-    return Identification(_interval(shares, tables, level), shares, tuple(len(won) for won in rows))
+    shares, counts = np.array([won.mean() for won in rows]), tuple(len(won) for won in rows)
+    value = float(shares.mean())
+    if len(shares) == 1:
+        return Identification(Estimate(value, 0.0, 1.0), shares, counts, 1.0)
+    spread = _spread(shares, [np.stack(won) for won in outcomes.values()])
+    share = Estimate(value, max(value - spread.reach(level), 0.0), min(value + spread.reach(level), 1.0))
+    return Identification(share, shares, counts, student_tail((value - CHANCE) / spread.error, spread.freedom))
 
 
-def beyond_prior(
+def compare_with_prior(
     found: ImageScores,
     blind: Mapping[str, ImageScores],
     *,
@@ -253,7 +253,7 @@ def beyond_prior(
 ) -> BeyondPrior:
     """Compare an attack with blind ones, such as "class mean" and "prior alone", on the same images in the same order.
 
-    `identification` should be of the same level; without it only the gain decides.
+    `level` is that of the intervals; the identification's should be the same.
     """
     check_level(level)
     if not blind:
@@ -261,19 +261,50 @@ def beyond_prior(
     sizes = {name: len(scores) for name, scores in blind.items()}
     if identification is not None:
         sizes["identification"] = len(identification.shares)
+    count = len(found)
     for name, size in sizes.items():
-        if size != len(found):
-            raise InputError(
-                f"{name!r} has scores of {size} images and the attack of {len(found)}; score the same images"
-            )
-    gains = {name: intervals.mean(found.psnr - scores.psnr, level=level) for name, scores in blind.items()}
+        if size != count:
+            raise InputError(f"{name!r} has scores of {size} images and the attack of {count}; score the same images")
     best = max(blind, key=lambda name: float(blind[name].psnr.mean()))
-    by_rank = None
-    if identification is not None and len(found) <= _FEW:
-        by_rank = identification.rank_tests() <= (1 - level) / 2
-    verdict = _verdict(gains[best], identification, images=len(found), by_rank=by_rank)
-    reason = _reason(verdict, gains[best], best, identification, images=len(found), by_rank=by_rank)
-    return BeyondPrior(verdict, reason, gains, best, identification, level)
+    tests: dict[str, float] = {}
+    if count > 1:
+        each = found.psnr - blind[best].psnr
+        error = max(float(each.std(ddof=1)) / count**0.5, 1e-12)
+        tests["gain"] = student_tail(float(each.mean()) / error, count - 1)
+        tests |= {} if identification is None else {"share": identification.p}
+    if identification is not None and count <= _FEW:
+        tests["ranks"] = identification.rank_p()
+    gains = {name: intervals.mean(found.psnr - scores.psnr, level=level) for name, scores in blind.items()}
+    return BeyondPrior(count, gains, best, identification, tests)
+
+
+def adjusted_p(evidence: Mapping[str, BeyondPrior]) -> dict[str, float]:
+    """The least p of each attack after Holm's correction over all tests of all attacks; 1 for one without a test."""
+    alone = [(name, p) for name, one in evidence.items() for p in one.tests.values()]
+    found = dict.fromkeys(evidence, 1.0)
+    for (name, _), p in zip(alone, holm([p for _, p in alone]) if alone else (), strict=True):
+        found[name] = min(found[name], float(p))
+    return found
+
+
+def beyond_prior(evidence: Mapping[str, BeyondPrior], *, about: str = "", level: float = 0.95) -> Claim:
+    """The claim that nobody sees more of the images than without the models, by all attacks on the model `about`."""
+    check_level(level)
+    adjusted = adjusted_p(evidence)
+    name, p = min(adjusted.items(), key=lambda item: (item[1], -evidence[item[0]].gains[evidence[item[0]].best].value))
+    said = ": ".join(text for text in (about, name, str(evidence[name])) if text)
+    if evidence[name].tests:
+        count = sum(len(one.tests) for one in evidence.values())
+        said += f"; p {share(p) if p >= 0.01 else p_value(p)}" + (
+            f" after correction for {count} tests" if count > 1 else ""
+        )
+    if p < 1 - level:
+        return Claim("beyond prior", "does not hold", "beyond the prior", said, strongest=name)
+    if evidence[name].images > 1 and all(one.excluded for one in evidence.values()):
+        return Claim("beyond prior", "holds", "nothing beyond the prior", said, strongest=name)
+    few = "one image has no interval" if evidence[name].images == 1 else "the intervals do not exclude"
+    few += "" if evidence[name].images == 1 else f" {GAIN_MARGIN:g} dB and a share of {SHARE_MARGIN:g}"
+    return Claim("beyond prior", "cannot be said", "too few images", f"{said}; {few}", strongest=name)
 
 
 def _outcomes(found: Tensor, target: Tensor, rivals: Tensor) -> Floats:
@@ -289,19 +320,16 @@ def _outcomes(found: Tensor, target: Tensor, rivals: Tensor) -> Floats:
     return np.where(np.abs(ahead) <= _TIE, CHANCE, (ahead > 0).astype(np.float64))
 
 
-def _interval(shares: Floats, tables: list[Floats], level: float) -> Estimate:
-    n, value = len(shares), float(shares.mean())
-    if n == 1:
-        return Estimate(value, 0.0, 1.0)
-    fewest = min(t.shape[1] for t in tables)
-    parts = [(max(float(shares.var(ddof=1)), _usual_variance(value, fewest)) / n, n - 1)]
+def _spread(shares: Floats, tables: list[Floats]) -> Spread:
+    """The variance of the mean share of at least two targets; `tables` has (targets, decoys) for each class."""
+    n, fewest = len(shares), min(t.shape[1] for t in tables)
+    usual = _usual_variance(float(shares.mean()), fewest)
+    parts = [(max(float(shares.var(ddof=1)), usual) / n, n - 1)]
     for table in tables:
         decoys = table.shape[1]
         parts.append(((len(table) / n) ** 2 * float(table.mean(0).var(ddof=1)) / decoys, decoys - 1))
     total = sum(part for part, _ in parts)
-    freedom = min(total**2 / sum(part**2 / own for part, own in parts), n - 1.0)
-    reach = Spread(total, freedom).reach(level)
-    return Estimate(value, max(value - reach, 0.0), min(value + reach, 1.0))
+    return Spread(total, min(total**2 / sum(part**2 / own for part, own in parts), n - 1.0))
 
 
 def _usual_variance(share: float, decoys: int) -> float:
@@ -312,38 +340,3 @@ def _usual_variance(share: float, decoys: int) -> float:
     edge = 0.5 / (decoys + 1)
     a = min(max(share, edge), 1 - edge)
     return max(a / (2 - a), 2 * a**2 / (1 + a)) - a**2
-
-
-def _verdict(gain: Estimate, named: Identification | None, *, images: int, by_rank: bool | None) -> Verdict:
-    if by_rank:
-        return "beyond the prior"
-    if images == 1:
-        return "inconclusive"
-    if gain.low > 0 or (named is not None and named.above_chance):
-        return "beyond the prior"
-    excluded = gain.high < GAIN_MARGIN and (named is None or named.share.high < SHARE_MARGIN)
-    return "nothing beyond the prior" if excluded else "inconclusive"
-
-
-def _reason(
-    verdict: Verdict, gain: Estimate, best: str, named: Identification | None, *, images: int, by_rank: bool | None
-) -> str:
-    decibels = f"{abs(gain.value):.2f} dB {'above' if gain.value >= 0 else 'below'} the {best}'s"
-    if images == 1:
-        rank = ""
-        if named is not None:
-            rank = f"; it resembles its target more than {named.shares[0]:.3f} of {named.decoys[0]} decoys"
-            rank += f", rank test p = {named.rank_test():.2g}"
-        return f"one image has no interval; its PSNR is {decibels}{rank}"
-    parts = {f"mean PSNR {decibels} [{gain.low:+.2f}, {gain.high:+.2f}]": gain.low > 0}
-    if named is not None:
-        parts[f"nearer to the target than {named.share} of the decoys, chance being {CHANCE}"] = named.above_chance
-        if by_rank is not None:
-            parts[f"rank tests of {images} images, p = {named.rank_tests():.2g}"] = by_rank
-    if verdict == "beyond the prior":
-        shown = " and ".join(text for text, holds in parts.items() if holds)
-        missing = " and ".join(text for text, holds in parts.items() if not holds)
-        return f"shown by {shown}" + (f"; not shown by: {missing}" if missing else "")
-    if verdict == "inconclusive":
-        return f"{'; '.join(parts)}; too few images to exclude {GAIN_MARGIN:g} dB or a share of {SHARE_MARGIN:g}"
-    return "; ".join(parts)

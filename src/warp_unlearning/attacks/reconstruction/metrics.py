@@ -12,12 +12,11 @@ this package: they are read from a file that the user names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -117,10 +116,8 @@ class ImageScores:
         return {name: intervals.mean(values, level=level) for name, values in self.metrics.items()}
 
     def as_json(self, *, level: float = 0.95) -> dict[str, object]:
-        """Plain data: the number of images, each metric's list and its summary, null for a bound that is not there."""
+        """Plain data: each metric's list and its summary, null for a bound that is not there."""
         return {
-            "images": len(self),
-            "level": level,
             "per_image": {name: values.tolist() for name, values in self.metrics.items()},
             "summary": {name: plain_estimate(found) for name, found in self.summary(level=level).items()},
         }
@@ -155,56 +152,14 @@ def plain_estimate(estimate: Estimate) -> dict[str, float | None]:
     return {"value": estimate.value, "low": low, "high": high}
 
 
-@dataclass(frozen=True)
-class _Network:
-    """The layers called `features` in torchvision's network: (channels, kernel, stride, padding) of a convolution, each
-    followed by a ReLU, and (kernel, stride) of a max-pool. Slice l ends before layer `ends[l]` and has `widths[l]`
-    channels. Images have at least `smallest` pixels a side.
-    """
-
-    layers: tuple[tuple[int, ...], ...]
-    ends: tuple[int, ...]
-    widths: tuple[int, ...]
-    smallest: int
-
-    def features(self) -> nn.Sequential:
-        found: list[nn.Module] = []
-        before = 3
-        for layer in self.layers:
-            if len(layer) == 2:
-                found.append(nn.MaxPool2d(layer[0], stride=layer[1]))
-                continue
-            found += [nn.Conv2d(before, layer[0], layer[1], stride=layer[2], padding=layer[3]), nn.ReLU()]
-            before = layer[0]
-        return nn.Sequential(*found)
-
-
-_POOL = (2, 2)
-_64, _128, _256, _512 = ((width, 3, 1, 1) for width in (64, 128, 256, 512))
-_NETWORKS: Mapping[str, _Network] = MappingProxyType(
-    {
-        "alex": _Network(
-            ((64, 11, 4, 2), (3, 2), (192, 5, 1, 2), (3, 2), (384, 3, 1, 1), _256, _256),
-            (2, 5, 8, 10, 12),
-            (64, 192, 384, 256, 256),
-            31,
-        ),
-        "vgg": _Network(
-            (_64,) * 2
-            + (_POOL,)
-            + (_128,) * 2
-            + (_POOL,)
-            + (_256,) * 3
-            + (_POOL,)
-            + (_512,) * 3
-            + (_POOL,)
-            + (_512,) * 3,
-            (4, 9, 16, 23, 30),
-            (64, 128, 256, 512, 512),
-            16,
-        ),
-    }
-)
+# Layers of torchvision's `features`: (channels, kernel, stride, padding) of a convolution, which a ReLU follows, and
+# (kernel, stride) of a max-pool; the index of the layer before which each slice of LPIPS ends; and the least side.
+_VGG = [((width, 3, 1, 1),) * count + ((2, 2),) for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))]
+_ALEX = ((64, 11, 4, 2), (3, 2), (192, 5, 1, 2), (3, 2), (384, 3, 1, 1), (256, 3, 1, 1), (256, 3, 1, 1))
+_NETWORKS: Mapping[str, tuple[Sequence[tuple[int, ...]], tuple[int, ...], int]] = {
+    "alex": (_ALEX, (2, 5, 8, 10, 12), 31),
+    "vgg": (tuple(layer for part in _VGG for layer in part)[:-1], (4, 9, 16, 23, 30), 16),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +182,7 @@ class Lpips:
         channels, *sides = truth.shape[1:]
         if channels not in (1, 3):
             raise InputError(f"images have {channels} channels; LPIPS is defined for 1 or 3")
-        least = _NETWORKS[self.network].smallest
+        least = _NETWORKS[self.network][2]
         if min(sides) < least:
             raise InputError(
                 f"images are {sides[0]} by {sides[1]} pixels and LPIPS with {self.network!r} needs at least {least} by "
@@ -246,9 +201,9 @@ class Lpips:
         x = images.to(self.heads[0]).expand(-1, 3, -1, -1) * 2 - 1
         shift, scale = (torch.tensor(v, device=x.device, dtype=x.dtype)[:, None, None] for v in (_SHIFT, _SCALE))
         x = (x - shift) / scale
-        found, start = [], 0
-        for end in _NETWORKS[self.network].ends:
-            x, start = self.features[start:end](x), end
+        found, ends = [], _NETWORKS[self.network][1]
+        for start, end in zip((0, *ends), ends, strict=False):
+            x = self.features[start:end](x)
             found.append(x / (x.square().sum(1, keepdim=True) + _EPS).sqrt())
         return found
 
@@ -260,12 +215,20 @@ def load_lpips(backbone: Path, *, network: str = "vgg", heads: Path | None = Non
     """
     if network not in _NETWORKS:
         raise InputError(f"there is no LPIPS network {network!r}; {nearest(network, _NETWORKS)}")
-    design = _NETWORKS[network]
-    stack = design.features()
+    layers: list[nn.Module] = []
+    before = 3
+    for layer in _NETWORKS[network][0]:
+        if len(layer) == 2:
+            layers.append(nn.MaxPool2d(layer[0], stride=layer[1]))
+        else:
+            layers += [nn.Conv2d(before, layer[0], layer[1], stride=layer[2], padding=layer[3]), nn.ReLU()]
+            before = layer[0]
+    stack = nn.Sequential(*layers)
     wanted = {f"features.{name}": tuple(value.shape) for name, value in stack.state_dict().items()}
     state = _fitting(Path(backbone), wanted, what=f"torchvision's weights of LPIPS network {network!r}")
     stack.load_state_dict({name.removeprefix("features."): value for name, value in state.items()})
-    names = {f"lin{i}.model.1.weight": (1, width, 1, 1) for i, width in enumerate(design.widths)}
+    widths = [wanted[f"features.{end - 2}.bias"][0] for end in _NETWORKS[network][1]]
+    names = {f"lin{i}.model.1.weight": (1, width, 1, 1) for i, width in enumerate(widths)}
     place = _default_heads(network) if heads is None else Path(heads)
     linear = _fitting(place, names, what=f"the linear heads of LPIPS network {network!r}")
     # float32 whatever the files hold: halves are too coarse for the squares.

@@ -109,18 +109,8 @@ def _check(threats: Sequence[Threat], at_once: int | None) -> None:
     if at_once is not None and at_once < 1:
         raise InputError(f"at_once is {at_once}; search for at least 1 target at a time")
     first = threats[0]
-    shared = (
-        "original",
-        "generator",
-        "count",
-        "pixels",
-        "ascent",
-        "schedule",
-        "defense",
-        "method",
-        "settings",
-        "probes",
-    )
+    own = ("unlearned", "labels")
+    shared = [f.name for f in fields(Threat) if f.name not in own]
     for other in threats[1:]:
         differ = [name for name in shared if not _same(getattr(first, name), getattr(other, name))]
         differ += [] if (other.labels is None) == (first.labels is None) else ["labels, given or not,"]

@@ -24,7 +24,7 @@ from ...gradients.energy import alignment, exact_derivatives
 from ...gradients.per_sample import example_gradients
 from ...gradients.tracing import TwiceDifferentiable
 from ...randomness import Streams
-from .targets import TINY, Targets, distances, from_cosines
+from .targets import Targets, distance_of, distances
 from .threat import Threat
 
 Values = Mapping[str, Tensor]
@@ -253,10 +253,9 @@ class SearchProblem:
         """The distances (n·r,) of the updates of images (n·r, count, ...), changed by `transform`, from the targets."""
         targets = self.targets
         if self.aligned and not self._single and transform is None and targets.distance in ("cosine", "euclidean"):
-            # Targets have unit length.
             inputs, labels = self.pixels.inputs(images).flatten(0, 1), self.labels.flatten()
             product, energy = alignment(self.model, inputs, labels, directions=self._directions)
-            return from_cosines(product / energy.clamp(min=TINY).sqrt(), targets.distance)
+            return distance_of(product, energy, targets.distance)
         updates = self.updates(images)
         updates = updates if transform is None else transform(updates)
         grouped = {name: u.reshape(*self.shape[:2], *u.shape[1:]) for name, u in updates.items()}

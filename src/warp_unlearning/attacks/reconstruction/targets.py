@@ -20,6 +20,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vecdot
 
 from ...errors import DataError, InputError, nearest
 from ...linalg.subspace import SecondMoment, project_out
@@ -105,25 +106,21 @@ def held_or_blank(threat: Threat) -> Held:
 
 
 def distances(predicted: Weights, targets: Weights, kind: Distance) -> Tensor:
-    """The distance of every prediction from its target, shape (n, r)."""
+    """The distance of every prediction from its target, shape (n, r); targets have unit length."""
     if kind in ("kernels", "rows"):
         pairs = [_by_parts(predicted[name], t, axes=2 if kind == "kernels" else 1) for name, t in targets.items()]
         agreement, length = (torch.stack(parts).sum(0) for parts in zip(*pairs, strict=True))
         return 1 - agreement / length.clamp(min=TINY)
-    return from_cosines(cosines(predicted, targets), kind)
+    rows = [(_rows(predicted[name], 2), _rows(t, 1)[:, None]) for name, t in targets.items()]
+    products = [(vecdot(p, t), vecdot(p, p)) for p, t in rows]
+    product, energy = (torch.stack(parts).sum(0) for parts in zip(*products, strict=True))
+    return distance_of(product, energy, kind)
 
 
-def from_cosines(cosine: Tensor, kind: Distance) -> Tensor:
-    """The distance "cosine" or "euclidean", which needs no more than the cosine."""
+def distance_of(product: Tensor, energy: Tensor, kind: Distance) -> Tensor:
+    """The distance "cosine" or "euclidean" from ⟨p, t⟩ and ‖p‖²."""
+    cosine = product / energy.clamp(min=TINY).sqrt()
     return 1 - cosine if kind == "cosine" else 1 - cosine.clamp(min=0).square()
-
-
-def cosines(predicted: Weights, targets: Weights) -> Tensor:
-    """⟨p, t⟩ / (‖p‖‖t‖) over all parameters that targets have, shape (n, r)."""
-    dots = [(_rows(predicted[name], 2) * _rows(t, 1)[:, None]).sum(2) for name, t in targets.items()]
-    own = torch.stack([_rows(predicted[name], 2).square().sum(2) for name in targets]).sum(0)
-    lengths = own.clamp(min=TINY).sqrt() * _energy(targets).clamp(min=TINY).sqrt()[:, None]
-    return torch.stack(dots).sum(0) / lengths
 
 
 def unit_length(updates: Weights) -> dict[str, Tensor]:

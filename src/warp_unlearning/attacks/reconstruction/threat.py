@@ -1,4 +1,7 @@
-"""The threat model: what an attacker who rebuilds forgotten images holds. An attack is given nothing else."""
+"""The threat model: what an attacker who rebuilds forgotten images holds, and what a deletion record tells them.
+
+An attack is given nothing else.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from ...data.preprocess import Pixels
+from ...data.sampling import batch_shape
 from ...errors import DataError, InputError
+from ...methods.langevin import Langevin
 from ...models.generator import Staged
+from ...training.update import cosine
+from ...unlearning.record import Deletion
 from ..membership.model_pair import are_identical, check_pair
 from ..undo.base import Held
+
+# Methods whose steps go up the loss of the forgotten examples under their own labels, whatever else they do.
+_RAISING = ("ngp", "srf_on", "pgu", "langevin")
+_MADE_FOR = "the attacks are made for methods that raise the loss of the forgotten examples"
 
 
 @dataclass(frozen=True)
@@ -149,6 +160,66 @@ class Threat:
         if self.defense == "none":
             return known + ", and that there was no defence."
         return known + f", and expects the defence {self.defense}."
+
+
+@dataclass(frozen=True)
+class KnownUnlearning:
+    """What an attacker knows of an unlearning. `defense` is its name, "none" where there was none and None where nobody
+    says; `ascent` and `schedule` are as a `Threat` has them; `own_labels` is False where the method lowered the loss
+    under labels that it drew. `notes` say what the attack cannot know or was not made for.
+    """
+
+    method: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    defense: str | None = None
+    ascent: bool = True
+    own_labels: bool = True
+    schedule: Schedule | None = None
+    notes: tuple[str, ...] = ()
+
+
+def known_unlearning(last: Deletion, *, defense: str | None) -> KnownUnlearning:
+    """What the record of an unlearning tells."""
+    name, settings = str(last.method.get("name")), dict(last.method.get("options") or {})
+    schedule, notes = schedule_of(name, settings, retained=last.retained, forgotten=last.requested)
+    if name == "salun":
+        notes += (f"{_MADE_FOR}; salun lowers it under random labels, which the attacker infers instead",)
+    elif name == "langevin" and not float(settings.get("alpha", Langevin.alpha)) < 1:
+        notes += (f"{_MADE_FOR}; langevin with alpha=1 never looks at them",)
+    elif name not in _RAISING:
+        made = f"{_MADE_FOR} ({', '.join(_RAISING)})"
+        notes += (f"{made}, and {name} is none of them: that an attack fails here says little",)
+    elif settings.get("norm_mode") == "train" and last.requested > 1:
+        notes += ("batch norms used the statistics of the batch, if there are any; the attack takes running ones",)
+    own = name != "salun"
+    return KnownUnlearning(name, settings, defense, ascent=own, own_labels=own, schedule=schedule, notes=notes)
+
+
+def schedule_of(
+    name: str, settings: Mapping[str, Any], *, retained: int, forgotten: int
+) -> tuple[Schedule | None, tuple[str, ...]]:
+    """The steps of a method with these settings, or None; and notes on what they leave out.
+
+    NegGrad+ takes plain steps, θ ← θ − η(α g_retain − (1 − α) g_forget), where nothing but the two losses moves the
+    weights and momentum is 0 or there is one step.
+    """
+    if name != "ngp":
+        return None, (f"no schedule of the steps of {name} is known to the attacker",)
+    steps = int(settings["epochs"]) * batch_shape(retained, int(settings["batch_size"]))[0]
+    rest = [key for key in ("weight_decay", "max_norm", "saturate") if settings.get(key)]
+    if steps > 1:
+        rest += [key for key in ("momentum", "anchor") if settings.get(key)]
+    alpha = float(settings["alpha"])
+    if not alpha < 1:
+        return None, ("with alpha=1 ngp never looks at the forgotten examples",)
+    if rest:
+        return None, (f"the steps are not plain gradient steps ({', '.join(rest)}), so no schedule is assumed",)
+    few = forgotten > int(settings["batch_size"])
+    notes = (
+        (f"a step saw only some of the {forgotten} forgotten examples; the attack takes all of them",) if few else ()
+    )
+    rates = tuple(float(settings["lr"]) * cosine(i / steps) for i in range(steps))
+    return Schedule(steps=steps, rate=rates, ascent=1 - alpha), notes
 
 
 def _check_labels(labels: object, count: int) -> None:

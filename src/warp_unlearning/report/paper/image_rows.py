@@ -15,7 +15,8 @@ from ..measures import Estimate, read_estimate
 class ImageRow:
     """`metrics` has one number an image, in the same order for every row of one study; `failed` says why there is none.
 
-    `share` is the chance that a reconstruction resembles its own target more than others of its class.
+    `share` is the chance that a reconstruction resembles its own target more than others of its class; `beyond` whether
+    the attack shows more than the prior.
     """
 
     attack: str
@@ -25,7 +26,7 @@ class ImageRow:
     failed: str
     metrics: Mapping[str, tuple[float, ...]]
     share: Estimate | None
-    verdict: str
+    beyond: bool
 
     def mean(self, metric: str) -> Estimate | None:
         """The mean over images with Student's interval; None where the metric was not taken."""
@@ -59,8 +60,11 @@ def _row(field: Field) -> ImageRow:
     names = field["attack"].text(), field["arm"].text() if "arm" in field else "cob"
     sigma, spread = number("sigma"), number("spread")
     if "failed" in field:
-        return ImageRow(*names, sigma, spread, field["failed"].text(), {}, None, "")
+        return ImageRow(*names, sigma, spread, field["failed"].text(), {}, None, False)
     metrics = {name: values.numbers() for name, values in field["scores"]["per_image"].items()}
     beyond = field["beyond"]
     share = beyond["identification"].maybe(lambda found: read_estimate(found["share"]))
-    return ImageRow(*names, sigma, spread, "", metrics, share, beyond["verdict"].text())
+    # Rows of earlier versions say it in other words.
+    shown = "outcome" in beyond and beyond["outcome"].text() == "does not hold"
+    shown = shown or ("verdict" in beyond and beyond["verdict"].text() == "beyond the prior")
+    return ImageRow(*names, sigma, spread, "", metrics, share, shown)

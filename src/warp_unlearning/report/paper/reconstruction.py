@@ -97,7 +97,7 @@ def _cell(row: ImageRow | None) -> str:
     if row.failed:
         return "failed"
     share = "" if row.share is None else f"; {shown(row.share, digits=2)}"
-    return f"{shown(row.mean('psnr'), digits=1)}{share}{' *' if row.verdict == 'beyond the prior' else ''}"
+    return f"{shown(row.mean('psnr'), digits=1)}{share}{' *' if row.beyond else ''}"
 
 
 def _taken(found: Mapping[tuple[str, str], ImageRow], attacks: list[str], arms: list[str]) -> str:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +9,18 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from warp_unlearning.attacks.reconstruction.threat import Schedule
-from warp_unlearning.cli.options import Options
-from warp_unlearning.cli.request import unlearn_run
-from warp_unlearning.cli.subject import Subject, load_run, open_subject
-from warp_unlearning.config import resolve
-from warp_unlearning.data.preprocess import Preprocess
-from warp_unlearning.data.table import Parts, Table
+from warp_unlearning.attacks.reconstruction import audit
+from warp_unlearning.attacks.reconstruction.attacks import default_attacks, find_attack
+from warp_unlearning.attacks.reconstruction.audit import Attacked, gather_images, in_columns, unit_images
+from warp_unlearning.attacks.reconstruction.judge import in_order, ordered_by_labels
+from warp_unlearning.attacks.reconstruction.threat import KnownUnlearning, Schedule, schedule_of
+from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.data.preprocess import ImageData
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.methods import make_method
-from warp_unlearning.models.weights import read_weights, save_weights
 from warp_unlearning.unlearning.driver import unlearn
-from warp_unlearning.unlearning.record import DeletionRecord, describe
-from warp_unlearning.workflows import attack_images
-from warp_unlearning.workflows.attack_images import gather_images, unit_images
-from warp_unlearning.workflows.attacked_models import Attacked, in_columns, load_attacked
-from warp_unlearning.workflows.known_unlearning import KnownUnlearning, schedule_of
-from warp_unlearning.workflows.reconstruct import ReconstructRequest, reconstruct_run
-from warp_unlearning.workflows.reconstruct_attacks import default_attacks, in_order, named_attack, ordered_by_labels
-from warp_unlearning.workflows.reconstruction_files import Grid, drawn
+from warp_unlearning.unlearning.record import describe
 
-Train = Callable[..., Path]
 IMAGES = torch.randint(2, (90, 1, 4, 4), generator=torch.Generator().manual_seed(20)).float(), torch.arange(90) % 3
 EVERYTHING = np.arange(60)
 NGP = describe(make_method("ngp"))["options"]
@@ -40,28 +30,16 @@ def settings(**changed: Any) -> dict[str, Any]:
     return {**NGP, "momentum": 0.0, "epochs": 1, "batch_size": 2000, **changed}
 
 
-def subject(x: torch.Tensor, y: torch.Tensor, *, train: int = 60) -> Subject:
-    """A model of these images, values 0 and 1 standing for −1 and 1, of which the first `train` were learned from."""
-    table = Table(x.numpy(), y.numpy(), train, tuple("abc"), layout="nchw", name="toy")
-    return Subject(
-        path=None,
-        kind="file",
-        model=nn.Identity(),
-        weights=None,
-        table=table,
-        preprocess=Preprocess(1.0, (0.5,), (0.5,), "nchw"),
-        parts=Parts.start(table),
-        config=resolve(),
-        record=DeletionRecord(),
-        network=None,
-        untrained=None,
-    )
+def images_of(x: torch.Tensor, y: torch.Tensor, *, train: int = 60) -> ImageData:
+    """Images with values 0 and 1 standing for −1 and 1, of which the first `train` were learned from."""
+    learned, unseen = (TensorExamples(2 * x[part] - 1, y[part]) for part in (slice(train), slice(train, None)))
+    return ImageData("toy", learned, unseen, tuple("abc"), (0.5,), (0.5,), "")
 
 
 @pytest.fixture
-def toy() -> Subject:
+def toy() -> ImageData:
     """Sixty different images of three classes, and ten test images a class."""
-    return subject(*IMAGES)
+    return images_of(*IMAGES)
 
 
 # Steps
@@ -155,10 +133,13 @@ def test_a_known_step_adds_the_adaptive_attack_a_prior_the_generative_one_and_an
 
 
 def test_attacks_are_named_by_themselves_or_by_how_the_difference_is_read() -> None:
-    assert named_attack("filtered") == ("filtered", None)
-    assert named_attack("canonical+filter") == ("inversion", "canonical+filter")
+    assert (find_attack("filtered").after, find_attack("canonical+filter").after) == ("filtered", "canonical+filter")
+    assert (find_attack("generative@filtered").name, find_attack("generative@filtered").after) == (
+        "generative",
+        "filtered",
+    )
     with pytest.raises(InputError, match=r"no attack 'inversio'; did you mean 'inversion'"):
-        named_attack("inversio")
+        find_attack("inversio")
 
 
 # Order
@@ -197,10 +178,8 @@ def test_labels_decide_the_order_where_each_is_there_once(found: Any, labels: An
 
 
 def attacked(name: str, forget: list[int], **known: Any) -> Attacked:
-    class Made:
-        record = DeletionRecord((type("D", (), {"defense": None})(),))  # type: ignore[arg-type]
-
-    return Attacked(Path(name), Made(), np.array(forget), KnownUnlearning(**known))  # type: ignore[arg-type]
+    about = KnownUnlearning(**known)
+    return Attacked(Path(name), nn.Identity(), np.array(forget), about, str(about.settings))
 
 
 def test_models_made_in_one_way_by_different_requests_are_one_column() -> None:
@@ -217,9 +196,8 @@ def test_models_made_in_one_way_by_different_requests_are_one_column() -> None:
             attacked("g", [2]),
         ]
     )
-    names = [(column.name, "".join(str(m.path) for m in column.members)) for column in found]
+    names = [(name, "".join(str(m.path) for m in members)) for name, members in found.items()]
     assert names == [("ngp", "ab"), ("ngp + cob", "c"), ("ngp (2)", "d"), ("ngp (3)", "e"), ("f", "f"), ("g", "g")]
-    assert found[0].positions == [1, 2]
 
 
 # Images
@@ -228,13 +206,13 @@ def test_models_made_in_one_way_by_different_requests_are_one_column() -> None:
 def test_probes_and_decoys_are_neither_forgotten_nor_copies_nor_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attack_images, "_ENOUGH", 10)
+    monkeypatch.setattr(audit, "_ENOUGH", 10)
     raw = IMAGES[0].clone()
     raw[7] = raw[4]
-    toy = subject(raw, IMAGES[1])
-    x = toy.data.train.x
+    toy = images_of(raw, IMAGES[1])
+    x = toy.train.x
     kept = np.setdiff1d(np.arange(60), [0, 4, 50])
-    found = gather_images(toy, [np.array([0]), np.array([4])], [kept, EVERYTHING], probes=20, seed=0)
+    found = gather_images(toy, targets=np.array([0, 4]), known=kept, probes=20, seed=0)
     assert len(found.probes) == 20
     assert not set(found.probe_index) & {0, 4, 7, 50}
     assert not found.probes.x.equal(x[found.probe_index]), "in the order of the data"
@@ -250,91 +228,42 @@ def test_probes_and_decoys_are_neither_forgotten_nor_copies_nor_each_other(
     assert found.notes == ()
 
 
-def test_the_seed_decides_the_probes(toy: Subject) -> None:
+def test_the_seed_decides_the_probes(toy: ImageData) -> None:
     def probes(seed: int) -> Any:
-        return gather_images(toy, [np.array([0])], [EVERYTHING], probes=9, seed=seed).probe_index.tolist()
+        return gather_images(toy, targets=np.array([0]), known=EVERYTHING, probes=9, seed=seed).probe_index.tolist()
 
     assert probes(1) == probes(1) != probes(2)
 
 
-def test_what_a_prior_has_seen_is_no_decoy(toy: Subject) -> None:
-    train = {tuple(row) for row in toy.data.train.x.flatten(1).tolist()}
+def test_what_a_prior_has_seen_is_no_decoy(toy: ImageData) -> None:
+    train = {tuple(row) for row in toy.train.x.flatten(1).tolist()}
 
     def seen(images: torch.Tensor) -> Any:
         rows = (images * 2 - 1).flatten(1).tolist()
         return np.array([i for i, row in enumerate(rows) if tuple(row) in train], dtype=np.int64)
 
-    found = gather_images(toy, [np.array([0])], [EVERYTHING], probes=10, seed=0, seen=seen)
+    found = gather_images(toy, targets=np.array([0]), known=EVERYTHING, probes=10, seed=0, seen=seen)
     assert found.decoys is not None
     assert len(found.decoys[0]) == 10
     assert "test images" in found.notes[0]
-    nothing = gather_images(toy, [np.array([0])], [EVERYTHING], probes=10, seed=0, seen=lambda i: np.arange(len(i)))
+    nothing = gather_images(
+        toy, targets=np.array([0]), known=EVERYTHING, probes=10, seed=0, seen=lambda i: np.arange(len(i))
+    )
     assert nothing.decoys is None
     assert "not measured" in nothing.notes[0]
 
 
-def test_few_retained_examples_leave_half_of_them_as_probes(toy: Subject) -> None:
-    found = gather_images(toy, [np.array([0])], [np.arange(21)], probes=100, seed=0)
+def test_few_retained_examples_leave_half_of_them_as_probes(toy: ImageData) -> None:
+    found = gather_images(toy, targets=np.array([0]), known=np.arange(21), probes=100, seed=0)
     assert len(found.probes) == 10
     assert found.notes[0] == "10 probes instead of 100: 20 examples were retained"
     with pytest.raises(InputError, match="leave none to probe with"):
-        gather_images(toy, [np.array([0])], [np.arange(2)], probes=100, seed=0)
+        gather_images(toy, targets=np.array([0]), known=np.arange(2), probes=100, seed=0)
 
 
-def test_values_that_no_image_has_are_refused(toy: Subject) -> None:
-    wild = subject(3 * IMAGES[0] - 1, IMAGES[1])
+def test_values_that_no_image_has_are_refused(toy: ImageData) -> None:
+    wild = images_of(3 * IMAGES[0] - 1, IMAGES[1])
     with pytest.raises(DataError, match=r"from -1 to 2 and images lie in \[0, 1\]"):
-        gather_images(wild, [np.array([0])], [EVERYTHING], probes=10, seed=0)
-    pixels = gather_images(toy, [np.array([0])], [EVERYTHING], probes=10, seed=0).pixels
+        gather_images(wild, targets=np.array([0]), known=EVERYTHING, probes=10, seed=0)
+    pixels = gather_images(toy, targets=np.array([0]), known=EVERYTHING, probes=10, seed=0).pixels
     assert float(unit_images(pixels, torch.full((1, 1, 2, 2), 1.0005)).max()) == 1.0
-
-
-def test_what_is_no_image_is_refused(trained: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "f.npy", load_run(trained).known[:1])
-    moved = tmp_path / "moved.safetensors"
-    weights = read_weights(trained / "model.safetensors")
-    state = {name: value + 0.1 if value.is_floating_point() else value for name, value in weights.state.items()}
-    save_weights(moved, state, header=weights.header)
-    with pytest.raises(InputError, match=r"images are \(channels, height, width\)"):
-        reconstruct_run(ReconstructRequest(trained, [moved], forget=tmp_path / "f.npy"))
-
-
-def test_what_is_forgotten_goes_with_its_copies(squares: Path, train: Train, tmp_path: Path) -> None:
-    """A run and a file of the same request agree where a forgotten image was there twice, also as a test image."""
-    before = train(tmp_path / "before", f'data.path="{squares}"', "validation=0")
-    np.save(tmp_path / "f.npy", np.array([3]))
-    gentle = Options(override=["method.name=ngp", "method.options.epochs=1"])
-    unlearn_run(before, tmp_path / "after", options=gentle, forget__rows=tmp_path / "f.npy")
-    original = load_run(before)
-
-    def load(path: Path) -> Subject:
-        return open_subject(path, Options(), beside=original)
-
-    told = load_attacked(original, [tmp_path / "after"], forget=None, most=8, load=load)
-    asked = load_attacked(original, [tmp_path / "after"], forget=tmp_path / "f.npy", most=8, load=load)
-    alone = tmp_path / "after.safetensors"
-    alone.write_bytes((tmp_path / "after" / "model.safetensors").read_bytes())
-    file = load_attacked(original, [alone], forget=tmp_path / "f.npy", most=8, load=load)
-    assert [a.forget.tolist() for a in (*told, *asked, *file)] == [[3, 7]] * 3
-    np.save(tmp_path / "f.npy", np.array([4]))
-    with pytest.raises(InputError, match="names other rows than those that"):
-        load_attacked(original, [tmp_path / "after"], forget=tmp_path / "f.npy", most=8, load=load)
-
-
-@pytest.mark.parametrize("channels", [1, 2, 3])
-def test_the_grid_has_a_tile_for_every_image(channels: int) -> None:
-    from io import BytesIO
-
-    from PIL import Image
-
-    truth = torch.rand(2, channels, 5, 5, generator=torch.Generator().manual_seed(0))
-    grid = Grid(np.array([4, 9]), [0, 1], ["a", "b"], truth)
-    assert grid.add("ngp", "inversion", grid.rows([9]), torch.zeros(1, channels, 5, 5)) == "found-0"
-    picture = np.asarray(Image.open(BytesIO(drawn(grid))))
-    assert picture.shape[1] == 2 * 102 + 6
-    first = grid.arrays()["truth"][0]
-    value = first[:, 0, 0] if channels == 3 else [first.mean(0)[0, 0]] * 3
-    assert np.abs(picture[-200, 8] - np.array(value, dtype=float)).max() < 1
-    # Below the heading of the second column: nothing in the first row, black in the second.
-    assert picture[-150, 150].tolist() == [255, 255, 255]
-    assert picture[-50, 150].tolist() == [0, 0, 0]
