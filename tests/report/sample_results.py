@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from tests.oracles.simulated_shadows import ShadowLaw, SimulatedShadows, simulate_shadows
 
 from warp_unlearning.attacks.membership.audit import Audit
-from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.shadow_audit import audit_against_originals, retain_leakage, shadow_audit
-from warp_unlearning.attacks.membership.simulated_shadows import ShadowLaw, SimulatedShadows, simulate_shadows
+from warp_unlearning.attacks.membership.shadow_design import memorisation, most_memorised
 from warp_unlearning.data.files import to_json
+from warp_unlearning.stats.area import strength_of
 from warp_unlearning.stats.intervals import Estimate, mean, proportion
-from warp_unlearning.stats.rate import RATES, Rate
-from warp_unlearning.stats.reading import strength_of
-from warp_unlearning.stats.roc import Roc, roc
+from warp_unlearning.stats.roc import RATES, Rate, Roc, roc
 
 METHODS = {"ngp": 1.4, "scrub": 1.0, "pgu": 0.7, "salun": 0.45, "srf_on": 0.25, "bad_teacher": 0.0}
 KEPT = {None: 1.0, "warp": 0.35, "fastwarp": 0.4, "cob": 0.95, "conjugate": 0.6}

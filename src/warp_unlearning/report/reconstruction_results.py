@@ -6,18 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..stats.reading import Verdict
+from ..stats.verdict import Outcome, worst
 from .fields import Field, Pairs
-from .measures import Estimate, read_estimate, worst
+from .measures import Estimate, read_estimate
 
 Scores = Mapping[str, Estimate]
 
 METRICS = ("psnr", "ssim", "mse", "feature_mse", "lpips")
-# In the words of the other audits, whose marks are shown.
-_VERDICTS: Mapping[str, Verdict] = {
-    "beyond the prior": "leak",
-    "nothing beyond the prior": "no leak found",
-    "inconclusive": "inconclusive",
+_OUTCOMES: Mapping[str, Outcome] = {
+    "beyond the prior": "does not hold",
+    "nothing beyond the prior": "holds",
+    "inconclusive": "cannot be said",
 }
 
 
@@ -25,7 +24,7 @@ _VERDICTS: Mapping[str, Verdict] = {
 class AttackResult:
     """One attack on one model: means over images by metric, beside those of attacks that saw nothing.
 
-    `said` is the verdict in the words of the file and `reason` why; `gain` is over the best blind attack, in decibels,
+    `said` is the outcome in the words of the file and `reason` why; `gain` is over the best blind attack, in decibels,
     and `share` that of decoys which the images resemble less than their targets. `array` names its images.
     """
 
@@ -42,9 +41,9 @@ class AttackResult:
     array: str
 
     @property
-    def verdict(self) -> Verdict:
-        """The verdict in the words of the other audits."""
-        return _VERDICTS[self.said]
+    def outcome(self) -> Outcome:
+        """The outcome in the words of the judge."""
+        return _OUTCOMES[self.said]
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,9 @@ class AttackedModel:
     notes: tuple[str, ...]
 
     @property
-    def verdict(self) -> Verdict | None:
+    def outcome(self) -> Outcome:
         """The worst of its attacks."""
-        return worst([attack.verdict for attack in self.attacks])
+        return worst([attack.outcome for attack in self.attacks])
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def _attack(field: Field) -> AttackResult:
         field["name"].text(),
         _scores(field["scores"]),
         {name: _scores(scores) for name, scores in field["blind"].items()},
-        beyond["verdict"].one_of(*_VERDICTS),
+        beyond["verdict"].one_of(*_OUTCOMES),
         beyond["reason"].text(),
         best,
         read_estimate(beyond["psnr_gain"][best]),

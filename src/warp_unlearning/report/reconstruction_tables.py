@@ -45,7 +45,7 @@ def _way(model: AttackedModel) -> str:
 def _attack_rows(model: AttackedModel, present: list[str]) -> Iterator[Row]:
     for attack in model.attacks:
         cells = (
-            Cell(Written(attack.said), verdict=attack.verdict),
+            Cell(Written(attack.said), verdict=attack.outcome),
             *_cells(attack.scores, present),
             Cell(written(attack.gain, digits=2), f"over the {attack.best_blind}"),
             Cell(written(attack.share)),

@@ -13,7 +13,7 @@ from .pair_results import PairResults, read_pair
 from .reconstruction_results import ReconstructionResults, read_reconstruction
 from .shadow_results import ShadowResults, read_shadow
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSIONS = (1, 2)
 NAMES = ("results.json", "audit.json", "reconstruction.json")
 Results = ShadowResults | PairResults | ReconstructionResults
 _READERS: Mapping[str, Callable[[Field], Results]] = {
@@ -53,10 +53,10 @@ def read_results(path: Path) -> Results:
             f"its figures in {file.parent}; `warp report` is for an audit or a reconstruction"
         )
     version = whole["schema_version"].value
-    if type(version) is not int or version != SCHEMA_VERSION:
+    if type(version) is not int or version not in SCHEMA_VERSIONS:
         raise DataError(
-            f"{file} has schema version {version!r}; this program reads {SCHEMA_VERSION}: make the audit again, or use "
-            "the version of this package that wrote it"
+            f"{file} has schema version {version!r}; this program reads 1 and 2: make the audit again, or use the "
+            "version of this package that wrote it"
         )
     return _READERS[whole["kind"].one_of(*_READERS)](whole)
 

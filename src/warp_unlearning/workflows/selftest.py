@@ -25,8 +25,8 @@ from ..attacks.membership.shadow_design import ShadowDesign, shadow_design
 from ..data.examples import TensorExamples
 from ..defense.teleporter import teleport
 from ..randomness import Streams
+from ..stats.area import strength_of
 from ..stats.intervals import Estimate
-from ..stats.reading import strength_of
 from ..symmetry.rescaling import ChangeOfBasis
 from ..training.scoring import logit_confidence, logits
 from .planted_leak import (

@@ -38,8 +38,7 @@ from torch import Tensor, nn
 from ...data.preprocess import Pixels
 from ...errors import InputError
 from ...stats import intervals
-from ...stats.clusters import Spread, check_level
-from ...stats.intervals import Estimate
+from ...stats.intervals import Estimate, Spread, check_level
 from ...stats.roc import Floats
 from .blind import BlindGuess
 from .metrics import ImageScores, Lpips, check_images, checked_images, plain_estimate, score_images
