@@ -62,7 +62,7 @@ def test_the_error_is_the_spread_of_repeated_areas() -> None:
         rows = match(np.arange(340) < 100, classes)
         found = matched_area(rng.normal(size=340) + 0.7 * rows.forgot + classes, rows)
         values.append(found.value)
-        errors.append(spread_of(found, rows.sizes).error)
+        errors.append(spread_of(found, rows).error)
     assert np.mean(values) == pytest.approx(norm.cdf(0.7 / np.sqrt(2)), abs=0.005)
     assert np.mean(errors) == pytest.approx(np.std(values), rel=0.08)
 
@@ -73,7 +73,7 @@ def test_intervals_cover_the_true_area(forgotten: int, unseen: int, area: float)
     rows = match(np.arange(n) < forgotten, np.zeros(n))
     for _ in range(800):
         scores = rng.normal(size=rows.forgot.size) + norm.ppf(area) * np.sqrt(2) * rows.forgot
-        found, _ = area_estimate(matched_area(scores, rows), rows.sizes)
+        found, _ = area_estimate(matched_area(scores, rows), rows)
         inside.append(found.low <= area <= found.high)
     assert np.mean(inside) > 0.93
 
@@ -84,7 +84,7 @@ def test_one_class_has_the_error_of_two_samples() -> None:
     rows = match(np.arange(100) < 40, np.zeros(100))
     won = (mine[:, None] > others).astype(float)
     parts = won.mean(1).var(ddof=1) / 40, won.mean(0).var(ddof=1) / 60
-    found = spread_of(matched_area(np.r_[mine, others], rows), rows.sizes)
+    found = spread_of(matched_area(np.r_[mine, others], rows), rows)
     assert found.error == pytest.approx(np.sqrt(sum(parts)))
     assert found.freedom == pytest.approx(sum(parts) ** 2 / (parts[0] ** 2 / 39 + parts[1] ** 2 / 59))
 
@@ -104,10 +104,10 @@ def test_intervals_of_few_rows() -> None:
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.371, 0.629), abs=1e-3)
     assert error == pytest.approx(np.sqrt(1 / 12 / 20))
     for sign, hits in ((1, 20), (-1, 0)):
-        found, exact = area_estimate(matched_area(sign * rows.forgot, rows), rows.sizes)[0], proportion(hits, 20)
+        found, exact = area_estimate(matched_area(sign * rows.forgot, rows), rows)[0], proportion(hits, 20)
         assert (found.value, found.low, found.high) == pytest.approx((exact.value, exact.low, exact.high))
     one = match(np.arange(41) < 1, np.zeros(41))
-    found, error = area_estimate(matched_area(-np.arange(41), one), one.sizes)
+    found, error = area_estimate(matched_area(-np.arange(41), one), one)
     assert (found.value, found.low, found.high, error) == (1.0, 0.0, 1.0, np.inf)
 
 

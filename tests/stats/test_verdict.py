@@ -250,13 +250,13 @@ def test_the_evidence_is_that_of_its_parts() -> None:
     new, before = world.model(0.3), world.original.confidence
     found, rows = world.judge(new), match(world.forgot, world.classes)
     assert [e.attack for e in found.evidence] == ["confidence", "accuracy"]
-    assert found.evidence[0].original == area_estimate(matched_area(before, rows), rows.sizes)[0]
+    assert found.evidence[0].original == area_estimate(matched_area(before, rows), rows)[0]
     attacks = [AttackScores(f"{i}", "new outputs", world.model(0.0).confidence, before) for i in range(4)]
     first = alone(attacks, rows, generator=world.rng, draws=99)[0]
-    assert first.area == area_estimate(matched_area(attacks[0].new, rows), rows.sizes)[0]
+    assert first.area == area_estimate(matched_area(attacks[0].new, rows), rows)[0]
     # What an attack can see is corrected for all attacks.
     assert first.seen.low == pytest.approx(
-        area_estimate(matched_area(before, rows), rows.sizes, level=1 - 0.05 / 4)[0].low - 0.5
+        area_estimate(matched_area(before, rows), rows, level=1 - 0.05 / 4)[0].low - 0.5
     )
 
 
@@ -274,7 +274,7 @@ def test_evidence_beside_references_is_that_of_paired_tests(needs: Needs) -> Non
     ends, ps, errors, seen = [], [], [], []
 
     def spread(found: Influence) -> tuple[float, float]:
-        of = spread_of(found, rows.sizes)
+        of = spread_of(found, rows)
         return of.error, of.freedom
 
     for reference in areas[1:]:

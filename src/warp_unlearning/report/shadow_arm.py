@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -13,7 +14,7 @@ from ..stats.intervals import normal_beyond
 from ..stats.verdict import Evidence, Verdict
 from . import schema
 from .audit_shapes import Curve, Histogram, read_histogram, read_risk, read_roc
-from .fields import Field, Pairs
+from .fields import Field, Pairs, showable
 from .measures import Estimate, Rate, Score, read_estimate, read_rate, read_score
 
 
@@ -115,7 +116,7 @@ def read_arm(field: Field) -> Arm:
         field["complete"].flag(),
         field["missing"].count(),
         (field["problem"].maybe(Field.text) or "") if "problem" in field else "",
-        read_verdict(field["verdict"]) if "verdict" in field else judged(field),
+        arm_verdict(field),
         field["all"].maybe(read_score),
         field["slices"].maybe(lambda f: {name: score.maybe(read_score) for name, score in f.items()}) or {},
         field["against_originals"].maybe(read_score),
@@ -153,15 +154,25 @@ def _strongest(field: Field) -> Strongest:
 def read_verdict(field: Field) -> Verdict | None:
     """The verdict of a file, whose outcome must be that of its claims; None where nothing was scored."""
     try:
-        return None if field.value is None else TypeAdapter(schema.Verdict).validate_python(field.value)
+        return None if field.value is None else TypeAdapter(schema.Verdict).validate_python(_showable(field.value))
     except ValidationError as error:
         field.wrong(f"a verdict ({error.errors()[0]['msg']})")
 
 
-def judged(field: Field) -> Verdict | None:
-    """The judge's verdict from the ends of intervals in a file of version 1, which does not say what accuracy the
-    originals had, nor what is seen of a slice of them.
+def _showable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _showable(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_showable(inner) for inner in value]
+    return showable(value) if isinstance(value, str) else value
+
+
+def arm_verdict(field: Field) -> Verdict | None:
+    """The verdict of an arm; in a file of version 1 the judge's, from the ends of its intervals: it does not say what
+    accuracy the originals had, nor what is seen of a slice of them.
     """
+    if "verdict" in field:
+        return read_verdict(field["verdict"])
     whole = field["all"].maybe(read_score)
     if whole is None:
         return None

@@ -81,13 +81,16 @@ def matched_area(scores: ArrayLike, rows: Matched) -> Influence:
     return Influence(value, influence[rows.forgot], influence[~rows.forgot])
 
 
-def spread_of(found: Influence, sizes: tuple[float, float] | None = None, *, least: float = 0.0) -> Spread:
-    """The variance of a statistic over independent rows, infinite for one row.
+def _sizes(found: Influence, rows: Matched | None) -> tuple[float, float]:
+    return (float(len(found.positive)), float(len(found.negative))) if rows is None else rows.sizes
 
-    `sizes` are how many positives and negatives count, all unless given. `least` is the smallest variance a row is
-    taken to have, in units of 1/n, where there are fewer than 30.
+
+def spread_of(found: Influence, rows: Matched | None = None, *, least: float = 0.0) -> Spread:
+    """The variance of a statistic over independent rows, of one class unless `rows` says; infinite for one row.
+
+    `least` is the smallest variance a row is taken to have, in units of 1/n, where there are fewer than 30.
     """
-    sizes = sizes or (len(found.positive), len(found.negative))
+    sizes = _sizes(found, rows)
     if min(sizes) < 2:
         return Spread(np.inf, 1.0)
     parts = []
@@ -98,17 +101,15 @@ def spread_of(found: Influence, sizes: tuple[float, float] | None = None, *, lea
     return Spread(total, max(total**2 / max(sum(v**2 / free for v, free in parts), 1e-300), 1.0))
 
 
-def area_estimate(
-    found: Influence, sizes: tuple[float, float] | None = None, *, level: float = LEVEL
-) -> tuple[Estimate, float]:
-    """An area with its interval, and its standard error; `sizes` are how many positives and negatives count.
+def area_estimate(found: Influence, rows: Matched | None = None, *, level: float = LEVEL) -> tuple[Estimate, float]:
+    """An area with its interval, and its standard error; all scores are of one class unless `rows` says.
 
     The interval is symmetric for the logit, and lies within Clopper and Pearson's for a proportion of as many trials as
     there are forgotten or unseen rows, whichever are fewer: no scores have a larger variance than A(1 − A)/n. It is
     [0, 1] for one row.
     """
-    sizes, a = sizes or (len(found.positive), len(found.negative)), found.value
-    spread = spread_of(found, sizes, least=max(a / (2 - a), 2 * a**2 / (1 + a)) - a**2)
+    sizes, a = _sizes(found, rows), found.value
+    spread = spread_of(found, rows, least=max(a / (2 - a), 2 * a**2 / (1 + a)) - a**2)
     if min(sizes) < 2:
         return Estimate(a, 0.0, 1.0), spread.error
     low, high = clopper_pearson(a, min(sizes), level=level)
@@ -129,10 +130,10 @@ def independent_area(positive: ArrayLike, negative: ArrayLike, *, level: float =
     return Estimate(0.5, 0.0, 1.0) if found.void else area_estimate(found, level=level)[0]
 
 
-def area_difference(one: Influence, other: Influence, *, level: float = LEVEL) -> Estimate:
+def area_difference(one: Influence, other: Influence, rows: Matched | None = None, *, level: float = LEVEL) -> Estimate:
     """The first area less the second, over the same examples in the same order, with Student's interval."""
     found = one - other
-    return difference_interval(found.value, spread_of(found), level=level)
+    return difference_interval(found.value, spread_of(found, rows), level=level)
 
 
 def difference_interval(value: float, spread: Spread, *, level: float = LEVEL) -> Estimate:

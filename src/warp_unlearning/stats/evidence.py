@@ -90,9 +90,9 @@ def alone(
     ps = permutation_p(np.array([a.new for a in attacks]), rows, generator=generator, draws=draws)
     found = []
     for attack, p, adjusted in zip(attacks, *ps, strict=True):
-        area, error = area_estimate(matched_area(attack.new, rows), rows.sizes)
+        area, error = area_estimate(matched_area(attack.new, rows), rows)
         before = attack.before(rows)
-        original, power = (area_estimate(before, rows.sizes, level=1 - (1 - LEVEL) / k)[0] for k in (1, len(attacks)))
+        original, power = (area_estimate(before, rows, level=1 - (1 - LEVEL) / k)[0] for k in (1, len(attacks)))
         test = (_finite(error), float(p), float(adjusted), from_half(power))
         found.append(Evidence(attack.name, attack.needs, area, original, (), beyond_half(area), *test))
     return tuple(found)
@@ -132,25 +132,25 @@ def _beside(attack: AttackScores, rows: Matched, attacks: int, margin: float) ->
     if not attack.retrained:
         raise InputError(f"the attack {attack.name} was made on no retrained model; give one score a row for each")
     areas = [matched_area(scores, rows) for scores in (attack.new, *attack.retrained)]
-    estimates = [area_estimate(a, rows.sizes)[0] for a in areas]
+    estimates = [area_estimate(a, rows)[0] for a in areas]
     new, *references = [a.strength for a in areas] if attack.both else areas
     before, slack = attack.before(rows), margin * (1 + 1 / len(references))
     ps, ends, errors, seen = [], [], [], []
     for reference in references:
         d, power = new - reference, reference - before
-        spread, level = spread_of(d, rows.sizes), 1 - (1 - LEVEL) / attacks
+        spread, level = spread_of(d, rows), 1 - (1 - LEVEL) / attacks
         spread = replace(spread, variance=max(spread.variance, 1e-24))
         errors.append(spread.error)
         ends.append(difference_interval(d.value, spread))
         size = (d.value if attack.both else abs(d.value)) - slack
         ps.append(student_tail(size / spread.error, spread.freedom))
-        seen.append(difference_interval(abs(power.value), spread_of(power, rows.sizes), level=level))
+        seen.append(difference_interval(abs(power.value), spread_of(power, rows), level=level))
     same_side = len({np.sign(e.value) for e in ends}) == 1 and ends[0].value != 0
     p = max(ps) if same_side else 1.0
     lowest = 0.0 if attack.both else min(e.low for e in ends)  # less trace than retraining leaves is no fault
     deviation = Estimate(float(np.mean([e.value for e in ends])), lowest, max(e.high for e in ends))
     least = Estimate(min(s.value for s in seen), min(s.low for s in seen), 0.5)
-    original = None if attack.both else area_estimate(before, rows.sizes)[0]
+    original = None if attack.both else area_estimate(before, rows)[0]
     test = (deviation, _finite(max(errors)), p, p, least)
     return Evidence(attack.name, attack.needs, estimates[0], original, tuple(estimates[1:]), *test)
 
