@@ -46,10 +46,6 @@ def langevin_noise(
     share, decay, confidence = _accounting(steps, strong_convexity, step_size, clip, removed, total, delta)
     if not (isfinite(epsilon) and epsilon > 0):
         raise InputError(f"epsilon is {epsilon}; it must be positive and finite")
-    return _representable(lambda: _least_noise(epsilon, share, decay, confidence), "epsilon", epsilon, "noise")
-
-
-def _least_noise(epsilon: float, share: float, decay: float, confidence: float) -> float:
     # Whoever names this method alone need not wait for its import.
     from scipy.optimize import brentq
 
@@ -59,10 +55,11 @@ def _least_noise(epsilon: float, share: float, decay: float, confidence: float) 
         order = 1 + beyond
         return decay + order - confidence * order**2 / (beyond * confidence * exp(log_excess))
 
-    log_excess = float(brentq(slope, -60.0, 60.0, xtol=1e-13))
-    beyond = confidence / epsilon * (1 + exp(log_excess))
-    order = 1 + beyond
-    return sqrt(exp(-decay / order) * order * share / (epsilon - confidence / beyond))
+    def noise() -> float:
+        beyond = confidence / epsilon * (1 + exp(float(brentq(slope, -60.0, 60.0, xtol=1e-13))))
+        return sqrt(exp(-decay / (1 + beyond)) * (1 + beyond) * share / (epsilon - confidence / beyond))
+
+    return _representable(noise, "epsilon", epsilon, "noise")
 
 
 def langevin_epsilon(
@@ -87,27 +84,21 @@ def langevin_epsilon(
         raise InputError(f"noise is {noise}; it must be finite and not negative")
     if noise == 0:
         return inf
-    return _representable(lambda: _least_epsilon(noise, share, decay, confidence), "noise", noise, "epsilon")
-
-
-def _least_epsilon(noise: float, share: float, decay: float, confidence: float) -> float:
     from scipy.optimize import minimize_scalar
 
     def bound(log_beyond: float) -> float:
         order = 1 + exp(log_beyond)
         return exp(-decay / order) * order * share / noise**2 + confidence / exp(log_beyond)
 
-    return float(minimize_scalar(bound, bounds=(-40.0, 40.0), method="bounded", options={"xatol": 1e-12}).fun)
+    def least() -> float:
+        found = minimize_scalar(bound, bounds=(-40.0, 40.0), method="bounded", options={"xatol": 1e-12})
+        return float(found.fun)
+
+    return _representable(least, "noise", noise, "epsilon")
 
 
 def _accounting(
-    steps: int,
-    strong_convexity: float,
-    step_size: float,
-    clip: float,
-    removed: int,
-    total: int,
-    delta: float | None,
+    steps: int, strong_convexity: float, step_size: float, clip: float, removed: int, total: int, delta: float | None
 ) -> tuple[float, float, float]:
     """4S²M²/(m n²), K m η and log(1/δ)."""
     counts: tuple[object, ...] = steps, removed, total

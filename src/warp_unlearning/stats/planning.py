@@ -75,7 +75,19 @@ def plan(
     once.
     """
     check_level(level)
-    _check(fpr, half_width, points, forget_sets, jobs, tpr, share, sibling_correlation)
+    if not 0 < fpr < 1 or not half_width > 0:
+        raise InputError(f"fpr={fpr}, half_width={half_width}; a rate between 0 and 1 and a positive width are needed")
+    if min(points, forget_sets, jobs) < 1:
+        raise InputError(f"points={points}, forget_sets={forget_sets}, jobs={jobs}; each must be at least 1")
+    if tpr is not None and not 0 < tpr < 1:
+        raise InputError(f"tpr={tpr}; it must lie between 0 and 1")
+    if not 0 < share <= 1 or not 0 <= sibling_correlation <= 1:
+        raise InputError(f"share={share}, sibling_correlation={sibling_correlation}; give (0, 1] and [0, 1]")
+    if round(share * (points // 2)) < forget_sets:
+        raise InputError(
+            f"{forget_sets} forget sets from {share} of the {points // 2} points a shadow trains on; they are disjoint "
+            "and each needs a point: ask for fewer, or audit more points"
+        )
     if least < FEWEST:
         raise InputError(f"least={least}; an audit needs at least {FEWEST} shadows")
     for name, value in (("training", training_seconds), ("unlearning", unlearning_seconds), ("spread", shadow_spread)):
@@ -125,28 +137,3 @@ def plan(
 def roc_slope(tpr: float, fpr: float) -> float:
     """∂TPR/∂FPR at a point of the curve of two normal distributions of one spread: the ratio of their densities."""
     return exp((normal_beyond(fpr) ** 2 - normal_beyond(tpr) ** 2) / 2)
-
-
-def _check(
-    fpr: float,
-    half_width: float,
-    points: int,
-    forget_sets: int,
-    jobs: int,
-    tpr: float | None,
-    share: float,
-    correlation: float,
-) -> None:
-    if not 0 < fpr < 1 or not half_width > 0:
-        raise InputError(f"fpr={fpr}, half_width={half_width}; a rate between 0 and 1 and a positive width are needed")
-    if min(points, forget_sets, jobs) < 1:
-        raise InputError(f"points={points}, forget_sets={forget_sets}, jobs={jobs}; each must be at least 1")
-    if 0 < share <= 1 and round(share * (points // 2)) < forget_sets:
-        raise InputError(
-            f"{forget_sets} forget sets from {share} of the {points // 2} points a shadow trains on; they are disjoint "
-            "and each needs a point: ask for fewer, or audit more points"
-        )
-    if tpr is not None and not 0 < tpr < 1:
-        raise InputError(f"tpr={tpr}; it must lie between 0 and 1")
-    if not 0 < share <= 1 or not 0 <= correlation <= 1:
-        raise InputError(f"share={share}, sibling_correlation={correlation}; they must lie in (0, 1] and [0, 1]")
