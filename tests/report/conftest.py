@@ -39,7 +39,7 @@ def data(_shadow_data: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def _pair_data() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(__file__).with_name("pair_version_1.json").read_text())
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("pair_0.1.json").read_text())
     return found
 
 
