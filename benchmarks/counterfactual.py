@@ -33,9 +33,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from warp_unlearning.attacks.membership.audit import Audit
-from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.shadow_audit import audit_against_originals, shadow_audit
-from warp_unlearning.attacks.membership.shadow_design import ShadowDesign, shadow_design
+from warp_unlearning.attacks.membership.shadow_design import ShadowDesign, memorisation, most_memorised, shadow_design
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.data.sampling import crop_flip

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+from tests.oracles.simulated_shadows import ShadowLaw, SimulatedShadows, simulate_shadows
 
 from warp_unlearning.attacks.membership.audit import Audit
 from warp_unlearning.attacks.membership.shadow_audit import shadow_audit
-from warp_unlearning.attacks.membership.simulated_shadows import ShadowLaw, SimulatedShadows, simulate_shadows
 from warp_unlearning.stats.intervals import Estimate, proportion
 
 LAWS = {

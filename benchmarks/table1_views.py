@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warp_unlearning.attacks.membership.audit import Audit
-from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.shadow_audit import audit_against_originals, shadow_audit
+from warp_unlearning.attacks.membership.shadow_design import memorisation, most_memorised
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.errors import WarpError
 from warp_unlearning.runs.store import Store

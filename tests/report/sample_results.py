@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from tests.oracles.simulated_shadows import ShadowLaw, SimulatedShadows, simulate_shadows
 
 from warp_unlearning.attacks.membership.audit import Audit
-from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.shadow_audit import audit_against_originals, retain_leakage, shadow_audit
-from warp_unlearning.attacks.membership.simulated_shadows import ShadowLaw, SimulatedShadows, simulate_shadows
+from warp_unlearning.attacks.membership.shadow_design import memorisation, most_memorised
 from warp_unlearning.data.files import to_json
+from warp_unlearning.stats.area import strength_of
+from warp_unlearning.stats.evidence import judge_shadows
 from warp_unlearning.stats.intervals import Estimate, mean, proportion
-from warp_unlearning.stats.rate import RATES, Rate
-from warp_unlearning.stats.reading import strength_of
-from warp_unlearning.stats.roc import Roc, roc
+from warp_unlearning.stats.roc import RATES, Rate, Roc, roc
+from warp_unlearning.stats.verdict import Verdict
 
 METHODS = {"ngp": 1.4, "scrub": 1.0, "pgu": 0.7, "salun": 0.45, "srf_on": 0.25, "bad_teacher": 0.0}
 KEPT = {None: 1.0, "warp": 0.35, "fastwarp": 0.4, "cob": 0.95, "conjugate": 0.6}
@@ -43,7 +44,7 @@ def shadow_sample(
     jobs = 4 * shadows * len(arms)
     found = to_json(
         {
-            "schema_version": 1,
+            "schema_version": 2,
             "kind": "shadow",
             "date": "2026-01-02T03:04:05+00:00",
             "audited": {
@@ -95,7 +96,7 @@ def _arm(
     audit = shadow_audit(shadow.scores, forgotten=design.forgotten, never=design.never, groups=design.groups)
     remembered = memorisation(shadow.original_scores, trained=design.trained)
     slices = {
-        f"most memorised {100 * share:g} %": audit.restricted(most_memorised(remembered, share)).summary()
+        f"most memorised {100 * share:g} %": audit.restricted(most_memorised(remembered, share))
         for share in (0.01, 0.05)
     }
     retained = retain_leakage(
@@ -124,8 +125,9 @@ def _arm(
         "settings": {"lr": 0.05, "epochs": 3},
         "complete": True,
         "missing": 0,
+        "verdict": _judged({"U-LiRA": audit} | slices, retained.before).as_json(),
         "all": audit.summary(),
-        "slices": slices,
+        "slices": {name: part.summary() for name, part in slices.items()},
         "against_originals": originals.summary(),
         "retain_leakage": {
             "before": _plain(retained.before.interval()),
@@ -153,6 +155,13 @@ def _arm(
         },
     }
     return arm, audit
+
+
+def _judged(audits: dict[str, Audit], before: Audit) -> Verdict:
+    evidence = [audit.evidence(name, before, attacks=len(audits)) for name, audit in audits.items()]
+    return judge_shadows(
+        evidence, shadows=len(before.shadows), drop=mean([0.001, 0.002, 0.003]), accuracy=(0.953, 0.951)
+    )
 
 
 def _reduction(base: Audit, audit: Audit) -> dict[str, Any]:

@@ -71,8 +71,8 @@ def test_numbers_arrive_as_they_were_written(plain, write):
             assert vars(attack.blind["prior alone"]["ssim"]) == row["blind"]["prior alone"]["summary"]["ssim"]
             assert vars(attack.gain) == row["beyond"]["psnr_gain"][row["beyond"]["best_blind"]]
             assert vars(attack.share) == row["beyond"]["identification"]["share"]
-    assert [model.verdict for model in found.models] == ["leak", "leak"]
-    assert found.models[1].attacks[0].verdict == "inconclusive"
+    assert [model.outcome for model in found.models] == ["does not hold", "does not hold"]
+    assert found.models[1].attacks[0].outcome == "cannot be said"
 
 
 def test_the_page_says_who_attacked_what_and_what_was_rebuilt(plain, write):

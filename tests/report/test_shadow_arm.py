@@ -36,18 +36,29 @@ def test_wrong_counts_flags_and_intervals_are_refused(data, read, part, value, s
         read(data)
 
 
-def test_the_strongest_attacker_is_read_only_where_that_is_fair(data, read):
-    leak = {"attack": "a", "strength": {"value": 0.6, "low": 0.55, "high": 0.65}}
-    for extra, expected in (
-        ({"pairs": 1}, "leak"),
-        ({"pairs": 4}, None),
-        ({"pairs": 4, "verdict": "inconclusive"}, "inconclusive"),
-        ({"pairs": 1, "verdict": None}, None),
-    ):
-        data["arms"][0]["strongest"] = leak | extra
-        assert read(data).arms[0].verdicts["strongest attacker"] == expected
-    data["arms"][0]["strongest"] = leak | {"pairs": 1, "strength": {"value": 0.51, "low": 0.5, "high": 0.515}}
-    assert read(data).arms[0].verdicts["strongest attacker"] == "no leak found"
+def test_the_verdict_of_an_arm_is_that_of_the_file(data, read):
+    arm = data["arms"][0]
+    assert read(data).arms[0].verdict.as_json()["sentence"] == arm["verdict"]["sentence"]
+    arm["verdict"]["outcome"] = "holds"
+    with pytest.raises(DataError, match=r"arms\[0\]\.verdict.*changed by hand"):
+        read(data)
+    arm["verdict"] = None
+    assert read(data).arms[0].verdict is None
+
+
+def test_version_1_is_judged_from_the_ends_of_its_intervals(data, read):
+    new = read(data).arms
+    data["schema_version"] = 1
+    for arm in data["arms"]:
+        del arm["verdict"]
+        for score in (arm["all"], *arm["slices"].values()):
+            score |= {"verdict": "leak", "direction": "positives higher", "margin": 0.02, "strength": 0.6}
+    for old, arm in zip(read(data).arms, new, strict=True):
+        assert [e.area for e in old.verdict.evidence] == [e.area for e in arm.verdict.evidence]
+        assert [e.adjusted for e in old.verdict.evidence] == [e.adjusted for e in arm.verdict.evidence]
+        claims = [[(c.name, c.outcome) for c in verdict.claims] for verdict in (old.verdict, arm.verdict)]
+        assert claims[0][1] == claims[1][1]
+        assert (old.verdict.claims[0].outcome, old.verdict.exit != 0) == ("cannot be said", True)
 
 
 def test_an_arm_that_could_not_be_scored(data, read):

@@ -10,7 +10,6 @@ from warp_unlearning.report.tables import (
     stage_table,
 )
 from warp_unlearning.report.untested import not_tested
-from warp_unlearning.report.untested import tests_made as count_tests
 
 NUMBER = re.compile(r"^−?[\d.,]+( %| s)?$")
 
@@ -70,7 +69,7 @@ def test_what_is_missing_is_said(data, read):
     for table in (privacy_table(found), further_table(found)):
         row = table.groups[0].rows[1]
         assert row.under == "incomplete: 2 models missing"
-        assert {str(cell.number) for cell in row.cells} <= {NOT_MEASURED, "leak"}
+        assert {str(cell.number) for cell in row.cells} <= {NOT_MEASURED, "does not hold"}
 
 
 def test_times_are_compared_with_those_without_a_defence(data, read):
@@ -113,9 +112,3 @@ def test_what_was_not_tested(data, read):
     assert any("0.1 % false positives are unresolved in 6 of 6 ways" in text for text in found)
     data["arms"][0]["gradient_test"] = None
     assert any("gradient-difference test was not made for NGP with no defence" in t for t in not_tested(read(data)))
-
-
-def test_tests_are_counted(data, read):
-    assert count_tests(read(data)) == 6 * 4
-    data["arms"][0]["slices"] = {}
-    assert count_tests(read(data)) == 6 * 4 - 2

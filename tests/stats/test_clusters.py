@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.stats.clusters import Spread, cell_sums, combined, share_interval, two_way
+from warp_unlearning.stats.clusters import cell_sums, combined, two_way
+from warp_unlearning.stats.intervals import Spread
 
 
 def by_loops(table: np.ndarray, refit: float) -> tuple[float, float]:
@@ -73,23 +73,6 @@ def test_cells_are_summed() -> None:
     np.testing.assert_array_equal(found, [[0, 0, 5], [2, 0, 0]])
 
 
-def test_a_share_stays_inside_its_bounds_and_is_symmetric_in_logits() -> None:
-    spread = Spread(0.02**2, 12.0)
-    found = share_interval(0.98, spread)
-    logits = [np.log(v / (1 - v)) for v in (found.low, found.value, found.high)]
-    assert 0 < found.low < 0.98 < found.high < 1
-    assert logits[1] - logits[0] == pytest.approx(logits[2] - logits[1])
-    assert logits[2] - logits[1] == pytest.approx(stats.t.isf(0.025, 12) * 0.02 / (0.98 * 0.02))
-    with pytest.raises(InputError, match="value is 1"):
-        share_interval(1.0, spread)
-
-
-def test_p_values_are_students() -> None:
-    assert Spread(4.0, 7.0).p_value(-3.0) == pytest.approx(2 * stats.t.sf(1.5, 7))
-    assert Spread(0.0, 7.0).p_value(0.0) == 1.0
-    assert Spread(0.0, 7.0).p_value(0.1) == 0.0
-
-
 def test_tiny_variances_keep_their_freedom() -> None:
     assert combined(1e-200, 0.0, rows=4, columns=11) == Spread(1e-200, pytest.approx(10.0), 0.0)
     assert combined(0.0, 0.0, rows=4, columns=11).variance == 0
@@ -102,8 +85,3 @@ def test_tiny_variances_keep_their_freedom() -> None:
 def test_tables_that_do_not_fit_are_refused(tables: list[np.ndarray], message: str) -> None:
     with pytest.raises(InputError, match=message):
         two_way(tables)
-
-
-def test_a_level_outside_zero_and_one_is_refused() -> None:
-    with pytest.raises(InputError, match="level is 95"):
-        share_interval(0.5, Spread(0.1, 3.0), level=95)

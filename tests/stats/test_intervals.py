@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +10,16 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.stats.intervals import Estimate, mean, proportion
+from warp_unlearning.stats.intervals import (
+    Estimate,
+    Spread,
+    mean,
+    normal_beyond,
+    proportion,
+    share_interval,
+    student_beyond,
+    student_tail,
+)
 
 levels = st.sampled_from([0.5, 0.9, 0.95, 0.99])
 
@@ -57,3 +69,38 @@ def test_the_mean_of_nothing_is_refused() -> None:
 
 def test_printed_with_three_decimals() -> None:
     assert str(Estimate(0.12345, -1.0, 2.00051)) == "0.123 [-1.000, 2.001]"
+
+
+@given(tail=st.floats(1e-9, 0.999), freedom=st.floats(0.5, 5000))
+def test_quantiles_are_those_of_another_library(tail: float, freedom: float) -> None:
+    assert normal_beyond(tail) == pytest.approx(stats.norm.isf(tail), rel=1e-9, abs=1e-12)
+    assert student_beyond(tail, freedom) == pytest.approx(stats.t.isf(tail, freedom), rel=1e-7, abs=1e-9)
+    assert student_tail(tail, freedom) == pytest.approx(stats.t.sf(tail, freedom), rel=1e-9)
+
+
+def test_a_share_stays_inside_its_bounds_and_is_symmetric_in_logits() -> None:
+    spread = Spread(0.02**2, 12.0)
+    found = share_interval(0.98, spread)
+    logits = [np.log(v / (1 - v)) for v in (found.low, found.value, found.high)]
+    assert 0 < found.low < 0.98 < found.high < 1
+    assert logits[1] - logits[0] == pytest.approx(logits[2] - logits[1])
+    assert logits[2] - logits[1] == pytest.approx(stats.t.isf(0.025, 12) * 0.02 / (0.98 * 0.02))
+    with pytest.raises(InputError, match="value is 1"):
+        share_interval(1.0, spread)
+
+
+def test_p_values_are_students() -> None:
+    assert Spread(4.0, 7.0).p_value(-3.0) == pytest.approx(2 * stats.t.sf(1.5, 7))
+    assert Spread(0.0, 7.0).p_value(0.0) == 1.0
+    assert Spread(0.0, 7.0).p_value(0.1) == 0.0
+
+
+def test_a_level_outside_zero_and_one_is_refused() -> None:
+    with pytest.raises(InputError, match="level is 95"):
+        share_interval(0.5, Spread(0.1, 3.0), level=95)
+
+
+@pytest.mark.parametrize("module", ["cli.request", "cli.subject", "workflows.audit_pair", "workflows.reproduce"])
+def test_no_command_waits_for_scipy_stats(module: str) -> None:
+    code = f"import sys, warp_unlearning.{module}; sys.exit('scipy.stats' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

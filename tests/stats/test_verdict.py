@@ -9,16 +9,16 @@ import pytest
 from scipy.stats import t
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.stats.area import area_estimate, match, matched_area, standard_error
+from warp_unlearning.stats.area import area_estimate, match, matched_area, spread_of
 from warp_unlearning.stats.evidence import AttackScores, Outputs, alone, beside, judge_outputs
 from warp_unlearning.stats.exchange import Rise
 from warp_unlearning.stats.intervals import Estimate
+from warp_unlearning.stats.roc import Influence
 from warp_unlearning.stats.verdict import (
     Evidence,
     Needs,
     Null,
     Verdict,
-    accuracy_rows_needed,
     judge,
     p_value,
     rows_needed,
@@ -118,7 +118,7 @@ def test_rows_needed() -> None:
     assert all(rows_needed(rows, unseen) == needed for rows, unseen, needed in without)
     assert (rows_needed(1, 200, error=np.inf), rows_needed(700, 1400, error=0.035)) == (435, 4446)
     assert [rows_needed(700, 1400, margin=margin) for margin in (0.02, 0.1)] == pytest.approx([4050, 162], abs=10)
-    assert accuracy_rows_needed(500, Estimate(0.005, -0.011, 0.021)) == 655
+    assert judged(SAME, drop=Estimate(0.005, -0.011, 0.021), tests=500).claims[1].rows_needed == 655
 
 
 @pytest.mark.parametrize(
@@ -269,21 +269,22 @@ def test_evidence_beside_references_is_that_of_paired_tests(needs: Needs) -> Non
     other = AttackScores("noise", needs, world.rng.normal(size=360), attack.original, scores[1:])
     found = beside([attack, other], rows)[0]
     areas = [matched_area(s, rows) for s in scores]
-    zero = np.zeros(360)
-    before = (
-        (0.5, zero)
-        if hidden
-        else (matched_area(attack.original, rows).value, matched_area(attack.original, rows).influence)
-    )
+    nothing = Influence(0.5, np.zeros(120), np.zeros(240))
+    before = nothing if hidden else matched_area(attack.original, rows)
     ends, ps, errors, seen = [], [], [], []
+
+    def spread(found: Influence) -> tuple[float, float]:
+        of = spread_of(found, rows)
+        return of.error, of.freedom
+
     for reference in areas[1:]:
         d = areas[0].value - reference.value
-        error, free = standard_error(areas[0].influence - reference.influence, rows)
+        error, free = spread(areas[0] - reference)
         ends.append((d - t.isf(0.025, free) * error, d + t.isf(0.025, free) * error))
         ps.append(t.sf((d - 0.05 * 1.5) / error, free))
         errors.append(error)
-        power, free = standard_error(reference.influence - before[1], rows)
-        seen.append(abs(reference.value - before[0]) - t.isf(0.025 / 2, free) * power)
+        power, free = spread(reference - before)
+        seen.append(abs(reference.value - before.value) - t.isf(0.025 / 2, free) * power)
     assert found.deviation.low == pytest.approx(0 if hidden else min(low for low, _ in ends))
     assert found.deviation.high == pytest.approx(max(high for _, high in ends))
     assert found.deviation.value == pytest.approx(areas[0].value - np.mean([a.value for a in areas[1:]]))

@@ -10,7 +10,16 @@ import pytest
 
 from warp_unlearning import shadow_audit
 from warp_unlearning.attacks.membership.audit import Audit
-from warp_unlearning.studies.arm_audits import SLICES, memorised_slices, reduction, slice_reductions
+from warp_unlearning.stats.exchange import holm
+from warp_unlearning.stats.intervals import mean
+from warp_unlearning.studies.arm_audits import (
+    SLICES,
+    arm_verdict,
+    memorised_slices,
+    reduction,
+    retained_change,
+    slice_reductions,
+)
 from warp_unlearning.studies.shadow_plan import Task
 from warp_unlearning.studies.shadow_scores import ArmScores, OriginalScores
 from warp_unlearning.studies.stored import arrays_of
@@ -63,7 +72,10 @@ def _simulated(seed: int, shadows: list[int], *, hidden: bool) -> tuple[ArmScore
     groups = np.array([s for s, _ in rows])
     scores = ArmScores(confidence, groups, forgotten, never, ~never & ~forgotten, {}, nothing, nothing, (), (), 0)
     originals = OriginalScores(
-        np.random.default_rng(2).normal(size=trained.shape) + gain * trained, np.arange(SHADOWS), trained
+        np.random.default_rng(2).normal(size=trained.shape) + gain * trained,
+        np.arange(SHADOWS),
+        trained,
+        np.ones(SHADOWS),
     )
     return scores, originals
 
@@ -75,19 +87,44 @@ def test_what_a_defence_changes_of_a_slice_is_the_difference_of_the_slices() -> 
     found = slice_reductions(defended, base, originals)
     assert list(found) == ["most memorised 1 %", "most memorised 5 %"]
     for name, change in found.items():
-        difference = before[name]["auc"]["value"] - after[name]["auc"]["value"]
+        one, other = before[name], after[name]
+        assert one is not None
+        assert other is not None
+        difference = one.auc - other.auc
         assert change["difference"]["value"] == pytest.approx(difference)
-        assert change["auc"]["value"] == pytest.approx(difference / (before[name]["auc"]["value"] - 0.5))
+        assert change["auc"]["value"] == pytest.approx(difference / (one.auc - 0.5))
         assert change["difference"]["low"] > 0.05
     whole = reduction(defended, base)
     assert whole is not None
     assert whole["difference"]["value"] < 0.05
 
 
+def test_the_verdict_of_an_arm_is_that_of_its_audits() -> None:
+    scores, originals = _simulated(10, list(range(SHADOWS)), hidden=False)
+    scores = replace(scores, accuracy={"test": np.repeat(0.9 + 0.001 * np.arange(SHADOWS), 2)})
+    originals = replace(originals, accuracy=np.full(SHADOWS, 0.91))
+    audits = {"U-LiRA": _whole(scores)} | {
+        k: v for k, v in memorised_slices(scores, _whole(scores), originals).items() if v
+    }
+    kept = retained_change(scores, originals)
+    assert kept is not None
+    found = arm_verdict(scores, audits, kept.before, originals)
+    assert [e.attack for e in found.evidence] == list(audits)
+    assert [e.area for e in found.evidence] == [audit.interval() for audit in audits.values()]
+    assert found.evidence[0].original == kept.before.interval()
+    assert found.evidence[-1].seen.low > found.evidence[0].seen.low > 0.05
+    np.testing.assert_allclose([e.adjusted for e in found.evidence], holm([a.p_value() for a in audits.values()]))
+    drop = mean(0.01 - 0.001 * np.arange(SHADOWS))
+    assert f"down {100 * drop.value:.1f}".replace("0.", ".") in found.claims[0].sentence
+    assert found.exit == 1
+
+
 def test_slices_are_compared_over_the_shadows_that_all_have() -> None:
     base, originals = _simulated(10, list(range(SHADOWS)), hidden=False)
     few, _ = _simulated(11, list(range(7)), hidden=True)
-    scored = OriginalScores(originals.confidence[1:], originals.shadows[1:], originals.trained[1:])
+    scored = OriginalScores(
+        originals.confidence[1:], originals.shadows[1:], originals.trained[1:], originals.accuracy[1:]
+    )
     found = slice_reductions(few, base, scored)["most memorised 5 %"]
     assert found["shadows"] == 6
     same = [replace_rows(each, np.isin(each.groups, range(1, 7))) for each in (few, base)]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.pair_audit import PairAuditor
+from warp_unlearning.attacks.membership.shadow_design import memorisation, most_memorised
 from warp_unlearning.data.preprocess import ImageData, load_data
 from warp_unlearning.errors import InputError
 from warp_unlearning.gpu.lanes import Lane

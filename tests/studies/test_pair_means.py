@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from warp_unlearning.stats.independent_area import independent_area
+from warp_unlearning.stats.area import independent_area
 from warp_unlearning.studies.pair_means import mean_area, mean_rates, share_mean
 
 FPRS = (0.001, 0.01, 0.05)

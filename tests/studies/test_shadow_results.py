@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import stat
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from typer import Exit
 
 from warp_unlearning import unlearn
+from warp_unlearning.cli.audit_check import check
+from warp_unlearning.cli.audit_shadow import show
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.methods.registry import make_method
 from warp_unlearning.models.networks import MLP
 from warp_unlearning.randomness import Streams
+from warp_unlearning.report.page import make_report
+from warp_unlearning.report.results import read_results
+from warp_unlearning.report.shadow_results import ShadowResults
 from warp_unlearning.studies.shadow_plan import Task, forgotten, retained
 from warp_unlearning.studies.shadow_work import ShadowWork
 from warp_unlearning.studies.stored import array_bytes, arrays_of, weight_bytes, weights_of
@@ -72,3 +80,24 @@ def test_bytes_are_the_same_each_time() -> None:
     assert arrays_of(array_bytes(arrays))["b"].shape == ()
     state = MLP(inputs=2, classes=2, hidden=()).state_dict()
     assert weight_bytes(state) == weight_bytes(dict(state))
+
+
+def test_table_page_file_and_gate_say_one_verdict(carried: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, codes = carried.prepared.run.path, {"holds": 0, "does not hold": 1, "cannot be said": 3}
+    show(carried.results)
+    table = capsys.readouterr().out.splitlines()
+    read = read_results(folder)
+    assert isinstance(read, ShadowResults)
+    page = make_report(read).html
+    for arm, plain in zip(read.arms, carried.results["arms"], strict=True):
+        assert arm.verdict is not None
+        said, outcome = arm.verdict.sentence, arm.verdict.outcome
+        assert said == plain["verdict"]["sentence"]
+        assert any(line.lstrip().startswith(arm.name) and outcome in line for line in table)
+        assert f"{outcome}</span>" in page
+        assert ", ".join(arm.verdict.reasons) in page
+        with pytest.raises(Exit) if codes[outcome] else nullcontext() as ended:
+            check(folder, arm=[arm.name])
+        assert codes[outcome] == (ended.value.exit_code if ended else 0)
+        printed = capsys.readouterr().out
+        assert all(claim.sentence in printed for claim in arm.verdict.claims)

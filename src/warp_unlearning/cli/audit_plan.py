@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from .options import Json
+from .show import finish
 
 
 def plan(
@@ -26,9 +26,9 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Say how many shadows an audit needs for a false-positive rate and a width, and how many hours they take."""
-    from ..stats.planning import plan as planned
+    from ..stats import planning
 
-    found = planned(
+    found = planning.plan(
         fpr=fpr,
         half_width=half_width,
         points=points,
@@ -39,4 +39,4 @@ def plan(
         tpr=tpr,
         share=share,
     )
-    typer.echo(json.dumps({"schema_version": 1, **asdict(found)}, indent=2) if as_json else str(found))
+    finish([str(found)], results={"schema_version": 1, **asdict(found)} if as_json else None)

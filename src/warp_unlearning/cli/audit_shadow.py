@@ -133,7 +133,7 @@ def _row(arm: dict[str, Any]) -> list[str]:
     return [
         arm["name"],
         estimate(score["auc"]),
-        score["verdict"],
+        arm["verdict"]["outcome"],
         estimate(rate["tpr"]) if rate["resolved"] else "unresolved",
         estimate(part["auc"]) if part else "",
         estimate(retain["difference"]) if retain else "",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
-from ..stats import intervals
-from ..stats.reading import Verdict, read_area, strength_of
+from ..stats import intervals, roc
+from ..stats.area import strength_of
 from .fields import Field
 
-VERDICTS: tuple[Verdict, ...] = ("leak", "no leak found", "inconclusive")
 NOT_MEASURED = "not measured"
 
 
@@ -25,10 +22,17 @@ class Estimate:
     @property
     def strength(self) -> Estimate:
         """max(v, 1 − v) with the interval that this one implies; its lower end is ½ where this one contains ½."""
-        if self.value is None or self.low is None or self.high is None:
+        if self.known is None:
             return Estimate(None if self.value is None else max(self.value, 1 - self.value), None, None)
-        found = strength_of(intervals.Estimate(self.value, self.low, self.high))
+        found = strength_of(self.known)
         return Estimate(found.value, found.low, found.high)
+
+    @property
+    def known(self) -> intervals.Estimate | None:
+        """The same for the statistics; None where a number is missing."""
+        if self.value is None or self.low is None or self.high is None:
+            return None
+        return intervals.Estimate(self.value, self.low, self.high)
 
     def mapped(self, scale: float, offset: float = 0.0) -> Estimate:
         """The line scale · x + offset of value and interval, whose ends change places where `scale` is negative."""
@@ -56,6 +60,11 @@ class Rate:
     negatives: int
     tpr: Estimate | None
 
+    @property
+    def known(self) -> roc.Rate:
+        """The same for the statistics."""
+        return roc.Rate(self.fpr, None if self.tpr is None else self.tpr.known, self.negatives)
+
 
 @dataclass(frozen=True)
 class Score:
@@ -63,8 +72,6 @@ class Score:
 
     auc: Estimate
     rates: tuple[Rate, ...]
-    verdict: Verdict
-    direction: str
     positives: int
     negatives: int
     notes: tuple[str, ...]
@@ -88,46 +95,15 @@ def read_rate(field: Field) -> Rate:
     return Rate(field["fpr"].number(), resolved, field["negatives"].count(), tpr if resolved else None)
 
 
-def read_verdict(field: Field) -> Verdict:
-    """One of the three verdicts."""
-    return cast(Verdict, field.one_of(*VERDICTS))
-
-
 def read_score(field: Field) -> Score:
-    """A score with its rates and its verdict."""
+    """A score with its rates."""
     return Score(
         read_estimate(field["auc"]),
         tuple(read_rate(rate) for rate in field["rates"]),
-        read_verdict(field["verdict"]),
-        field["direction"].text(),
         field["positives"].count(),
         field["negatives"].count(),
         field["notes"].texts(),
     )
-
-
-def reading(area: Estimate | None) -> Verdict | None:
-    """What an area and its interval say (`stats.reading`), where the file has no verdict of its own; None where nothing
-    was measured.
-
-    >>> reading(Estimate(0.1, 0.05, 0.2)), reading(Estimate(0.5, 0.4, 0.6))
-    ('leak', 'inconclusive')
-    """
-    if area is None or area.value is None:
-        return None
-    if area.low is None or area.high is None:
-        return "inconclusive"
-    return read_area(intervals.Estimate(area.value, area.low, area.high)).verdict
-
-
-def worst(verdicts: Sequence[Verdict | None]) -> Verdict | None:
-    """A leak if any is; else inconclusive if any is; None where there is none at all.
-
-    >>> worst(["no leak found", None, "inconclusive"])
-    'inconclusive'
-    """
-    found = [verdict for verdict in verdicts if verdict is not None]
-    return next((v for v in ("leak", "inconclusive", "no leak found") if v in found), None)
 
 
 def written(estimate: Estimate | None, *, digits: int = 3, scale: float = 1.0, unit: str = "") -> Written:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..stats.reading import Verdict
+from ..stats.verdict import Outcome, worst
 from .labels import NO_DEFENSE, arm_label, counted, defense_label, listed, method_label
-from .measures import Estimate, worst
+from .measures import Estimate
 from .pair_results import PairResults
 from .shadow_arm import Arm
 from .shadow_results import ShadowResults
@@ -18,12 +18,12 @@ NAMED = 4
 @dataclass(frozen=True)
 class Opening:
     """`headline` is one line; `parts` make up the paragraph under it, each a leading word and its sentences; `verdict`
-    is the worst there is, None where nothing was measured.
+    is the worst outcome there is, None where nothing was measured.
     """
 
     headline: str
     parts: tuple[tuple[str, str], ...]
-    verdict: Verdict | None
+    verdict: Outcome | None
 
 
 def shadow_opening(results: ShadowResults) -> Opening:
@@ -35,16 +35,15 @@ def shadow_opening(results: ShadowResults) -> Opening:
     ]
     if not results.complete:
         parts.append(("This audit is incomplete:", _joined([_incomplete(results)])))
-    return Opening(_headline(results), tuple(parts), worst([arm.verdict for arm in results.arms]))
+    outcomes = [arm.verdict.outcome for arm in results.arms if arm.verdict is not None]
+    return Opening(_headline(results), tuple(parts), worst(outcomes) if outcomes else None)
 
 
 def pair_opening(results: PairResults) -> Opening:
     """The opening of an audit of two checkpoints."""
-    headlines = {
-        "leak": "The forgotten examples can still be recognised",
-        "no leak found": "No trace of the forgotten examples was found",
-        "inconclusive": "Too little data to say whether the forgotten examples can be recognised",
-    }
+    verdict = results.verdict
+    said = {"does not hold": "does not hold", "holds": "holds", "cannot be said": "cannot be shown to hold"}
+    headline = f"This forgetting {said[verdict.outcome]}: {', '.join(verdict.reasons)}"
     forgotten, never = results.count("forgotten"), results.count("never seen")
     audited = (
         "two models, one before and one after it was made to forget chosen training examples. "
@@ -56,9 +55,10 @@ def pair_opening(results: PairResults) -> Opening:
     parts = (
         ("What was audited:", _joined([audited])),
         ("Who attacked:", _attacker(results.threat)),
-        ("What leaked:", _joined([best, _pair_meaning(results)])),
+        ("What leaked:", _joined([best])),
+        ("The verdict:", _joined(list(verdict.lines))),
     )
-    return Opening(headlines[results.verdict], parts, results.verdict)
+    return Opening(headline, parts, verdict.outcome)
 
 
 def guesses(strength: Estimate, *, level: float = 0.95) -> str:
@@ -87,17 +87,14 @@ def cases(strength: Estimate, *, level: float = 0.95) -> str:
 
 
 def _headline(results: ShadowResults) -> str:
-    total = len(results.arms)
-    leaks, clean, small, unknown = (
-        len(_with(results, kind)) for kind in ("leak", "no leak found", "inconclusive", None)
-    )
-    if leaks:
-        return f"Forgotten examples can be recognised after {_of(leaks, total)} of forgetting"
-    if clean == total:
-        return f"No trace of forgotten examples was found after {counted(total, 'way')} of forgetting"
-    if unknown == total:
+    total, failed, held = len(results.arms), *(len(_with(results, kind)) for kind in ("does not hold", "holds"))
+    if failed:
+        return f"Forgetting does not hold in {_of(failed, total)}"
+    if held == total:
+        return f"Forgetting holds in {_of(held, total)}"
+    if len(_with(results, None)) == total:
         return "Nothing was measured"
-    return f"The audit cannot rule out a leak: {counted(small + unknown, 'way')} of {total} remain open"
+    return f"It cannot be said that forgetting holds in {_of(total - held, total)}"
 
 
 def _audited(results: ShadowResults) -> str:
@@ -122,24 +119,19 @@ def _audited(results: ShadowResults) -> str:
 
 
 def _leaked(results: ShadowResults) -> list[str]:
-    total = len(results.arms)
-    leaks = _with(results, "leak")
-    found = []
+    total, claims = len(results.arms), ("forgotten", "works")
+    leaks, harmed = ([arm for arm in results.arms if _claim(arm, name) == "does not hold"] for name in claims)
     if leaks:
-        found.append(f"After {_of(len(leaks), total)}, forgotten examples can be told from examples no model ever saw")
+        found = [f"After {_of(len(leaks), total)}, forgotten examples can be told from examples no model ever saw"]
     else:
-        found.append("In none of them did this attacker tell forgotten examples from unseen ones for certain")
+        found = ["In none of them did this attacker tell forgotten examples from unseen ones for certain"]
     found += _worst_cases(results)
-    hidden = [arm for arm in leaks if arm.score is None or arm.score.verdict != "leak"]
-    if hidden:
-        found.append(
-            f"In {counted(len(hidden), 'way')} the leak shows only among the most memorised examples or to an attacker "
-            "who holds the weights"
-        )
-    if clean := _with(results, "no leak found"):
-        found.append(f"No leak was found in {_named(clean)}")
-    if small := [*_with(results, "inconclusive"), *_with(results, None)]:
-        found.append(f"For {_named(small)} the audit is too small to say, which is not a pass")
+    if harmed:
+        found.append(f"{_of(len(harmed), total).capitalize()} cost more test accuracy than is allowed")
+    if held := _with(results, "holds"):
+        found.append(f"Forgetting holds in {_named(held)}")
+    if small := [*_with(results, "cannot be said"), *_with(results, None)]:
+        found.append(f"For {_named(small)} it cannot be said, which is not a pass")
     return found
 
 
@@ -177,23 +169,13 @@ def _incomplete(results: ShadowResults) -> str:
     return "; ".join(reasons) or "the results mark a part of it as unfinished"
 
 
-def _pair_meaning(results: PairResults) -> str:
-    meaning = {
-        "leak": "So whoever holds both models learns something about who was forgotten",
-        "no leak found": "No attack did better than guessing, within the stated margin",
-        "inconclusive": "The examples are too few to say whether that is more than chance, which is not a pass",
-    }[results.verdict]
-    beyond = {
-        None: "",
-        "leak": ". It reveals more than a model that was retrained without them",
-        "no leak found": ". It reveals no more than a model that was retrained without them",
-        "inconclusive": ". Whether it reveals more than a model retrained without them remains open",
-    }[results.beyond_retrained]
-    return meaning + beyond
+def _with(results: ShadowResults, outcome: Outcome | None) -> list[Arm]:
+    return [arm for arm in results.arms if (None if arm.verdict is None else arm.verdict.outcome) == outcome]
 
 
-def _with(results: ShadowResults, verdict: Verdict | None) -> list[Arm]:
-    return [arm for arm in results.arms if arm.verdict == verdict]
+def _claim(arm: Arm, name: str) -> Outcome | None:
+    claims = () if arm.verdict is None else arm.verdict.claims
+    return next((claim.outcome for claim in claims if claim.name == name), None)
 
 
 def _named(arms: list[Arm]) -> str:

@@ -31,7 +31,7 @@ from .risk_plots import risk_gallery
 from .roc_plots import roc_gallery
 from .shadow_results import ShadowResults
 from .tables import attack_table, further_table, matrix, privacy_table, settings_table, stage_table
-from .untested import not_tested, tests_made
+from .untested import not_tested
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,6 @@ def _shadow(results: ShadowResults) -> Report:
         settings=settings_table(results),
         stages=stage_table(results),
         untested=not_tested(results),
-        tests=tests_made(results),
     )
 
 

@@ -1,13 +1,21 @@
-"""The results of an audit of two checkpoints (kind "pair", schema version 1) as plain dataclasses."""
+"""The results of an audit of two checkpoints (kind "pair", schema version 1) as plain dataclasses.
+
+Their own verdict was another one; the judge's is made of the ends of intervals that they hold. They do not say what an
+attack sees in the original, nor whether the model still works, so that nothing can hold.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import ClassVar
 
-from ..stats.reading import Verdict
+from ..stats import intervals
+from ..stats.evidence import beyond_half, from_half
+from ..stats.intervals import normal_beyond
+from ..stats.verdict import MARGIN, Evidence, Needs, Verdict, judge
 from .fields import Field, Pairs
-from .measures import Estimate, Rate, read_estimate, read_rate, read_verdict
+from .measures import Estimate, Rate, read_estimate, read_rate
 
 
 @dataclass(frozen=True)
@@ -18,7 +26,6 @@ class AttackRow:
     needs: str
     auc: Estimate
     adjusted_p: float | None
-    verdict: Verdict
     rates: tuple[Rate, ...]
     retrained: Estimate | None
     beyond: Estimate | None
@@ -35,7 +42,6 @@ class PairResults:
     strongest: str
     strongest_strength: Estimate
     verdict: Verdict
-    beyond_retrained: Verdict | None
     not_tried: Pairs
     counts: Pairs
     digests: Pairs
@@ -60,8 +66,7 @@ def read_pair(field: Field) -> PairResults:
         rows,
         field["strongest"].text(),
         read_estimate(field["strongest_strength"]),
-        read_verdict(field["verdict"]),
-        field["beyond_retrained"].maybe(read_verdict),
+        _judged(rows, field["counts"]),
         tuple((name, why.text()) for name, why in field["not_tried"].items()),
         tuple((name, f"{number.count():,}") for name, number in field["counts"].items()),
         field["digests"].scalars(),
@@ -79,9 +84,38 @@ def _row(field: Field) -> AttackRow:
         field["needs"].text(),
         read_estimate(field["auc"]),
         field["adjusted_p"].maybe_number(),
-        read_verdict(field["verdict"]),
         tuple(read_rate(rate) for rate in field["rates"]),
         field["retrained"].maybe(read_estimate),
         field["beyond"].maybe(read_estimate),
         field["null"].maybe(read_estimate),
     )
+
+
+def _judged(rows: tuple[AttackRow, ...], counts: Field) -> Verdict:
+    beside = [row for row in rows if row.beyond is not None]
+    found = [_evidence(row, len(beside)) for row in rows]
+    forgotten, unseen = (counts[name].count() for name in ("forgotten", "never seen"))
+    evidence = [e for e in found if e is not None]
+    return judge(evidence, rows=forgotten, unseen=unseen, null="unseen", references=bool(beside))
+
+
+def _evidence(row: AttackRow, attacks: int) -> Evidence | None:
+    """An attack on the new model beside unseen rows, or one on both models beside the retrained model, if any."""
+    area, rates = row.auc.known, tuple(rate.known for rate in row.rates)
+    on_weights, p = "weights" in row.needs, 1.0 if row.adjusted_p is None else row.adjusted_p
+    if area is None:
+        return None
+    if "both" not in row.needs:
+        needs: Needs = "new weights" if on_weights else "new outputs"
+        unknown = intervals.Estimate(0.0, -0.5, 0.5)
+        error = (area.high - area.low) / 2 / normal_beyond(0.025)
+        return Evidence(row.name, needs, area, None, (), beyond_half(area), error, p, p, unknown, rates)
+    beyond, reference = (None if found is None else found.known for found in (row.beyond, row.retrained))
+    if beyond is None or reference is None:
+        return None
+    needs = "both weights" if on_weights else "both outputs"
+    error = max((beyond.high - beyond.low) / 2 / normal_beyond(0.025 / attacks), 1e-12)
+    p = NormalDist().cdf((2 * MARGIN - beyond.value) / error)
+    more = intervals.Estimate(beyond.value, 0.0, beyond.high)
+    test = (more, error, p, min(attacks * p, 1.0), from_half(reference), rates)
+    return Evidence(row.name, needs, area, None, (reference,), *test)

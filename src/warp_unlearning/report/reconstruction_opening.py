@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+from ..stats.verdict import Outcome, worst
 from .labels import counted, listed
-from .measures import Estimate, worst
+from .measures import Estimate
 from .opening import NAMED, Opening
 from .reconstruction_results import AttackedModel, AttackResult, ReconstructionResults
 
-_HEADLINES = {
-    "leak": "Forgotten images can be rebuilt, at least in part",
-    "no leak found": "No attack rebuilt more than was known without the models",
-    "inconclusive": "Too few images to say whether forgotten images can be rebuilt",
+_HEADLINES: dict[Outcome, str] = {
+    "does not hold": "Forgotten images can be rebuilt, at least in part",
+    "holds": "No attack rebuilt more than was known without the models",
+    "cannot be said": "Too few images to say whether forgotten images can be rebuilt",
 }
 
 
 def reconstruction_opening(results: ReconstructionResults, *, images: bool) -> Opening:
     """The opening; `images` says whether the page shows them."""
-    verdict = worst([model.verdict for model in results.models])
+    outcome = worst([model.outcome for model in results.models])
     parts = (
         ("What was attacked:", _attacked(results)),
         ("Who attacked:", " ".join(_common(results)) or "The results file does not say what the attacker holds."),
         ("What was rebuilt:", " ".join(_rebuilt(model, results.level) for model in results.models)),
         ("The images:", _images(results, images)),
     )
-    return Opening(_HEADLINES[verdict or "inconclusive"], parts, verdict)
+    return Opening(_HEADLINES[outcome], parts, outcome)
 
 
 def _attacked(results: ReconstructionResults) -> str:
@@ -43,13 +44,13 @@ def _common(results: ReconstructionResults) -> list[str]:
 
 
 def _rebuilt(model: AttackedModel, level: float) -> str:
-    shown = [attack for attack in model.attacks if attack.verdict == "leak"]
+    shown = [attack for attack in model.attacks if attack.outcome == "does not hold"]
     best = max(shown or model.attacks, key=lambda attack: attack.scores["psnr"].value or 0)
     total = len(model.attacks)
     if shown:
         which = f"{len(shown)} of {total} attacks" if total > 1 else "the attack"
         said = f"{which} showed more of the images than is known without the models"
-    elif model.verdict == "no leak found":
+    elif model.outcome == "holds":
         which = f"none of {total} attacks" if total > 1 else "not even the one attack"
         said = f"{which} showed more than is known without the models"
     else:

@@ -33,7 +33,7 @@ def _draw(model: AttackedModel) -> Figure:
     figure = blank(5.6, 1.1 + 0.3 * len(model.attacks))
     axes = figure.subplots()
     for place, attack in enumerate(model.attacks):
-        color = FORGOTTEN if attack.verdict == "leak" else INK
+        color = FORGOTTEN if attack.outcome == "does not hold" else INK
         blind = attack.blind.get(attack.best_blind, {}).get("psnr")
         shades: tuple[tuple[Estimate | None, str, str, float], ...] = (
             (attack.scores["psnr"], color, "o", 0.0),

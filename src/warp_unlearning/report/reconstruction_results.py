@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
-from ..stats.reading import Verdict
+from ..stats.verdict import EXIT, Outcome
 from .fields import Field, Pairs
 from .measures import Estimate, read_estimate
 
 Scores = Mapping[str, Estimate]
 
 METRICS = ("psnr", "ssim", "mse", "feature_mse", "lpips")
-# The outcomes of the claim, in the words of the other audits, whose marks are shown.
-_VERDICTS: Mapping[str, Verdict] = {
-    "does not hold": "leak",
-    "holds": "no leak found",
-    "cannot be said": "inconclusive",
-}
 
 
 @dataclass(frozen=True)
@@ -27,7 +21,8 @@ class AttackResult:
 
     `p` is corrected for all tests of all attacks on the model, and `reason` the comparison in words; `gain` is over the
     best blind attack, in decibels, and `share` that of decoys which the images resemble less than their targets. The
-    verdict is that on the model, but "leak" only for an attack that shows it. `array` names its images.
+    outcome is that of the claim on the model, but "does not hold" only for an attack that shows it. `array` names its
+    images.
     """
 
     name: str
@@ -35,7 +30,7 @@ class AttackResult:
     blind: Mapping[str, Scores]
     p: float
     reason: str
-    verdict: Verdict
+    outcome: Outcome
     best_blind: str
     gain: Estimate
     share: Estimate | None
@@ -59,7 +54,7 @@ class AttackedModel:
     attacks: tuple[AttackResult, ...]
     not_tried: Pairs
     notes: tuple[str, ...]
-    verdict: Verdict
+    outcome: Outcome
 
 
 @dataclass(frozen=True)
@@ -95,9 +90,9 @@ def read_reconstruction(field: Field) -> ReconstructionResults:
     claims, level = list(field["verdict"]["claims"]), field["level"].number()
     if not list(field["models"]) or len(claims) != len(list(field["models"])):
         field["models"].wrong("at least one model, and a claim on each")
-    outcomes = [_VERDICTS[claim["outcome"].one_of(*_VERDICTS)] for claim in claims]
+    outcomes = [cast(Outcome, claim["outcome"].one_of(*EXIT)) for claim in claims]
     models = tuple(
-        _model(model, len(classes), verdict, level) for model, verdict in zip(field["models"], outcomes, strict=True)
+        _model(model, len(classes), outcome, level) for model, outcome in zip(field["models"], outcomes, strict=True)
     )
     field["counts"]["forgotten together"].count()
     return ReconstructionResults(
@@ -115,11 +110,11 @@ def read_reconstruction(field: Field) -> ReconstructionResults:
     )
 
 
-def _model(field: Field, images: int, verdict: Verdict, level: float) -> AttackedModel:
+def _model(field: Field, images: int, outcome: Outcome, level: float) -> AttackedModel:
     rows = tuple(row.count() for row in field["rows"])
     if not rows or max(rows) >= images:
         field["rows"].wrong(f"a list of places among the {images} images")
-    attacks = tuple(_attack(attack, verdict, level) for attack in field["attacks"])
+    attacks = tuple(_attack(attack, outcome, level) for attack in field["attacks"])
     if not attacks:
         field["attacks"].wrong("at least one attack")
     return AttackedModel(
@@ -132,13 +127,15 @@ def _model(field: Field, images: int, verdict: Verdict, level: float) -> Attacke
         attacks,
         tuple((name, why.text()) for name, why in field["not_tried"].items()),
         field["notes"].texts(),
-        verdict,
+        outcome,
     )
 
 
-def _attack(field: Field, verdict: Verdict, level: float) -> AttackResult:
+def _attack(field: Field, outcome: Outcome, level: float) -> AttackResult:
     beyond, p = field["beyond"], field["adjusted_p"].number()
-    shown: Verdict = "leak" if p < 1 - level else "inconclusive" if verdict == "leak" else verdict
+    shown: Outcome = "does not hold" if p < 1 - level else outcome
+    if p >= 1 - level and outcome == "does not hold":
+        shown = "cannot be said"
     best = beyond["best_blind"].text()
     named = beyond["identification"]
     return AttackResult(

@@ -51,7 +51,7 @@ def _way(model: AttackedModel) -> str:
 def _attack_rows(model: AttackedModel, present: list[str]) -> Iterator[Row]:
     for attack in model.attacks:
         cells = (
-            Cell(Written(p_value(attack.p)), verdict=attack.verdict),
+            Cell(Written(p_value(attack.p)), verdict=attack.outcome),
             *_cells(attack.scores, present),
             Cell(written(attack.gain, digits=2), f"over the {attack.best_blind}"),
             Cell(written(attack.share)),

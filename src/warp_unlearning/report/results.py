@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from ..errors import DataError, InputError
+from ..stats.roc import Rate
+from ..stats.verdict import Verdict
 from .fields import Field
+from .measures import read_rate
 from .pair_results import PairResults, read_pair
 from .reconstruction_results import ReconstructionResults, read_reconstruction
+from .shadow_arm import arm_verdict, read_verdict
 from .shadow_results import ShadowResults, read_shadow
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSIONS = (1, 2)
 NAMES = ("results.json", "audit.json")
-_VERSIONS = {"reconstruction": 2}
 Results = ShadowResults | PairResults | ReconstructionResults
 _READERS: Mapping[str, Callable[[Field], Results]] = {
     "shadow": read_shadow,
@@ -35,32 +39,69 @@ def results_file(path: Path) -> Path:
     return found
 
 
+@dataclass(frozen=True)
+class Judged:
+    """One verdict of a file, None where nothing was measured, and the rates of each attack; `name` is the arm's."""
+
+    name: str
+    verdict: Verdict | None
+    rates: tuple[tuple[str, Rate], ...]
+
+
 def read_results(path: Path) -> Results:
     """The results at `path`, a file or a folder, with every field checked."""
+    whole = read_whole(path)
+    if whole["kind"].value == "study":
+        raise InputError(
+            f"{whole.file} holds the study {whole['study'].value}, which is written already: see its table.md and its "
+            f"figures in {Path(whole.file).parent}; `warp report` is for an audit or a reconstruction"
+        )
+    return _READERS[whole["kind"].one_of(*_READERS)](whole)
+
+
+def read_judged(path: Path) -> tuple[Judged, ...]:
+    """The verdict of every arm of an audit by shadow models, or the one of other results."""
+    whole = read_whole(path)
+    if "arms" in whole:
+        verdicts = [(arm["name"].text(), arm_verdict(arm)) for arm in whole["arms"]]
+        return tuple(Judged(name, verdict, _rates(verdict)) for name, verdict in verdicts)
+    if "verdict" in whole and isinstance(whole["verdict"].value, dict):
+        verdict = read_verdict(whole["verdict"])
+        rates = _rates(verdict)
+        if "rows" in whole:
+            rates = tuple((row["name"].text(), read_rate(r).known) for row in whole["rows"] for r in row["rates"])
+        return (Judged("", verdict, rates),)
+    whole["kind"].one_of("pair")
+    verdict = read_pair(whole).verdict
+    return (Judged("", verdict, _rates(verdict)),)
+
+
+def _rates(verdict: Verdict | None) -> tuple[tuple[str, Rate], ...]:
+    evidence = () if verdict is None else verdict.evidence
+    return tuple((e.attack, rate) for e in evidence for rate in e.rates)
+
+
+def read_whole(path: Path) -> Field:
+    """The results at `path`, a file or a folder, of a version that is read here."""
     file = results_file(path)
     try:
         data = json.loads(file.read_bytes().decode(), parse_constant=_not_json)
     except json.JSONDecodeError as error:
         raise DataError(
-            f"{file} is cut short or damaged: line {error.lineno}, column {error.colno}: {error.msg}; make the audit "
+            f"{file} is cut short or damaged: line {error.lineno}, column {error.colno}: {error.msg}; make the "
             "again, or copy the file again"
         ) from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read as JSON ({error}); make the audit again") from error
     whole = Field(data, str(file))
-    if isinstance(data, dict) and data.get("kind") == "study":
-        raise InputError(
-            f"{file} holds the study {data.get('study', '(no name)')}, which is written already: see its table.md and "
-            f"its figures in {file.parent}; `warp report` is for an audit or a reconstruction"
-        )
-    kind, version = whole["kind"].one_of(*_READERS), whole["schema_version"].value
-    known = _VERSIONS.get(kind, SCHEMA_VERSION)
-    if type(version) is not int or version != known:
+    version = whole["schema_version"].value
+    known = SCHEMA_VERSIONS[1:] if whole["kind"].value == "reconstruction" else SCHEMA_VERSIONS
+    if type(version) is not int or version not in known:
         raise DataError(
-            f"{file} has schema version {version!r}; this program reads {known}: make the audit again, or use "
-            "the version of this package that wrote it"
+            f"{file} has schema version {version!r}; this program reads {' and '.join(map(str, known))}: make the "
+            "audit again, or use the version of this package that wrote it"
         )
-    return _READERS[kind](whole)
+    return whole
 
 
 def _not_json(name: str) -> NoReturn:

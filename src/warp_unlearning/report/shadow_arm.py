@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from ..stats.reading import Verdict
+from pydantic import TypeAdapter, ValidationError
+
+from ..stats import intervals
+from ..stats.evidence import beyond_half, from_half, judge_shadows
+from ..stats.intervals import normal_beyond
+from ..stats.verdict import Evidence, Verdict
+from . import schema
 from .audit_shapes import Curve, Histogram, read_histogram, read_risk, read_roc
-from .fields import Field, Pairs
-from .measures import Estimate, Rate, Score, read_estimate, read_rate, read_score, read_verdict, reading, worst
+from .fields import Field, Pairs, showable
+from .measures import Estimate, Rate, Score, read_estimate, read_rate, read_score
 
 
 @dataclass(frozen=True)
@@ -46,17 +53,11 @@ class GradientTest:
 
 @dataclass(frozen=True)
 class Strongest:
-    """The strongest attacker who holds the models before and after; `strength` is max(AUC, 1 − AUC).
-
-    `verdict` is what the file says of it. Without one, a single pair's interval can be read, since it holds for all
-    attacks at once; a mean over several pairs cannot: every strength is at least ½, so that their mean lies above ½
-    even where nothing leaks.
-    """
+    """The strongest attacker who holds the models before and after; `strength` is max(AUC, 1 − AUC)."""
 
     attack: str
     strength: Estimate
     pairs: int
-    verdict: Verdict | None
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Arm:
     complete: bool
     missing: int
     problem: str
+    verdict: Verdict | None
     score: Score | None
     slices: Mapping[str, Score | None]
     against_originals: Score | None
@@ -103,20 +105,6 @@ class Arm:
     risk: Curve | None
     seconds: Seconds | None
 
-    @property
-    def verdicts(self) -> Mapping[str, Verdict | None]:
-        """What each test of this arm says by itself; None where it was not made."""
-        found = {"shadow models": None if self.score is None else self.score.verdict}
-        found |= {name: None if score is None else score.verdict for name, score in self.slices.items()}
-        found["gradient test"] = None if self.gradient_test is None else reading(self.gradient_test.auc)
-        found["strongest attacker"] = None if self.strongest is None else self.strongest.verdict
-        return found
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """A leak if any test found one, no leak only if every test that was made found none."""
-        return worst(list(self.verdicts.values()))
-
 
 def read_arm(field: Field) -> Arm:
     """One arm from its row of the file."""
@@ -128,6 +116,7 @@ def read_arm(field: Field) -> Arm:
         field["complete"].flag(),
         field["missing"].count(),
         (field["problem"].maybe(Field.text) or "") if "problem" in field else "",
+        arm_verdict(field),
         field["all"].maybe(read_score),
         field["slices"].maybe(lambda f: {name: score.maybe(read_score) for name, score in f.items()}) or {},
         field["against_originals"].maybe(read_score),
@@ -159,8 +148,45 @@ def read_gradient_test(field: Field) -> GradientTest:
 
 
 def _strongest(field: Field) -> Strongest:
-    strength, pairs = read_estimate(field["strength"]), field["pairs"].count()
-    verdict = reading(strength) if pairs == 1 else None
+    return Strongest(field["attack"].text(), read_estimate(field["strength"]), field["pairs"].count())
+
+
+def read_verdict(field: Field) -> Verdict | None:
+    """The verdict of a file, whose outcome must be that of its claims; None where nothing was scored."""
+    try:
+        return None if field.value is None else TypeAdapter(schema.Verdict).validate_python(_showable(field.value))
+    except ValidationError as error:
+        field.wrong(f"a verdict ({error.errors()[0]['msg']})")
+
+
+def _showable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _showable(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_showable(inner) for inner in value]
+    return showable(value) if isinstance(value, str) else value
+
+
+def arm_verdict(field: Field) -> Verdict | None:
+    """The verdict of an arm; in a file of version 1 the judge's, from the ends of its intervals: it does not say what
+    accuracy the originals had, nor what is seen of a slice of them.
+    """
     if "verdict" in field:
-        verdict = field["verdict"].maybe(read_verdict)
-    return Strongest(field["attack"].text(), strength, pairs, verdict)
+        return read_verdict(field["verdict"])
+    whole = field["all"].maybe(read_score)
+    if whole is None:
+        return None
+    before = read_estimate(field["retain_leakage"]["before"]).known if field["retain_leakage"].value else None
+    slices = field["slices"].items() if field["slices"].value else ()
+    named = [("U-LiRA", field["all"]), *((name, score) for name, score in slices if score.value is not None)]
+    shadows = field["all"]["shadows"].count() if "shadows" in field["all"] else 2
+    return judge_shadows([e for item in named if (e := _evidence(*item, before)) is not None], shadows=shadows)
+
+
+def _evidence(name: str, field: Field, before: intervals.Estimate | None) -> Evidence | None:
+    score, p = read_score(field), field["p_value"].number()
+    area, seen = score.auc.known, from_half(before or intervals.Estimate(0.5, 0.0, 1.0))
+    if area is None:
+        return None
+    error, rates = (area.high - area.low) / 2 / normal_beyond(0.025), tuple(rate.known for rate in score.rates)
+    return Evidence(name, "new outputs", area, before, (), beyond_half(area), error, p, p, seen, rates)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..stats.reading import Verdict
+from ..stats.verdict import Outcome
 from .labels import DEFENSES, counted, defense_label, method_label
 from .measures import NOT_MEASURED, Estimate, Written, written, written_rate
 from .pair_results import PairResults
@@ -16,11 +16,11 @@ from .shadow_results import ShadowResults
 
 @dataclass(frozen=True)
 class Cell:
-    """A number, a line under it, and a verdict that marks it."""
+    """A number, a line under it, and an outcome that marks it."""
 
     number: Written
     under: str = ""
-    verdict: Verdict | None = None
+    verdict: Outcome | None = None
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Table:
 
 
 def matrix(results: ShadowResults) -> Table:
-    """Methods by defences, those of the file: verdict and AUC."""
+    """Methods by defences, those of the file: outcome of the verdict and AUC."""
     defenses = ordered_defenses(results)
     rows = []
     for method in results.methods:
         arms = {arm.defense: arm for arm in reversed(results.arms_of(method))}
         rows.append(Row(method_label(method), tuple(_verdict_cell(arms.get(defense)) for defense in defenses)))
     return Table(
-        "Verdict over all tests, and AUC of the attack by shadow models with its 95 % interval",
+        "Verdict, and AUC of the attack by shadow models with its 95 % interval",
         "Method",
         tuple(defense_label(defense) for defense in defenses),
         (Group("", tuple(rows)),),
@@ -148,7 +148,6 @@ def attack_table(results: PairResults) -> Table:
     for row in results.rows:
         rates = {rate.fpr: rate for rate in row.rates}
         cells = (
-            Cell(Written(row.verdict), verdict=row.verdict),
             Cell(written(row.auc)),
             Cell(Written(NOT_MEASURED if row.adjusted_p is None else f"{row.adjusted_p:.2g}")),
             *(Cell(written_rate(rates.get(fpr))) for fpr in fprs),
@@ -156,7 +155,7 @@ def attack_table(results: PairResults) -> Table:
         )
         strongest = "the strongest" if row.name == results.strongest else ""
         rows.append(Row(row.name, cells, strongest))
-    columns = ("Verdict", "AUC", "p, corrected", *(f"TPR at {100 * fpr:g} % FPR" for fpr in fprs))
+    columns = ("AUC", "p, corrected", *(f"TPR at {100 * fpr:g} % FPR" for fpr in fprs))
     return Table(
         "Every attack, forgotten against never-seen examples",
         "Attack",
@@ -176,14 +175,14 @@ def _verdict_cell(arm: Arm | None) -> Cell:
     if arm is None:
         return Cell(Written("not in this audit"))
     number = written(None if arm.score is None else arm.score.auc)
-    return Cell(number, under=_missing(arm), verdict=arm.verdict)
+    return Cell(number, under=_missing(arm), verdict=None if arm.verdict is None else arm.verdict.outcome)
 
 
 def _privacy_row(arm: Arm, slices: Sequence[str]) -> Row:
     score, strongest = arm.score, arm.strongest
     sliced = [arm.slices.get(name) for name in slices]
     cells = (
-        Cell(Written(arm.verdict or NOT_MEASURED), verdict=arm.verdict),
+        _verdict(arm),
         Cell(written(None if score is None else score.auc)),
         *(Cell(written_rate(None if score is None else score.rate(fpr))) for fpr in SHOWN),
         *(Cell(written(None if found is None else found.auc)) for found in sliced),
@@ -195,6 +194,12 @@ def _privacy_row(arm: Arm, slices: Sequence[str]) -> Row:
         ),
     )
     return Row(defense_label(arm.defense), cells, _missing(arm))
+
+
+def _verdict(arm: Arm) -> Cell:
+    if arm.verdict is None:
+        return Cell(Written(NOT_MEASURED))
+    return Cell(Written(arm.verdict.outcome), ", ".join(arm.verdict.reasons), arm.verdict.outcome)
 
 
 def _further_row(arm: Arm) -> Row:

@@ -14,11 +14,6 @@ def not_tested(results: ShadowResults) -> tuple[str, ...]:
     return (*said, *_defenses(results), *_rates(results), *_parts(results))
 
 
-def tests_made(results: ShadowResults) -> int:
-    """How many tests have a verdict of their own."""
-    return sum(verdict is not None for arm in results.arms for verdict in arm.verdicts.values())
-
-
 def _defenses(results: ShadowResults) -> list[str]:
     present = {arm.defense for arm in results.arms}
     absent = [defense_label(name) for name in (None, *DEFENSES) if name not in present]

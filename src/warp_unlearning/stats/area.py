@@ -1,10 +1,11 @@
-"""Areas of forgotten rows against unseen rows of the same classes.
+"""Areas of forgotten against unseen rows, within classes, with errors and intervals for rows that are independent.
 
 With f_c forgotten and t_c unseen rows of class c, f forgotten rows in all, and A_c the area within class c,
 
     A = Σ_c (f_c / f) A_c,     ψ₊ = (F_unseen,c(s) − A) / f,     ψ₋ = (f_c / t_c) (1 − F_forgotten,c(s) − A) / f:
 
-½ where the scores do not tell the rows apart, and ψ the influence of each row. Forgotten rows should score higher.
+½ where the scores do not tell the rows apart, and ψ the influence of each row. Forgotten rows should score higher. The
+variance is DeLong's, the sum over both sets of n/(n−1) Σψ², with the degrees of freedom of Welch and Satterthwaite.
 """
 
 from __future__ import annotations
@@ -13,13 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from ..errors import InputError
-from .influence import area_influence
-from .intervals import Estimate
-from .roc import Floats
-from .tails import beta_below, beta_beyond, student_beyond
+from .intervals import Estimate, Spread, check_level, clopper_pearson, share_interval
+from .roc import Floats, Influence, area_influence
 
 LEVEL = 0.95  # of intervals and, as 1 − α, of tests
 # With fewer rows the variance is not estimated below that of exponential scores with the same area.
@@ -63,30 +61,7 @@ def match(forgot: ArrayLike, classes: ArrayLike) -> Matched:
     return Matched(mask, positions, counts)
 
 
-@dataclass(frozen=True, eq=False)
-class MatchedArea:
-    """An area and the influence (n,) of every row on it, which sums to 0."""
-
-    value: float
-    influence: Floats
-
-    @property
-    def void(self) -> bool:
-        """Whether all scores of each class are equal, so that there was nothing to tell rows by."""
-        return self.value == 0.5 and not np.abs(self.influence).max() > 1e-12
-
-    @property
-    def strength(self) -> MatchedArea:
-        """The distance to ½ with its influence: how much is seen, whichever way round."""
-        sign = np.sign(self.value - 0.5)
-        return MatchedArea(abs(self.value - 0.5), sign * self.influence)
-
-    def __sub__(self, other: MatchedArea) -> MatchedArea:
-        """The difference of two areas over the same rows."""
-        return MatchedArea(self.value - other.value, self.influence - other.influence)
-
-
-def matched_area(scores: ArrayLike, rows: Matched) -> MatchedArea:
+def matched_area(scores: ArrayLike, rows: Matched) -> Influence:
     """The area of scores (n,), matched by class; a tied pair counts one half.
 
     >>> matched_area([3, 1, 2, 0], match([True, False, True, False], [0, 0, 1, 1])).value
@@ -103,40 +78,76 @@ def matched_area(scores: ArrayLike, rows: Matched) -> MatchedArea:
         mask, above = rows.forgot[at], part.value - value
         influence[at[mask]] = (f * part.positive + above) / total
         influence[at[~mask]] = f / total * (part.negative + above / t)
-    return MatchedArea(value, influence)
+    return Influence(value, influence[rows.forgot], influence[~rows.forgot])
 
 
-def standard_error(influence: Floats, rows: Matched, *, least: float = 0.0) -> tuple[float, float]:
-    """Standard error and degrees of freedom (Welch's) of a statistic with this influence; infinite for one row.
+def _sizes(found: Influence, rows: Matched | None) -> tuple[float, float]:
+    return (float(len(found.positive)), float(len(found.negative))) if rows is None else rows.sizes
+
+
+def spread_of(found: Influence, rows: Matched | None = None, *, least: float = 0.0) -> Spread:
+    """The variance of a statistic over independent rows, of one class unless `rows` says; infinite for one row.
 
     `least` is the smallest variance a row is taken to have, in units of 1/n, where there are fewer than 30.
     """
-    sizes = rows.sizes
+    sizes = _sizes(found, rows)
     if min(sizes) < 2:
-        return np.inf, 1.0
+        return Spread(np.inf, 1.0)
     parts = []
-    for mask, n in zip((rows.forgot, ~rows.forgot), sizes, strict=True):
-        found = float(np.square(influence[mask]).sum()) * n / (n - 1)
-        parts.append((max(found, least / n) if n < FEW else found, (max(n, FEW) if least else n) - 1))
+    for influence, n in zip((found.positive, found.negative), sizes, strict=True):
+        variance = float(np.square(influence).sum()) * n / (n - 1)
+        parts.append((max(variance, least / n) if n < FEW else variance, (max(n, FEW) if least else n) - 1))
     total = sum(v for v, _ in parts)
-    return float(np.sqrt(total)), max(total**2 / max(sum(v**2 / free for v, free in parts), 1e-300), 1.0)
+    return Spread(total, max(total**2 / max(sum(v**2 / free for v, free in parts), 1e-300), 1.0))
 
 
-def area_estimate(found: MatchedArea, rows: Matched, *, level: float = LEVEL) -> tuple[Estimate, float]:
-    """An area with its interval, and its standard error.
+def area_estimate(found: Influence, rows: Matched | None = None, *, level: float = LEVEL) -> tuple[Estimate, float]:
+    """An area with its interval, and its standard error; all scores are of one class unless `rows` says.
 
     The interval is symmetric for the logit, and lies within Clopper and Pearson's for a proportion of as many trials as
-    there are forgotten or unseen rows, whichever are fewer. It is [0, 1] for one row.
+    there are forgotten or unseen rows, whichever are fewer: no scores have a larger variance than A(1 − A)/n. It is
+    [0, 1] for one row.
     """
-    a, m, tail = found.value, min(rows.sizes), (1 - level) / 2
-    exponential = max(a / (2 - a), 2 * a**2 / (1 + a)) - a**2
-    error, freedom = standard_error(found.influence, rows, least=exponential)
-    if m < 2:
-        return Estimate(a, 0.0, 1.0), error
-    low = beta_below(tail, a * m, m - a * m + 1) if a > 0 else 0.0
-    high = beta_beyond(tail, a * m + 1, m - a * m) if a < 1 else 1.0
+    sizes, a = _sizes(found, rows), found.value
+    spread = spread_of(found, rows, least=max(a / (2 - a), 2 * a**2 / (1 + a)) - a**2)
+    if min(sizes) < 2:
+        return Estimate(a, 0.0, 1.0), spread.error
+    low, high = clopper_pearson(a, min(sizes), level=level)
     if 0 < a < 1:
-        reach = student_beyond(tail, freedom) * error / (a * (1 - a))
-        ends = special.expit(special.logit(a) + np.array([-reach, reach]))
-        low, high = max(float(ends[0]), low), min(float(ends[1]), high)
-    return Estimate(a, low, high), error
+        inner = share_interval(a, spread, level=level)
+        low, high = max(inner.low, low), min(inner.high, high)
+    return Estimate(a, low, high), spread.error
+
+
+def independent_area(positive: ArrayLike, negative: ArrayLike, *, level: float = LEVEL) -> Estimate:
+    """The area of scores that are independent of each other; [0, 1] where all are equal and rank nothing.
+
+    >>> str(independent_area([3.0, 4.0, 2.0, 6.0], [1.0, 2.5, 0.0, 5.0]))
+    '0.750 [0.210, 0.971]'
+    """
+    check_level(level)
+    found = area_influence(positive, negative)
+    return Estimate(0.5, 0.0, 1.0) if found.void else area_estimate(found, level=level)[0]
+
+
+def area_difference(one: Influence, other: Influence, rows: Matched | None = None, *, level: float = LEVEL) -> Estimate:
+    """The first area less the second, over the same examples in the same order, with Student's interval."""
+    found = one - other
+    return difference_interval(found.value, spread_of(found, rows), level=level)
+
+
+def difference_interval(value: float, spread: Spread, *, level: float = LEVEL) -> Estimate:
+    """Student's interval for a difference of two shares."""
+    check_level(level)
+    reach = spread.reach(level)
+    return Estimate(value, max(value - reach, -1.0), min(value + reach, 1.0))
+
+
+def strength_of(area: Estimate) -> Estimate:
+    """max(AUC, 1 − AUC) with the interval that the area's implies; its lower end is ½ where that contains ½.
+
+    >>> str(strength_of(Estimate(0.2, 0.1, 0.35)))
+    '0.800 [0.650, 0.900]'
+    """
+    low = 0.5 if area.low <= 0.5 <= area.high else max(area.low, 1 - area.high)
+    return Estimate(max(area.value, 1 - area.value), low, max(area.high, 1 - area.low))

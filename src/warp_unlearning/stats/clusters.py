@@ -28,33 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from .intervals import Estimate
+from .intervals import Spread
 from .roc import Floats
-from .tails import student_beyond, student_tail
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A variance, the degrees of freedom it was estimated with, and the part of it that rows add by moving together."""
-
-    variance: float
-    freedom: float
-    together: float = 0.0
-
-    @property
-    def error(self) -> float:
-        """The standard error."""
-        return float(np.sqrt(self.variance))
-
-    def reach(self, level: float) -> float:
-        """The half width of the interval of the given level: standard error times Student's quantile."""
-        return self.error * student_beyond((1 - level) / 2, self.freedom)
-
-    def p_value(self, distance: float) -> float:
-        """How often chance alone is at least `distance` away, on either side."""
-        if self.variance == 0:
-            return 0.0 if distance else 1.0
-        return 2 * student_tail(abs(distance) / self.error, self.freedom)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,26 +93,3 @@ def cell_sums(
     """The values summed over the cells of a table of that shape."""
     flat = np.bincount(rows.astype(np.int64) * shape[1] + columns, weights=values, minlength=shape[0] * shape[1])
     return np.asarray(flat, dtype=np.float64).reshape(shape)
-
-
-def share_interval(value: float, spread: Spread, *, level: float = 0.95) -> Estimate:
-    """An interval for a number between 0 and 1 (an area, a rate), symmetric on the logit scale so that it stays inside.
-
-    At 0 and at 1 there is no logit and, as a rule, no variance left: use `intervals.proportion` there.
-    """
-    check_level(level)
-    if not 0 < value < 1:
-        raise InputError(f"the value is {value}; an interval on the logit scale needs one between 0 and 1")
-    centre = np.log(value) - np.log1p(-value)
-    reach = spread.reach(level) / (value * (1 - value))
-    return Estimate(value, float(_sigmoid(centre - reach)), float(_sigmoid(centre + reach)))
-
-
-def check_level(level: float) -> None:
-    """Refuse what is no confidence level."""
-    if not 0 < level < 1:
-        raise InputError(f"the level is {level}; it must lie between 0 and 1, for example 0.95")
-
-
-def _sigmoid(x: float) -> float:
-    return float(np.exp(-np.logaddexp(0.0, -x)))

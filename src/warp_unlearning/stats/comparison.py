@@ -1,7 +1,8 @@
-"""Two audits of the same shadows and points, side by side: does the second leak less, and by what share?
+"""Two audits of the same shadows and points, or pairs of areas, side by side: does the second leak less, and by what
+share?
 
-The difference is taken cell by cell before anything is squared, so that what both audits owe to the same shadows and
-points cancels. The share of the advantage that is gone,
+The difference is taken cell by cell, or pair by pair, before anything is squared, so that what both owe to the same
+shadows and points cancels. The share of the advantage that is gone,
 
     1 − (T_other − c) / (T_base − c),    c what chance alone would give (½ for an area, the FPR for a rate),
 
@@ -11,14 +12,15 @@ interval of 0. Where the base's advantage is not distinguishable from 0 that set
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from .clusters import TwoWay, check_level
-from .intervals import Estimate
+from ..errors import InputError
+from .clusters import TwoWay
+from .intervals import Estimate, Spread, check_level
 
 
 @dataclass(frozen=True)
@@ -37,34 +39,13 @@ class Comparison:
         gone = self.note if self.reduction is None else f"advantage reduced by {self.reduction}"
         return f"{self.base:.3f} -> {self.other:.3f}: less by {self.difference}, p = {self.p_value:.2g}; {gone}"
 
-    def summary(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "base": self.base,
-            "other": self.other,
-            "chance": self.chance,
-            "difference": _plain(self.difference),
-            "p_value": self.p_value,
-            "reduction": None if self.reduction is None else _plain(self.reduction),
-            "note": self.note,
-        }
-
-
-def advantage_reduction(base: float, other: float, *, chance: float = 0.5) -> float:
-    """(base − other) / (base − chance): the share of the advantage over chance that is gone; nan where there was none.
-
-    >>> round(advantage_reduction(0.545, 0.516), 3)
-    0.644
-    """
-    return (base - other) / (base - chance) if base != chance else float("nan")
-
 
 def compare(base: float, other: float, table: TwoWay, *, chance: float = 0.5, level: float = 0.95) -> Comparison:
     """Base against other from the joint table of their influences, base first."""
     check_level(level)
     spread = table.spread([1.0, -1.0])
     apart, reach = base - other, spread.reach(level)
-    reduction, note = _fieller(base - chance, other - chance, table, level)
+    reduction, note = _fieller(base - chance, other - chance, table.spread, level)
     return Comparison(
         base=base,
         other=other,
@@ -76,14 +57,39 @@ def compare(base: float, other: float, table: TwoWay, *, chance: float = 0.5, le
     )
 
 
-def _fieller(base: float, other: float, table: TwoWay, level: float) -> tuple[Estimate | None, str]:
-    """The reduction 1 − other/base of two advantages, or why there is none."""
-    if abs(base) <= table.spread([1.0, 0.0]).reach(level):
+def paired_reduction(base: ArrayLike, other: ArrayLike, *, chance: float = 0.5, level: float = 0.95) -> Estimate | None:
+    """The share of the mean advantage that is gone, from n pairs: the same units measured without and with a defence.
+    None below two pairs, and where the base's advantage is not distinguishable from 0.
+
+    >>> str(paired_reduction([0.70, 0.71, 0.69], [0.60, 0.61, 0.59]))
+    '0.500 [0.445, 0.571]'
+    """
+    check_level(level)
+    pairs = np.asarray(base, dtype=np.float64), np.asarray(other, dtype=np.float64)
+    if pairs[0].shape != pairs[1].shape or pairs[0].ndim != 1:
+        raise InputError(f"{pairs[0].shape} values against {pairs[1].shape}; give one of each for every pair")
+    n = len(pairs[0])
+    if n < 2:
+        return None
+    covariance = np.cov(*pairs) / n
+
+    def spread(weights: Sequence[float]) -> Spread:
+        return Spread(max(float(np.asarray(weights) @ covariance @ weights), 0.0), n - 1)
+
+    before, after = (float(values.mean()) - chance for values in pairs)
+    return _fieller(before, after, spread, level)[0]
+
+
+def _fieller(
+    base: float, other: float, spread: Callable[[Sequence[float]], Spread], level: float
+) -> tuple[Estimate | None, str]:
+    """The reduction 1 − other/base of two advantages, or why there is none; `spread` is that of a weighted sum."""
+    if abs(base) <= spread([1.0, 0.0]).reach(level):
         return None, "the base's advantage is not distinguishable from chance, so no reduction of it is stated"
 
     def outside(remaining: float) -> bool:
         weights = [-remaining, 1.0]
-        return abs(other - remaining * base) > table.spread(weights).reach(level)
+        return abs(other - remaining * base) > spread(weights).reach(level)
 
     ratio = other / base
     # The advantage is beyond its own reach, so that the accepted set is one interval around the ratio.
@@ -108,7 +114,3 @@ def _edge(outside: Callable[[float], bool], start: float, side: float) -> float:
         middle = (near + far) / 2
         near, far = (near, middle) if outside(start + side * middle) else (middle, far)
     return float(start + side * far)
-
-
-def _plain(estimate: Estimate) -> dict[str, float]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}

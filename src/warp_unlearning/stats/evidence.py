@@ -1,4 +1,5 @@
-"""From the outputs of the original, the new and perhaps retrained models on the same rows to a verdict.
+"""From the outputs of the original, the new and perhaps retrained models on the same rows, or from attacks by shadow
+models, to a verdict.
 
 Every array has one entry a row, forgotten and unseen rows in any order; a score is higher where a model knows the row.
 """
@@ -12,13 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError
-from .area import LEVEL, Matched, MatchedArea, area_estimate, match, matched_area, standard_error
-from .exchange import DRAWS, learned_more, paired_drop, permutation_p, rank_p
-from .holm import holm
-from .intervals import Estimate
-from .roc import Floats
-from .tails import student_beyond, student_tail
-from .verdict import MARGIN, STILL, Evidence, Needs, Null, Verdict, judge
+from .area import LEVEL, Matched, area_estimate, difference_interval, match, matched_area, spread_of
+from .exchange import DRAWS, holm, learned_more, paired_drop, permutation_p, rank_p
+from .intervals import Estimate, student_tail
+from .roc import Floats, Influence
+from .verdict import MARGIN, MAX_DROP, STILL, Evidence, Needs, Null, Verdict, judge
 
 # As many unseen rows as this say how far the outputs moved.
 MOVED_ROWS = 2000
@@ -74,10 +73,10 @@ class AttackScores:
         retrained = [np.asarray(scores)[rows] for scores in self.retrained]
         return replace(self, new=np.asarray(self.new)[rows], original=original, retrained=retrained)
 
-    def before(self, rows: Matched) -> MatchedArea:
+    def before(self, rows: Matched) -> Influence:
         """The area on the original; of an attack on both models nothing, which is what they differ in."""
         if self.original is None:
-            return MatchedArea(0.0, np.zeros(rows.forgot.size))
+            return Influence(0.0, np.zeros(rows.forgot.sum()), np.zeros((~rows.forgot).sum()))
         return matched_area(self.original, rows)
 
 
@@ -92,16 +91,24 @@ def alone(
     found = []
     for attack, p, adjusted in zip(attacks, *ps, strict=True):
         area, error = area_estimate(matched_area(attack.new, rows), rows)
-        deviation, before = Estimate(area.value - 0.5, area.low - 0.5, area.high - 0.5), attack.before(rows)
-        original = area_estimate(before, rows)[0]
-        power = area_estimate(before, rows, level=1 - (1 - LEVEL) / len(attacks))[0]
-        seen = Estimate(abs(power.value - 0.5), max(power.low - 0.5, 0.5 - power.high), 0.5)
-        test = (deviation, _finite(error), float(p), float(adjusted), seen)
-        found.append(Evidence(attack.name, attack.needs, area, original, (), *test))
+        before = attack.before(rows)
+        original, power = (area_estimate(before, rows, level=1 - (1 - LEVEL) / k)[0] for k in (1, len(attacks)))
+        test = (_finite(error), float(p), float(adjusted), from_half(power))
+        found.append(Evidence(attack.name, attack.needs, area, original, (), beyond_half(area), *test))
     return tuple(found)
 
 
-def beside(attacks: Sequence[AttackScores], rows: Matched) -> tuple[Evidence, ...]:
+def beyond_half(area: Estimate) -> Estimate:
+    """An area less ½."""
+    return Estimate(area.value - 0.5, area.low - 0.5, area.high - 0.5)
+
+
+def from_half(area: Estimate) -> Estimate:
+    """The distance of an area from ½, to whichever side; the upper end is not told."""
+    return Estimate(abs(area.value - 0.5), max(area.low - 0.5, 0.5 - area.high), 0.5)
+
+
+def beside(attacks: Sequence[AttackScores], rows: Matched, *, margin: float = MARGIN) -> tuple[Evidence, ...]:
     """Attacks on the new model and on m retrained ones over the same rows.
 
     p is the largest over references of P(T > (|d| − margin (1 + 1/m)) / error), 1 where the new model is not on the
@@ -111,27 +118,33 @@ def beside(attacks: Sequence[AttackScores], rows: Matched) -> tuple[Evidence, ..
     found: list[Evidence] = []
     for both in (False, True):
         same = [a for a in attacks if a.both == both and not matched_area(a.new, rows).void]
-        parts = [_beside(attack, rows, len(same)) for attack in same]
-        adjusted = holm([e.p for e in parts]) if parts else ()
-        found += [replace(e, adjusted=float(q)) for e, q in zip(parts, adjusted, strict=True)]
+        found += adjusted([_beside(attack, rows, len(same), margin) for attack in same])
     return tuple(found)
 
 
-def _beside(attack: AttackScores, rows: Matched, attacks: int) -> Evidence:
+def adjusted(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """The evidence with p-values corrected for all of it by Holm's method."""
+    ps = holm([e.p for e in evidence]) if evidence else ()
+    return [replace(e, adjusted=float(p)) for e, p in zip(evidence, ps, strict=True)]
+
+
+def _beside(attack: AttackScores, rows: Matched, attacks: int, margin: float) -> Evidence:
     if not attack.retrained:
         raise InputError(f"the attack {attack.name} was made on no retrained model; give one score a row for each")
     areas = [matched_area(scores, rows) for scores in (attack.new, *attack.retrained)]
     estimates = [area_estimate(a, rows)[0] for a in areas]
     new, *references = [a.strength for a in areas] if attack.both else areas
-    before, tail = attack.before(rows), (1 - LEVEL) / 2
-    slack, ps, ends, errors, seen = MARGIN * (1 + 1 / len(references)), [], [], [], []
+    before, slack = attack.before(rows), margin * (1 + 1 / len(references))
+    ps, ends, errors, seen = [], [], [], []
     for reference in references:
         d, power = new - reference, reference - before
-        error, freedom = standard_error(d.influence, rows)
-        errors.append(max(error, 1e-12))
-        ends.append(_interval(d.value, errors[-1], freedom, tail))
-        ps.append(student_tail(((d.value if attack.both else abs(d.value)) - slack) / errors[-1], freedom))
-        seen.append(_interval(abs(power.value), *standard_error(power.influence, rows), tail / attacks))
+        spread, level = spread_of(d, rows), 1 - (1 - LEVEL) / attacks
+        spread = replace(spread, variance=max(spread.variance, 1e-24))
+        errors.append(spread.error)
+        ends.append(difference_interval(d.value, spread))
+        size = (d.value if attack.both else abs(d.value)) - slack
+        ps.append(student_tail(size / spread.error, spread.freedom))
+        seen.append(difference_interval(abs(power.value), spread_of(power, rows), level=level))
     same_side = len({np.sign(e.value) for e in ends}) == 1 and ends[0].value != 0
     p = max(ps) if same_side else 1.0
     lowest = 0.0 if attack.both else min(e.low for e in ends)  # less trace than retraining leaves is no fault
@@ -144,11 +157,6 @@ def _beside(attack: AttackScores, rows: Matched, attacks: int) -> Evidence:
 
 def _finite(error: float) -> float | None:
     return error if np.isfinite(error) else None
-
-
-def _interval(value: float, error: float, freedom: float, tail: float) -> Estimate:
-    reach = student_beyond(tail, freedom) * error
-    return Estimate(value, max(value - reach, -1.0), min(value + reach, 1.0))
 
 
 def judge_outputs(
@@ -165,6 +173,8 @@ def judge_outputs(
     ours: bool = False,
     word: str | None = None,
     draws: int = DRAWS,
+    margin: float = MARGIN,
+    max_drop: float = MAX_DROP,
 ) -> Verdict:
     """The verdict on a new model from what the models say of the same n rows.
 
@@ -209,10 +219,10 @@ def judge_outputs(
         fake = "{} gives {} outputs".format(*same[0]) if same else ""
         given = [attack.on(here) for attack in (*every, *attacks) if models or not attack.both]
         if null == "retrained":
-            evidence = beside(given, rows)
+            evidence = beside(given, rows, margin=margin)
         else:
             evidence = alone([a for a in given if not a.both], rows, generator=generator, draws=draws)
-            evidence += beside([a for a in given if a.both], rows)
+            evidence += beside([a for a in given if a.both], rows, margin=margin)
     up, down = int((after & ~before).sum()), int((before & ~after).sum())
     return judge(
         evidence,
@@ -229,6 +239,28 @@ def judge_outputs(
         closer=closer,
         left=0 if ours else int((mask & ~here).sum()),
         word=word,
+        margin=margin,
+        max_drop=max_drop,
+    )
+
+
+def judge_shadows(
+    evidence: Sequence[Evidence], *, shadows: int, drop: Estimate | None = None, accuracy: Sequence[float] = ()
+) -> Verdict:
+    """The verdict on a method from attacks by so many shadow models, whose forgotten points were drawn.
+
+    Their `p` are corrected here. `drop` of the test accuracy is a mean over shadows, `accuracy` that before and after.
+    """
+    return judge(
+        adjusted(evidence),
+        rows=shadows,
+        unseen=shadows,
+        null="drawn",
+        drop=drop,
+        tests=shadows,
+        accuracy=accuracy,
+        word="the design of the shadows",
+        counted="shadows",
     )
 
 

@@ -43,14 +43,9 @@ def langevin_noise(
     >>> round(langevin_noise(1.0, **options), 6)
     0.009567
     """
-    share, decay = _accounting(steps, strong_convexity, step_size, clip, removed, total)
-    confidence = _log_inverse(delta, total)
+    share, decay, confidence = _accounting(steps, strong_convexity, step_size, clip, removed, total, delta)
     if not (isfinite(epsilon) and epsilon > 0):
         raise InputError(f"epsilon is {epsilon}; it must be positive and finite")
-    return _representable(lambda: _least_noise(epsilon, share, decay, confidence), "epsilon", epsilon, "noise")
-
-
-def _least_noise(epsilon: float, share: float, decay: float, confidence: float) -> float:
     # Whoever names this method alone need not wait for its import.
     from scipy.optimize import brentq
 
@@ -60,10 +55,11 @@ def _least_noise(epsilon: float, share: float, decay: float, confidence: float) 
         order = 1 + beyond
         return decay + order - confidence * order**2 / (beyond * confidence * exp(log_excess))
 
-    log_excess = float(brentq(slope, -60.0, 60.0, xtol=1e-13))
-    beyond = confidence / epsilon * (1 + exp(log_excess))
-    order = 1 + beyond
-    return sqrt(exp(-decay / order) * order * share / (epsilon - confidence / beyond))
+    def noise() -> float:
+        beyond = confidence / epsilon * (1 + exp(float(brentq(slope, -60.0, 60.0, xtol=1e-13))))
+        return sqrt(exp(-decay / (1 + beyond)) * (1 + beyond) * share / (epsilon - confidence / beyond))
+
+    return _representable(noise, "epsilon", epsilon, "noise")
 
 
 def langevin_epsilon(
@@ -83,36 +79,36 @@ def langevin_epsilon(
     >>> round(langevin_epsilon(langevin_noise(2.0, **options), **options), 6)
     2.0
     """
-    share, decay = _accounting(steps, strong_convexity, step_size, clip, removed, total)
-    confidence = _log_inverse(delta, total)
+    share, decay, confidence = _accounting(steps, strong_convexity, step_size, clip, removed, total, delta)
     if not (isfinite(noise) and noise >= 0):
         raise InputError(f"noise is {noise}; it must be finite and not negative")
     if noise == 0:
         return inf
-    return _representable(lambda: _least_epsilon(noise, share, decay, confidence), "noise", noise, "epsilon")
-
-
-def _least_epsilon(noise: float, share: float, decay: float, confidence: float) -> float:
     from scipy.optimize import minimize_scalar
 
     def bound(log_beyond: float) -> float:
         order = 1 + exp(log_beyond)
         return exp(-decay / order) * order * share / noise**2 + confidence / exp(log_beyond)
 
-    return float(minimize_scalar(bound, bounds=(-40.0, 40.0), method="bounded", options={"xatol": 1e-12}).fun)
+    def least() -> float:
+        found = minimize_scalar(bound, bounds=(-40.0, 40.0), method="bounded", options={"xatol": 1e-12})
+        return float(found.fun)
+
+    return _representable(least, "noise", noise, "epsilon")
 
 
 def _accounting(
-    steps: int, strong_convexity: float, step_size: float, clip: float, removed: int, total: int
-) -> tuple[float, float]:
-    """4S²M²/(m n²) and K m η."""
-    if not all(map(_is_whole, (steps, removed, total))) or steps < 1 or not 1 <= removed <= total:
+    steps: int, strong_convexity: float, step_size: float, clip: float, removed: int, total: int, delta: float | None
+) -> tuple[float, float, float]:
+    """4S²M²/(m n²), K m η and log(1/δ)."""
+    counts: tuple[object, ...] = steps, removed, total
+    whole = all(isinstance(n, Integral) and not isinstance(n, bool) for n in counts)
+    if not whole or steps < 1 or not 1 <= removed <= total:
         raise InputError(
             f"steps={steps}, removed={removed}, total={total}; whole numbers, at least one step and 1 to {total} "
             "removals are needed"
         )
-    given = (strong_convexity, step_size, clip)
-    if not all(isfinite(value) and value > 0 for value in given):
+    if not all(isfinite(value) and value > 0 for value in (strong_convexity, step_size, clip)):
         raise InputError(
             f"strong_convexity={strong_convexity}, step_size={step_size}, clip={clip}; each must be positive and finite"
         )
@@ -122,14 +118,11 @@ def _accounting(
             f"at most 1/smoothness, and no loss is less smooth than its strong convexity: give at most "
             f"1/strong_convexity = {1 / strong_convexity:g}"
         )
-    return (
-        _representable(lambda: 4 * (removed / total) ** 2 * clip**2 / strong_convexity, "clip", clip, "bound"),
-        steps * strong_convexity * step_size,
-    )
-
-
-def _is_whole(count: object) -> bool:
-    return isinstance(count, Integral) and not isinstance(count, bool)
+    failure = 1 / total if delta is None else delta
+    share = _representable(lambda: 4 * (removed / total) ** 2 * clip**2 / strong_convexity, "clip", clip, "bound")
+    if not 0 < failure < 1:
+        raise InputError(f"delta is {failure}; it must lie between 0 and 1 (the default is 1/total)")
+    return share, steps * strong_convexity * step_size, -log(failure)
 
 
 def _representable(compute: Callable[[], float], name: str, value: float, wanted: str) -> float:
@@ -144,10 +137,3 @@ def _representable(compute: Callable[[], float], name: str, value: float, wanted
             f"floating-point numbers hold: give a more moderate {name}"
         )
     return found
-
-
-def _log_inverse(delta: float | None, total: int) -> float:
-    value = 1 / total if delta is None else delta
-    if not 0 < value < 1:
-        raise InputError(f"delta is {value}; it must lie between 0 and 1 (the default is 1/total)")
-    return -log(value)

@@ -17,15 +17,14 @@ of a point owe to the fits they share, measured on simulated audits. Shadows tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, exp, inf
 from typing import Literal
 
 from ..errors import InputError
-from .clusters import Spread, check_level, combined
+from .clusters import combined
+from .intervals import Spread, check_level, normal_beyond
 from .roc import RESOLUTION
-from .tails import normal_beyond
 
 FEWEST, MOST = 4, 1_000_000
 
@@ -49,33 +48,6 @@ class Plan:
             f" ({self.negatives_needed:,} needed), half width {self.half_width:.4f}, {self.hours:.1f} h;"
             f" set by {self.limit}"
         )
-
-
-@dataclass(frozen=True)
-class _Setup:
-    points: int
-    forget_sets: int
-    share: float
-    correlation: float
-    fpr: float
-    tpr: float | None
-    shadow_spread: float
-
-    def spread(self, shadows: int) -> Spread:
-        cells = self.points * shadows / 2
-        positives = self.share * cells
-        siblings = self.correlation + (1 - self.correlation) / self.forget_sets
-        if self.tpr is None:
-            apart = 2 * (1 / positives + siblings / cells) / 12
-        else:
-            false = roc_slope(self.tpr, self.fpr) ** 2 * self.fpr * (1 - self.fpr) * siblings / cells
-            apart = 1.25 * (self.tpr * (1 - self.tpr) / positives + false)
-        return combined(float(apart), self.shadow_spread**2 / shadows, rows=shadows, columns=max(self.points, 2))
-
-
-def roc_slope(tpr: float, fpr: float) -> float:
-    """∂TPR/∂FPR at a point of the curve of two normal distributions of one spread: the ratio of their densities."""
-    return exp((normal_beyond(fpr) ** 2 - normal_beyond(tpr) ** 2) / 2)
 
 
 def plan(
@@ -103,13 +75,35 @@ def plan(
     once.
     """
     check_level(level)
-    _check(fpr, half_width, points, forget_sets, jobs, tpr, share, sibling_correlation)
+    if not 0 < fpr < 1 or not half_width > 0:
+        raise InputError(f"fpr={fpr}, half_width={half_width}; a rate between 0 and 1 and a positive width are needed")
+    if min(points, forget_sets, jobs) < 1:
+        raise InputError(f"points={points}, forget_sets={forget_sets}, jobs={jobs}; each must be at least 1")
+    if tpr is not None and not 0 < tpr < 1:
+        raise InputError(f"tpr={tpr}; it must lie between 0 and 1")
+    if not 0 < share <= 1 or not 0 <= sibling_correlation <= 1:
+        raise InputError(f"share={share}, sibling_correlation={sibling_correlation}; give (0, 1] and [0, 1]")
+    if round(share * (points // 2)) < forget_sets:
+        raise InputError(
+            f"{forget_sets} forget sets from {share} of the {points // 2} points a shadow trains on; they are disjoint "
+            "and each needs a point: ask for fewer, or audit more points"
+        )
     if least < FEWEST:
         raise InputError(f"least={least}; an audit needs at least {FEWEST} shadows")
     for name, value in (("training", training_seconds), ("unlearning", unlearning_seconds), ("spread", shadow_spread)):
         if not 0 <= value < inf:
             raise InputError(f"{name} is {value}; seconds and the spread of shadows are finite numbers from 0 on")
-    setup = _Setup(points, forget_sets, share, sibling_correlation, fpr, tpr, shadow_spread)
+    siblings = sibling_correlation + (1 - sibling_correlation) / forget_sets
+
+    def spread(shadows: int) -> Spread:
+        cells = points * shadows / 2
+        if tpr is None:
+            apart = 2 * (1 / (share * cells) + siblings / cells) / 12
+        else:
+            false = roc_slope(tpr, fpr) ** 2 * fpr * (1 - fpr) * siblings / cells
+            apart = 1.25 * (tpr * (1 - tpr) / (share * cells) + false)
+        return combined(float(apart), shadow_spread**2 / shadows, rows=shadows, columns=max(points, 2))
+
     needed = ceil(RESOLUTION / fpr)
     resolved = 2 * ceil(needed / (points * forget_sets))
     if resolved > MOST:
@@ -117,57 +111,29 @@ def plan(
             f"a false-positive rate of {fpr} needs {needed:,} negatives, more than {MOST:,} shadows with {points}"
             " points give; ask for a larger rate or audit more points"
         )
-    narrow = _fewest(lambda shadows: setup.spread(shadows).reach(level) <= half_width)
-    if narrow is None:
+    low, high = FEWEST // 2, MOST // 2
+    if spread(MOST).reach(level) > half_width:
         raise InputError(
             f"a half width of {half_width} is out of reach with {points} points and fewer than {MOST:,} shadows;"
             " ask for less or audit more points"
         )
-    shadows = max(resolved, narrow, least + least % 2)
-    limit: Literal["resolution", "width", "fits"] = "resolution" if resolved > narrow else "width"
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if spread(2 * middle).reach(level) <= half_width else (middle + 1, high)
+    shadows = max(resolved, 2 * low, least + least % 2)
+    limit: Literal["resolution", "width"] = "resolution" if resolved > 2 * low else "width"
     return Plan(
         shadows=shadows,
         models=shadows * forget_sets,
         positives=round(share * points * shadows / 2),
         negatives=points * shadows // 2 * forget_sets,
         negatives_needed=needed,
-        half_width=setup.spread(shadows).reach(level),
+        half_width=spread(shadows).reach(level),
         hours=shadows * (training_seconds + forget_sets * unlearning_seconds) / jobs / 3600,
-        limit="fits" if max(resolved, narrow) < shadows else limit,
+        limit="fits" if max(resolved, 2 * low) < shadows else limit,
     )
 
 
-def _fewest(enough: Callable[[int], bool]) -> int | None:
-    """The smallest even number, at least FEWEST, that is enough; None where MOST is not."""
-    low, high = FEWEST // 2, MOST // 2
-    if not enough(2 * high):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(2 * middle) else (middle + 1, high)
-    return 2 * low
-
-
-def _check(
-    fpr: float,
-    half_width: float,
-    points: int,
-    forget_sets: int,
-    jobs: int,
-    tpr: float | None,
-    share: float,
-    correlation: float,
-) -> None:
-    if not 0 < fpr < 1 or not half_width > 0:
-        raise InputError(f"fpr={fpr}, half_width={half_width}; a rate between 0 and 1 and a positive width are needed")
-    if min(points, forget_sets, jobs) < 1:
-        raise InputError(f"points={points}, forget_sets={forget_sets}, jobs={jobs}; each must be at least 1")
-    if 0 < share <= 1 and round(share * (points // 2)) < forget_sets:
-        raise InputError(
-            f"{forget_sets} forget sets from {share} of the {points // 2} points a shadow trains on; they are disjoint "
-            "and each needs a point: ask for fewer, or audit more points"
-        )
-    if tpr is not None and not 0 < tpr < 1:
-        raise InputError(f"tpr={tpr}; it must lie between 0 and 1")
-    if not 0 < share <= 1 or not 0 <= correlation <= 1:
-        raise InputError(f"share={share}, sibling_correlation={correlation}; they must lie in (0, 1] and [0, 1]")
+def roc_slope(tpr: float, fpr: float) -> float:
+    """∂TPR/∂FPR at a point of the curve of two normal distributions of one spread: the ratio of their densities."""
+    return exp((normal_beyond(fpr) ** 2 - normal_beyond(tpr) ** 2) / 2)

@@ -57,13 +57,3 @@ def require_margin(margin: float) -> None:
         raise InputError(
             f"the margin is {margin}; it must be above 0 and below ½, which every interval stays within: {MARGIN}, say"
         )
-
-
-def strength_of(area: Estimate) -> Estimate:
-    """max(AUC, 1 − AUC) with the interval that the area's implies; its lower end is ½ where that contains ½.
-
-    >>> str(strength_of(Estimate(0.2, 0.1, 0.35)))
-    '0.800 [0.650, 0.900]'
-    """
-    low = 0.5 if area.low <= 0.5 <= area.high else max(area.low, 1 - area.high)
-    return Estimate(max(area.value, 1 - area.value), low, max(area.high, 1 - area.low))

@@ -17,6 +17,7 @@ from ..errors import InputError
 from .area import LEVEL
 from .exchange import Rise
 from .intervals import Estimate
+from .roc import Rate
 
 Outcome = Literal["holds", "does not hold", "cannot be said"]
 # What an attack is given. "new": the claim "forgotten"; "both": the original model too, the claim "hidden".
@@ -24,6 +25,8 @@ Needs = Literal["new outputs", "new weights", "both outputs", "both weights"]
 # What the rows are compared with: a model of our own training, unseen rows of a random request, retrained models, or
 # unseen rows of a request that nobody drew.
 Null = Literal["ours", "drawn", "retrained", "unseen"]
+# What there may be too few of: the rows of one request, or the shadows of an audit of many.
+Counted = Literal["rows", "shadows"]
 
 EXIT: dict[Outcome, int] = {"does not hold": 1, "cannot be said": 3, "holds": 0}  # the worst first
 MARGIN, MAX_DROP = 0.05, 0.02
@@ -40,7 +43,8 @@ class Evidence:
     `area` is that of the new model (of both models for a *hidden* attack), .5 where it recognises nothing; `original`
     and `retrained` are those of the same attack on the other models. `deviation` is area − reference, ½ or each
     retrained model, from the lowest to the highest end; `error` its largest standard error, None for one row.
-    `adjusted` is `p` over all attacks of the claim. `seen` is |original − reference|: what the attack can see.
+    `adjusted` is `p` over all attacks of the claim. `seen` is |original − reference|: what the attack can see. `rates`
+    are true-positive rates, judged only where a gate bounds them.
     """
 
     attack: str
@@ -53,6 +57,7 @@ class Evidence:
     p: float
     adjusted: float
     seen: Estimate
+    rates: tuple[Rate, ...] = ()
 
     @property
     def claim(self) -> str:
@@ -74,7 +79,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The claims in the order they are judged, the evidence, and what all of it assumes."""
+    """The claims in the order they are judged, the evidence, and what all of it assumes.
+
+    `rows` and `unseen` are what was counted of them: rows, or the shadows that made them.
+    """
 
     claims: tuple[Claim, ...]
     evidence: tuple[Evidence, ...]
@@ -85,11 +93,12 @@ class Verdict:
     margin: float = MARGIN
     level: float = LEVEL
     max_drop: float = MAX_DROP
+    counted: Counted = "rows"
 
     @property
     def outcome(self) -> Outcome:
         """The worst outcome of a claim: *does not hold*, then *cannot be said*, then *holds*."""
-        return next(worst for worst in EXIT if any(claim.outcome == worst for claim in self.claims))
+        return worst([claim.outcome for claim in self.claims])
 
     @property
     def exit(self) -> int:
@@ -99,8 +108,7 @@ class Verdict:
     @property
     def reasons(self) -> tuple[str, ...]:
         """The reasons of all claims with the worst outcome."""
-        worst = [claim.reason for claim in self.claims if claim.outcome == self.outcome]
-        return tuple(reason for reason in worst if reason != "moved")
+        return tuple(c.reason for c in self.claims if c.outcome == self.outcome and c.reason != "moved")
 
     @property
     def sentence(self) -> str:
@@ -126,9 +134,15 @@ class Verdict:
         return said | asdict(self)
 
 
-class _Rules(NamedTuple):
-    """What the claims "forgotten" and "hidden" share of what `judge` was told."""
+def worst(outcomes: Sequence[Outcome]) -> Outcome:
+    """*does not hold* if one is, else *cannot be said* if one is, else *holds*."""
+    return next(outcome for outcome in EXIT if outcome in outcomes)
 
+
+class _Rules(NamedTuple):
+    """What claims share of what `judge` was told."""
+
+    counted: Counted
     rows: int
     unseen: int
     null: Null
@@ -157,8 +171,9 @@ def judge(
     margin: float = MARGIN,
     level: float = LEVEL,
     max_drop: float = MAX_DROP,
+    counted: Counted = "rows",
 ) -> Verdict:
-    """The verdict on `rows` forgotten rows beside `unseen` rows of their classes.
+    """The verdict on `rows` forgotten rows beside `unseen` rows of their classes; on as many shadows where `counted`.
 
     `references` counts retrained models; `fake` names one that is the original or the new model. `moved` is the mean
     total variation of the outputs and the share of answers changed; `drop` that of accuracy on `tests` rows, `accuracy`
@@ -171,14 +186,14 @@ def judge(
             f"null {null!r}, margin {margin}, level {level}, max_drop {max_drop}: give one of "
             f"{', '.join(get_args(Null))}, a margin in (0, .5), a level in [.5, 1) and a positive drop"
         )
-    rules = _Rules(rows, unseen, null, references, fake, margin, level)
+    rules = _Rules(counted, rows, unseen, null, references, fake, margin, level)
     claims = [] if moved is None or null == "ours" else [_moved(*moved)]
-    claims.append(_works(drop, tests, accuracy, null, max_drop))
+    claims.append(_works(drop, tests, accuracy, rules, max_drop))
     claims.append(_forgotten(evidence, rules, risen, closer))
     if any(e.claim == "hidden" for e in evidence):
         claims.append(_by_attacks("hidden", evidence, rules))
     assumes = _assumes(evidence, rules, left, word)
-    return Verdict(tuple(claims), tuple(evidence), null, assumes, rows, unseen, margin, level, max_drop)
+    return Verdict(tuple(claims), tuple(evidence), null, assumes, rows, unseen, margin, level, max_drop, counted)
 
 
 def rows_needed(rows: int, unseen: int, *, error: float | None = None, margin: float = MARGIN) -> int:
@@ -193,11 +208,6 @@ def rows_needed(rows: int, unseen: int, *, error: float | None = None, margin: f
     return ceil(rows * (3.6 * least / margin) ** 2)
 
 
-def accuracy_rows_needed(tests: int, drop: Estimate, *, max_drop: float = MAX_DROP) -> int:
-    """How many test rows let "works" be said in .8 of cases if nothing is lost, from the interval of `tests` rows."""
-    return ceil(tests * (1.43 * (drop.high - drop.low) / 2 / max_drop) ** 2)
-
-
 def _moved(distance: float, changed: float) -> Claim:
     answers = f"{100 * changed:.3g} % of the answers changed" if changed else "no answer changed"
     found = f"outputs differ by {share(distance, 4)} on average and {answers}"
@@ -206,11 +216,12 @@ def _moved(distance: float, changed: float) -> Claim:
     return Claim("moved", "holds", "moved", found)
 
 
-def _works(drop: Estimate | None, tests: int, accuracy: Sequence[float], null: Null, max_drop: float) -> Claim:
+def _works(drop: Estimate | None, tests: int, accuracy: Sequence[float], rules: _Rules, max_drop: float) -> Claim:
     if drop is None:
         no_row = "no row measures the accuracy; give --test or --holdout"
+        no_row = no_row if rules.counted == "rows" else "the accuracy of the original models is not known"
         return Claim("works", "cannot be said", "no test rows", no_row)
-    allowed = COLLAPSE if null == "ours" else max_drop
+    allowed = COLLAPSE if rules.null == "ours" else max_drop
     sign, way = (1, "down") if drop.value >= 0 else (-1, "up")
     value, *ends = (share(100 * sign * end, 1) for end in (drop.value, *(drop.low, drop.high)[::sign]))
     found = f"{way} {value} points [{', '.join(ends)}]"
@@ -222,10 +233,12 @@ def _works(drop: Estimate | None, tests: int, accuracy: Sequence[float], null: N
         return Claim("works", "does not hold", "harmed", f"{found}; {share(100 * max_drop, 1)} allowed")
     if drop.high <= allowed:
         return Claim("works", "holds", "works", found)
-    needed = accuracy_rows_needed(tests, drop, max_drop=allowed)
-    more = f"about {needed:,} test rows would decide"
+    # So many let "works" be said in .8 of cases if nothing is lost.
+    needed = ceil(tests * (1.43 * (drop.high - drop.low) / 2 / allowed) ** 2) if isfinite(drop.high) else 2 * tests
+    what = "test rows" if rules.counted == "rows" else "shadows"
+    more = f"about {needed:,} {what} would decide"
     more = more if needed > tests else f"too near the {share(100 * allowed, 1)} allowed"
-    return Claim("works", "cannot be said", "too few test rows", f"{found}; {more}", needed)
+    return Claim("works", "cannot be said", f"too few {what}", f"{found}; {more}", needed)
 
 
 def _forgotten(evidence: Sequence[Evidence], rules: _Rules, risen: Rise | None, closer: bool) -> Claim:
@@ -267,6 +280,8 @@ def _by_attacks(name: str, evidence: Sequence[Evidence], rules: _Rules) -> Claim
 
     if unsure and not could_see:
         nobody = "no attack recognised them in the original either"
+        if all(e.original is None for e in attacks):
+            nobody = "nothing says what these attacks see in the original"
         if name == "hidden":
             nobody = "these attacks see nothing of retraining either; this audit would see nothing"
         elif beside:
@@ -279,18 +294,19 @@ def _by_attacks(name: str, evidence: Sequence[Evidence], rules: _Rules) -> Claim
         return said("does not hold", reason, _shown(strongest, rules.null, beside))
     if blind or outside:
         needed = max(rows_needed(rules.rows, rules.unseen, error=e.error, margin=margin) for e in attacks)
-        worst, ends = strongest, _ends(strongest.deviation)
+        wide, ends = strongest, _ends(strongest.deviation)
         if not outside:
-            worst = max(attacks, key=lambda e: e.seen.low)
-            ends = f"in the original {_ends(worst.seen)}"
-        found = f"{worst.attack} {ends} at {rules.rows:,} row{'s' * (rules.rows != 1)}"
-        few = needed > rules.rows
-        more = f"about {needed:,} would decide; this request has no more, so retraining or a shadow audit can"
-        if not few:
+            wide = max(attacks, key=lambda e: e.seen.low)
+            ends = f"in the original {_ends(wide.seen)}"
+        found = f"{wide.attack} {ends} at {rules.rows:,} {rules.counted if rules.rows != 1 else 'row'}"
+        few, more = needed > rules.rows, f"about {needed:,} would decide"
+        if few and rules.counted == "rows":
+            more += "; this request has no more, so retraining or a shadow audit can"
+        elif not few:
             more = f"the margin is {share(margin)}"
             more = "retrained models differ by as much; a third one would help" if beside else more
-        reason = "too few rows" if few else "near the margin"
-        return Claim(name, "cannot be said", reason, f"{found}; {more}", needed, worst.attack)
+        reason = f"too few {rules.counted}" if few else "near the margin"
+        return Claim(name, "cannot be said", reason, f"{found}; {more}", needed, wide.attack)
     if beside and rules.references < 2:
         one = f"within {share(margin)} of one retrained model; a second decides"
         return said("cannot be said", "one reference", one)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..attacks.membership.audit import Audit
-from ..attacks.membership.memorisation import memorisation, most_memorised
-from ..attacks.membership.shadow_audit import audit_against_originals, retain_leakage, shadow_audit
-from ..attacks.membership.shadow_design import Mask
+from ..attacks.membership.shadow_audit import RetainLeakage, audit_against_originals, retain_leakage, shadow_audit
+from ..attacks.membership.shadow_design import Mask, memorisation, most_memorised
 from ..errors import WarpError
+from ..stats.evidence import judge_shadows
+from ..stats.intervals import mean
+from ..stats.verdict import Verdict
 from .shadow_scores import ArmScores, OriginalScores
 
 SLICES = {"most memorised 1 %": 0.01, "most memorised 5 %": 0.05}
@@ -35,14 +37,32 @@ def paired_audits(first: ArmScores, second: ArmScores) -> tuple[Audit, Audit] | 
     return None if ours is None or theirs is None else (ours, theirs)
 
 
-def memorised_slices(scores: ArmScores, audit: Audit, originals: OriginalScores) -> dict[str, Any]:
+def memorised_slices(scores: ArmScores, audit: Audit, originals: OriginalScores) -> dict[str, Audit | None]:
     """Audits of the points that other shadows memorise most, over the shadows whose originals were scored."""
     shadows = np.intersect1d(audit.shadows, originals.shadows)
     ranked = audit if np.array_equal(audit.shadows, shadows) else tried_audit(scores, shadows)[0]
     if ranked is None:
         return dict.fromkeys(SLICES)
-    parts = {name: _part(ranked, mask) for name, mask in _memorised(originals, shadows).items()}
-    return {name: None if part is None else part.summary() for name, part in parts.items()}
+    return {name: _part(ranked, mask) for name, mask in _memorised(originals, shadows).items()}
+
+
+def arm_verdict(
+    scores: ArmScores, audits: Mapping[str, Audit], before: Audit | None, originals: OriginalScores
+) -> Verdict:
+    """The verdict from audits by name, a slice by that of the slice; `before` is the audit of the originals."""
+    seen: dict[str, Audit | None] = dict.fromkeys(audits, before)
+    if before is not None:
+        masks = _memorised(originals, before.shadows)
+        seen |= {name: _part(before, mask) for name, mask in masks.items()}
+    shadows = np.intersect1d(scores.groups, originals.shadows)
+    kept = [float(scores.accuracy["test"][scores.groups == s].mean()) for s in shadows]
+    old = originals.accuracy[np.isin(originals.shadows, shadows)]
+    return judge_shadows(
+        [audit.evidence(name, seen[name], attacks=len(audits)) for name, audit in audits.items()],
+        shadows=len(next(iter(audits.values())).shadows),
+        drop=mean(old - np.array(kept)) if len(shadows) > 1 else None,
+        accuracy=(float(old.mean()), float(np.mean(kept))) if len(shadows) else (),
+    )
 
 
 def _memorised(originals: OriginalScores, shadows: Shadows) -> dict[str, Mask]:
@@ -71,13 +91,13 @@ def against_originals(scores: ArmScores, originals: OriginalScores) -> dict[str,
     return None if audit is None else audit.summary()
 
 
-def retained_change(scores: ArmScores, originals: OriginalScores) -> dict[str, Any] | None:
+def retained_change(scores: ArmScores, originals: OriginalScores) -> RetainLeakage | None:
     """How well retained examples are told from unseen ones before and after, over the shadows that have both unlearned
     models and a scored original.
     """
     ours, theirs = np.isin(scores.groups, originals.shadows), np.isin(originals.shadows, scores.groups)
     try:
-        found = retain_leakage(
+        return retain_leakage(
             scores.confidence[ours],
             retained=scores.kept[ours],
             never=scores.never[ours],
@@ -88,11 +108,6 @@ def retained_change(scores: ArmScores, originals: OriginalScores) -> dict[str, A
         )
     except WarpError:
         return None
-    return {
-        "before": asdict(found.before.interval()),
-        "after": asdict(found.after.interval()),
-        "difference": asdict(found.change.difference),
-    }
 
 
 def reduction(scores: ArmScores, base: ArmScores) -> dict[str, Any] | None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..stats.area import strength_of
+from ..stats.comparison import paired_reduction
 from ..stats.intervals import mean
-from ..stats.paired_share import paired_reduction
-from ..stats.reading import strength_of
 from .pair_means import mean_area, mean_rates, share_mean
 from .shadow_scores import ArmScores
 
@@ -59,20 +59,14 @@ def strongest_attack(scores: ArmScores) -> dict[str, Any] | None:
         return None
     if len(scores.pairs) == 1:
         (pair,) = scores.pairs
-        return {
-            "attack": pair["strongest"],
-            "strength": pair["strongest_strength"],
-            "pairs": 1,
-            "verdict": pair["verdict"],
-        }
+        return {"attack": pair["strongest"], "strength": pair["strongest_strength"], "pairs": 1}
     names = [row["name"] for row in scores.pairs[0]["rows"]]
     areas = {
         name: [row["auc"] for pair in scores.pairs for row in pair["rows"] if row["name"] == name] for name in names
     }
     found = {name: strength_of(share_mean(values, level=1 - 0.05 / len(areas))) for name, values in areas.items()}
     best = max(found, key=lambda name: found[name].value)
-    verdict = "leak" if found[best].low > 0.5 else "inconclusive"
-    return {"attack": best, "strength": asdict(found[best]), "pairs": len(scores.pairs), "verdict": verdict}
+    return {"attack": best, "strength": asdict(found[best]), "pairs": len(scores.pairs)}
 
 
 def _turned_areas(scores: ArmScores, base: ArmScores) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

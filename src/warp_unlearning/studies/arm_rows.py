@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..attacks.membership.audit import Audit
+from ..attacks.membership.shadow_audit import RetainLeakage
 from ..stats.intervals import mean
 from .arm_audits import (
     against_originals,
+    arm_verdict,
     memorised_slices,
     reduction,
     retained_change,
@@ -80,12 +82,15 @@ def _arm(
     }
     if audit is None:
         return about | {"problem": problem, **dict.fromkeys(_SCORES)}
+    slices, kept = memorised_slices(scores, audit, originals), retained_change(scores, originals)
+    audits = {ULIRA: audit} | {name: part for name, part in slices.items() if part is not None}
     return about | {
         "problem": None,
+        "verdict": arm_verdict(scores, audits, None if kept is None else kept.before, originals).as_json(),
         "all": audit.summary(),
-        "slices": memorised_slices(scores, audit, originals),
+        "slices": {name: None if part is None else part.summary() for name, part in slices.items()},
         "against_originals": against_originals(scores, originals),
-        "retain_leakage": retained_change(scores, originals),
+        "retain_leakage": None if kept is None else _kept(kept),
         "reduction": None if base is None else reduction(scores, base),
         "slice_reductions": None if base is None else slice_reductions(scores, base, originals),
         "roc": curve_of(audit),
@@ -94,7 +99,9 @@ def _arm(
     }
 
 
+ULIRA = "U-LiRA"
 _SCORES = (
+    "verdict",
     "all",
     "slices",
     "against_originals",
@@ -105,6 +112,14 @@ _SCORES = (
     "histogram",
     "risk",
 )
+
+
+def _kept(found: RetainLeakage) -> dict[str, Any]:
+    return {
+        "before": asdict(found.before.interval()),
+        "after": asdict(found.after.interval()),
+        "difference": asdict(found.change.difference),
+    }
 
 
 def _mean(values: NDArray[np.float64]) -> dict[str, float] | None:

@@ -26,6 +26,7 @@ def cell_original_scores(plan: CellPlan, store: Store) -> OriginalScores:
         np.stack(rows) if rows else np.empty(shape),
         np.array(shadows, dtype=np.int64),
         plan.design.trained[shadows][:, columns] if shadows else np.empty(shape, dtype=bool),
+        np.array([_about(plan, store, Cell("scores", s))["accuracy"]["test"] for s in shadows], dtype=np.float64),
     )
 
 

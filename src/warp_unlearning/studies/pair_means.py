@@ -7,8 +7,7 @@ from dataclasses import asdict
 from math import hypot
 from typing import Any
 
-from ..stats.intervals import Estimate, mean
-from ..stats.tails import normal_beyond
+from ..stats.intervals import Estimate, mean, normal_beyond
 
 Row = Mapping[str, Any]
 # The level of the intervals that audits of single pairs have in studies.

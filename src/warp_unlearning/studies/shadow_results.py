@@ -12,7 +12,7 @@ from .arm_rows import arm_rows
 from .shadow_plan import ShadowPlan
 from .shadow_scores import arm_scores, original_scores
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 THREAT = (
     "The attacker holds the unlearned models' answers for every audited example and its label, knows the data, the "

@@ -21,11 +21,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class OriginalScores:
-    """Confidences of the originals, shape (shadows, points), which shadows they are, and what each trained on."""
+    """Confidences of the originals, shape (shadows, points), which shadows they are, what each trained on, and the
+    test accuracy of each.
+    """
 
     confidence: Floats
     shadows: NDArray[np.int64]
     trained: Mask
+    accuracy: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +55,13 @@ class ArmScores:
 def original_scores(plan: ShadowPlan, store: Store) -> OriginalScores:
     """Those originals whose scores are there."""
     shadows = [s for s in range(plan.settings.shadows) if store.has(plan.key(Task("score", s)))]
-    rows = [_scores(plan, store, Task("score", s))["confidence"].astype(np.float64) for s in shadows]
+    found = [_scores(plan, store, Task("score", s)) for s in shadows]
     shape = (0, plan.design.trained.shape[1])
     return OriginalScores(
-        np.stack(rows) if rows else np.empty(shape),
+        np.stack([s["confidence"].astype(np.float64) for s in found]) if found else np.empty(shape),
         np.array(shadows, dtype=np.int64),
         plan.design.trained[shadows] if shadows else np.empty(shape, dtype=bool),
+        np.array([float(s["test_accuracy"]) for s in found]),
     )
 
 

@@ -20,7 +20,7 @@ from .pair_means import mean_area, mean_rates
 from .shadow_results import NOT_TESTED, THREAT
 from .shadow_scores import ArmScores
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def study_results(name: str, plan: CellPlan, store: Store) -> dict[str, Any]:

@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
+from tests.oracles.simulated_shadows import ShadowLaw, simulate_shadows
 
 from warp_unlearning.attacks.membership.audit import Audit, Observations
-from warp_unlearning.attacks.membership.memorisation import memorisation, most_memorised
 from warp_unlearning.attacks.membership.shadow_audit import shadow_audit
-from warp_unlearning.attacks.membership.simulated_shadows import ShadowLaw, simulate_shadows
+from warp_unlearning.attacks.membership.shadow_design import memorisation, most_memorised
 from warp_unlearning.errors import InputError
-from warp_unlearning.stats.intervals import proportion
+from warp_unlearning.stats.evidence import judge_shadows
+from warp_unlearning.stats.intervals import mean, proportion
 from warp_unlearning.stats.planning import plan
+from warp_unlearning.stats.verdict import Verdict, rows_needed
 
 
 def audited(seed: int | list[int] = 20, **law: Any) -> Audit:
@@ -99,7 +101,7 @@ def test_perfect_separation_has_an_interval_by_points() -> None:
 def test_scores_that_tie_throughout_decide_nothing() -> None:
     found = made([1.0, 1.0, 1.0], [1.0, 1.0])
     assert (found.auc, found.interval().low, found.interval().high) == (0.5, 0.0, 1.0)
-    assert found.reading().verdict == "inconclusive"
+    assert found.evidence("U-LiRA", None).seen.low < 0
 
 
 def test_a_leak_is_found_in_both_directions_and_doubt_is_said() -> None:
@@ -107,13 +109,12 @@ def test_a_leak_is_found_in_both_directions_and_doubt_is_said() -> None:
     turned = Audit(
         leaky.negative, leaky.positive, leaky.shadows, leaky.points, leaky.refit, leaky.variance, leaky.notes
     )
-    assert leaky.reading().verdict == turned.reading().verdict == "leak"
-    assert turned.reading().direction == "positives lower"
-    assert leaky.reading().strength == pytest.approx(turned.reading().strength)
+    one, other = leaky.interval(), turned.interval()
+    assert (other.value, other.low, other.high) == pytest.approx((1 - one.value, 1 - one.high, 1 - one.low))
+    assert one.low > 0.5 > other.high
     assert leaky.p_value() < 1e-6
-    assert audited(21, points=40).reading().verdict == "inconclusive"
     quiet = audited(22, points=2500)
-    assert quiet.reading().verdict == "no leak found"
+    assert quiet.interval().low < 0.5 < quiet.interval().high
     assert quiet.p_value() > 0.01
 
 
@@ -177,9 +178,51 @@ def test_slices_that_do_not_fit_are_refused() -> None:
         audit.restricted(np.zeros((16, 300), dtype=bool))
 
 
+def judged(law: ShadowLaw, seed: int = 20, drop: float = 0.001) -> Verdict:
+    """The verdict on one simulated experiment, with the slice of the most memorised points."""
+    found = simulate_shadows(law, np.random.default_rng(seed))
+    d, groups = found.design, np.arange(law.shadows)
+    audit = shadow_audit(found.scores, forgotten=d.forgotten, never=d.never, groups=d.groups)
+    originals = shadow_audit(found.original_scores, forgotten=d.trained, never=~d.trained, groups=groups)
+    top = most_memorised(memorisation(found.original_scores, trained=d.trained), 0.3)
+    pairs = {"U-LiRA": (audit, originals), "slice": (audit.restricted(top), originals.restricted(top))}
+    evidence = [one.evidence(name, before, attacks=2) for name, (one, before) in pairs.items()]
+    assert [e.p for e in evidence] == [one.p_value() for one, _ in pairs.values()]
+    drops = mean(drop + 0.001 * np.random.default_rng(seed).normal(size=law.shadows))
+    return judge_shadows(evidence, shadows=law.shadows, drop=drops, accuracy=(0.9, 0.9 - drop))
+
+
+@pytest.mark.parametrize(
+    ("law", "drop", "outcome", "reasons"),
+    [
+        ({"signal": 1.0}, 0.001, "does not hold", ("recognised",)),
+        ({"signal": -1.0}, 0.001, "does not hold", ("recognised",)),
+        ({"points": 2500}, 0.001, "holds", ("works", "not recognised")),
+        ({"points": 2500}, 0.05, "does not hold", ("harmed",)),
+        ({"points": 2500, "memorised": 0.0}, 0.001, "cannot be said", ("blind",)),
+        ({"points": 80}, 0.001, "cannot be said", ("too few shadows",)),
+    ],
+)
+def test_one_verdict_on_a_method(law: dict[str, Any], drop: float, outcome: str, reasons: tuple[str, ...]) -> None:
+    found = judged(ShadowLaw(**law), drop=drop)
+    assert (found.outcome, found.reasons) == (outcome, reasons), found.lines
+    assert (found.null, found.counted, found.rows) == ("drawn", "shadows", 16)
+    assert "by the design of the shadows" in found.assumes[1]
+    if reasons == ("too few shadows",):
+        forgotten = found.claims[-1]
+        error = max(e.error or 0 for e in found.evidence)
+        assert forgotten.rows_needed == rows_needed(16, 16, error=error) > 16
+        assert f"at 16 shadows; about {forgotten.rows_needed:,} would decide" in forgotten.sentence
+
+
+def test_honest_methods_are_seldom_accused() -> None:
+    found = [judged(ShadowLaw(points=600), seed) for seed in range(100)]
+    assert sum(v.exit == 1 for v in found) <= 10
+
+
 def test_the_summary_is_plain_data() -> None:
     found = json.loads(json.dumps(audited(signal=1.0).summary()))
-    assert found["verdict"] == "leak"
+    assert found["p_value"] < 1e-6
     assert found["auc"]["low"] < found["auc"]["value"] < found["auc"]["high"]
     assert [rate["resolved"] for rate in found["rates"]] == [False, False, True, True]
     assert found["rates"][0]["tpr"] is None

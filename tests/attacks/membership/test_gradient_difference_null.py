@@ -16,7 +16,7 @@ from warp_unlearning.attacks.membership.gradient_difference import gradient_diff
 from warp_unlearning.attacks.membership.gradient_rows import HeldRows
 from warp_unlearning.models.fresh import reinitialise
 from warp_unlearning.models.networks import MLP
-from warp_unlearning.stats.calibration import conformal_p
+from warp_unlearning.stats.exchange import conformal_p
 
 LEVEL = 1e-3
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from warp_unlearning.attacks.membership.audit import Audit, Observations
 from warp_unlearning.errors import InputError
-from warp_unlearning.stats.influence import area
+from warp_unlearning.stats.roc import area
 
 SHADOWS, POINTS = 10, 120
 

@@ -7,12 +7,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.oracles.simulated_shadows import ShadowLaw, SimulatedShadows, simulate_shadows
 
-from warp_unlearning.attacks.membership import leave_shadow_out
+from warp_unlearning.attacks.membership import shadow_audit as module
 from warp_unlearning.attacks.membership.audit import Audit
-from warp_unlearning.attacks.membership.leave_shadow_out import Variance
-from warp_unlearning.attacks.membership.shadow_audit import audit_against_originals, retain_leakage, shadow_audit
-from warp_unlearning.attacks.membership.simulated_shadows import ShadowLaw, SimulatedShadows, simulate_shadows
+from warp_unlearning.attacks.membership.shadow_audit import (
+    Fits,
+    Variance,
+    audit_against_originals,
+    retain_leakage,
+    shadow_audit,
+    variances,
+)
 from warp_unlearning.errors import DataError, InputError
 
 
@@ -79,7 +85,7 @@ def by_loops(
 def test_it_equals_a_loop_over_observations(
     variance: Variance, law: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leave_shadow_out, "CHUNK", 5)
+    monkeypatch.setattr(module, "CHUNK", 5)
     found = simulated(points=12, shadows=16, signal=1.0, **({"forget_sets": 3} | law))
     d = found.design
     shuffled = np.random.default_rng(1).permutation(len(d.groups))
@@ -274,3 +280,33 @@ def test_originals_of_other_points_are_refused() -> None:
             original_scores=found.original_scores[:, :20],
             original_never=~d.trained[:, :20],
         )
+
+
+def fits(noise: float) -> Fits:
+    """Two shadows, three points: one observation of the first kind, five of the second with a variance near 4."""
+    shape = (2, 3)
+    squares = np.array([[14.0, 16.0, 18.0], [15.0, 16.0, 17.0]])
+    return Fits(
+        mean=(np.zeros(shape), np.ones(shape)),
+        squares=(np.full(shape, noise), squares),
+        count=(np.ones(shape), np.full(shape, 5.0)),
+        centre=np.full(3, 2.0),
+        shadows_left=np.ones((2, 3), dtype=np.int64),
+    )
+
+
+@pytest.mark.parametrize("how", ["pooled", "per_point", "scaled"])
+@pytest.mark.parametrize("noise", [1e-13, 1e-9])
+def test_one_observation_a_fit_has_the_spread_of_the_other_kind_whatever_its_rounding(
+    how: Variance, noise: float
+) -> None:
+    used = np.ones(3, dtype=bool)
+    expected, found = (variances(fits(value), used, how) for value in (0.0, noise))
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-6)
+
+
+def test_the_pooled_variance_of_one_observation_is_that_of_the_other_kind() -> None:
+    first, second = variances(fits(1e-13), np.ones(3, dtype=bool), "pooled")
+    np.testing.assert_allclose(first, second)
+    np.testing.assert_allclose(second[:, 0], [48 / 12, 48 / 12])

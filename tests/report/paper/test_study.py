@@ -93,7 +93,7 @@ def test_rates_of_several_pairs_may_be_null(study: Make, arm: Make) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 2}, "schema version 2; this program reads 1"),
+        ({"schema_version": 3}, "schema version 3; this program reads 1 and 2"),
         ({"schema_version": True}, "schema version True"),
         ({"kind": "shadow"}, "kind is 'shadow'"),
         ({"arms": []}, "at least one combination"),

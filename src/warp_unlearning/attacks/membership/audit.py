@@ -6,7 +6,8 @@ siblings, and the same models score every point, so that neither observations no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,23 +15,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from ...stats.clusters import Spread, cell_sums, check_level, share_interval, two_way
+from ...stats.area import LEVEL
+from ...stats.clusters import cell_sums, two_way
 from ...stats.comparison import Comparison, compare
-from ...stats.influence import Influence, area, area_influence, rate_influence, threshold
-from ...stats.intervals import Estimate, proportion
-from ...stats.rate import RATES, Rate
-from ...stats.reading import MARGIN, Reading, read_area
-from ...stats.roc import RESOLUTION, Roc, check_rate, roc
-from .shadow_design import Mask
+from ...stats.evidence import beyond_half, from_half
+from ...stats.intervals import Estimate, Spread, check_level, proportion, share_interval
+from ...stats.roc import (
+    RATES,
+    RESOLUTION,
+    Rate,
+    Roc,
+    area,
+    area_influence,
+    check_rate,
+    rate_influence,
+    roc,
+    threshold,
+)
+from ...stats.verdict import Evidence
+from .shadow_design import Floats, Mask
 
 
 @dataclass(frozen=True, eq=False)
 class Observations:
     """Scores with the column of the point and the row of the shadow each belongs to; three arrays of one length."""
 
-    scores: NDArray[np.float64]
+    scores: Floats
     points: NDArray[np.int32]
     shadows: NDArray[np.int32]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Observations]) -> Observations:
+        """All of several, one after the other."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -111,9 +128,18 @@ class Audit:
         """Two-sided, for an area of ½."""
         return self.spread().p_value(self.auc - 0.5)
 
-    def reading(self, *, level: float = 0.95, margin: float = MARGIN) -> Reading:
-        """A leak in either direction, none found, or inconclusive."""
-        return read_area(self.interval(level), margin=margin)
+    def evidence(self, name: str, before: Audit | None, *, attacks: int = 1) -> Evidence:
+        """The audit as one of so many attacks for `stats.evidence.judge_shadows`, which corrects their p-values.
+
+        `before` audits retained against never-seen points under the originals: what such an attack can see at all.
+        """
+        found, seen = self.interval(LEVEL), Estimate(0.0, -0.5, 0.5)
+        if before is not None:
+            seen = from_half(before.interval(1 - (1 - LEVEL) / attacks))
+        original = None if before is None else before.interval(LEVEL)
+        p, rates = self.p_value(), tuple(self.rate(fpr) for fpr in RATES)
+        error = self.spread().error
+        return Evidence(name, "new outputs", found, original, (), beyond_half(found), error, p, p, seen, rates)
 
     def compare(self, other: Audit, *, fpr: float | None = None, level: float = 0.95) -> Comparison:
         """Against another audit of the same shadows and points, by area or by the true-positive rate at `fpr`.
@@ -168,27 +194,21 @@ class Audit:
         notes = (*self.notes, note) if note else self.notes
         return Audit(positive, negative, self.shadows, self.points, self.refit, self.variance, notes)
 
-    def influence(self, fpr: float | None = None) -> NDArray[np.float64]:
+    def influence(self, fpr: float | None = None) -> Floats:
         """What each (shadow, point) contributes to the area, or to the rate at `fpr`, to first order."""
         high, low = self.positive, self.negative
-        found: Influence = (
-            area_influence(high.scores, low.scores) if fpr is None else rate_influence(high.scores, low.scores, fpr)
-        )
+        scores = high.scores, low.scores
+        found = area_influence(*scores) if fpr is None else rate_influence(*scores, fpr)
         shape = (len(self.shadows), self.points)
         return cell_sums(found.positive, high.shadows, high.points, shape) + cell_sums(
             found.negative, low.shadows, low.points, shape
         )
 
-    def summary(self, *, level: float = 0.95, margin: float = MARGIN) -> dict[str, Any]:
+    def summary(self, *, level: float = LEVEL) -> dict[str, Any]:
         """Plain data for a results file."""
-        reading = self.reading(level=level, margin=margin)
         return {
-            "auc": {"value": reading.area.value, "low": reading.area.low, "high": reading.area.high},
+            "auc": asdict(self.interval(level)),
             "level": level,
-            "verdict": reading.verdict,
-            "direction": reading.direction,
-            "strength": reading.strength,
-            "margin": margin,
             "p_value": self.p_value(),
             "balanced_accuracy": self.balanced_accuracy,
             "rates": [self.rate(fpr, level=level).summary() for fpr in RATES],
@@ -205,5 +225,5 @@ class Audit:
         return two_way([self.influence()], refit=self.refit).spread([1.0])
 
     @cached_property
-    def _ranked_negative(self) -> NDArray[np.float64]:
+    def _ranked_negative(self) -> Floats:
         return np.sort(self.negative.scores)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError, WarpWarning
 from ...gpu.precision import full_precision
-from ...stats.calibration import conformal_p
+from ...stats.exchange import conformal_p
 from .background_fits import ChosenFit, fit_backgrounds, parts_of
 from .gradient_rows import ComputedRows, DifferenceRows, FiniteCheck, HeldRows, Rows, held, spans
 from .model_pair import are_identical, check_pair, gradient_copy

@@ -10,13 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...data.files import to_json
-from ...stats.holm import holm
-from ...stats.independent_area import area_difference, area_p_value, independent_area
-from ...stats.influence import Influence, area_influence
+from ...stats.area import area_difference, independent_area, strength_of
+from ...stats.exchange import holm
 from ...stats.intervals import Estimate
-from ...stats.rate import RATES, Rate, independent_rate
-from ...stats.reading import Verdict, read_area, strength_of
-from ...stats.roc import roc
+from ...stats.reading import Verdict, read_area
+from ...stats.roc import RATES, Influence, Rate, area_influence, independent_rate, roc
 from .pair_attacks import Attack, Floats
 
 SCHEMA_VERSION = 1
@@ -150,6 +148,16 @@ def overall_beyond(rows: Sequence[AttackRow], *, margin: float) -> Verdict | Non
     if any(estimate.low > 0 for estimate in found):
         return "leak"
     return "no leak found" if all(estimate.high <= margin for estimate in found) else "inconclusive"
+
+
+def area_p_value(positive: Floats, negative: Floats) -> float:
+    """The two-sided p-value of "both sets are drawn from one distribution": the Mann-Whitney test, with ties."""
+    if np.ptp(np.concatenate([positive, negative])) == 0:
+        return 1.0
+    # Takes a second to import.
+    from scipy.stats import mannwhitneyu
+
+    return float(mannwhitneyu(positive, negative, alternative="two-sided").pvalue)
 
 
 def _row(

@@ -36,11 +36,9 @@ from torch import Tensor, nn
 from ...data.preprocess import Pixels
 from ...errors import InputError
 from ...stats import intervals
-from ...stats.clusters import Spread, check_level
-from ...stats.holm import holm
-from ...stats.intervals import Estimate
+from ...stats.exchange import holm
+from ...stats.intervals import Estimate, Spread, check_level, student_tail
 from ...stats.roc import Floats
-from ...stats.tails import student_tail
 from ...stats.verdict import Claim, p_value, share
 from .blind import BlindGuess
 from .metrics import ImageScores, Lpips, check_images, checked_images, plain_estimate, score_images

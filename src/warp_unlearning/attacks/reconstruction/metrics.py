@@ -27,8 +27,7 @@ from ...errors import InputError, WeightsError, nearest
 from ...gpu.precision import full_precision
 from ...models.weights import read_weights
 from ...stats import intervals
-from ...stats.clusters import check_level
-from ...stats.intervals import Estimate
+from ...stats.intervals import Estimate, check_level
 from ...stats.roc import Floats
 
 # Decibels of a perfect reconstruction, and of any with a smaller error than 10⁻¹⁰: a mean over images stays finite.

@@ -15,7 +15,6 @@ from .agreement import known
 from .formulas import advantage_gone, difference, privacy_gain
 from .names import row_name
 
-SCHEMA_VERSION = 1
 IDLE = "no teleport moved anything"
 Swept = tuple[tuple[str, float], ...]
 
@@ -253,9 +252,9 @@ def read_about(results: Mapping[str, Any]) -> tuple[Field, About]:
     """The whole of the results as a field, and what they say of themselves."""
     whole = Field(dict(results), f"the results of the study {results.get('study', '(no name)')!s}")
     version = whole["schema_version"].value
-    if type(version) is not int or version != SCHEMA_VERSION:
+    if type(version) is not int or version not in (1, 2):
         raise DataError(
-            f"{whole.file} have schema version {version!r}; this program reads {SCHEMA_VERSION}: make the study again"
+            f"{whole.file} have schema version {version!r}; this program reads 1 and 2: make the study again"
         )
     whole["kind"].one_of("study")
     hardware = whole["hardware"].scalars() if "hardware" in whole else ()

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import InputError
-from .shadow_design import ShadowDesign, shadow_design
+from warp_unlearning.attacks.membership.shadow_design import ShadowDesign, shadow_design
 
 Floats = NDArray[np.float64]
 
@@ -36,10 +35,6 @@ class ShadowLaw:
     memorised: float = 2.0
     tail: float = 0.0
     scale_spread: float = 0.3
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.sibling_correlation <= 1:
-            raise InputError(f"a sibling correlation of {self.sibling_correlation}; it must lie between 0 and 1")
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from warp_unlearning.attacks.membership.simulated_shadows import ShadowLaw, simulate_shadows
-from warp_unlearning.errors import InputError
+from tests.oracles.simulated_shadows import ShadowLaw, simulate_shadows
 
 
 def test_siblings_are_correlated_as_asked_and_shadows_are_not() -> None:
@@ -34,8 +32,3 @@ def test_a_shadow_effect_moves_all_points_of_a_shadow() -> None:
     by_model = simulate_shadows(law, np.random.default_rng(22)).scores.mean(1)
     assert by_model.std() == pytest.approx(1.0, abs=0.3)
     assert np.ptp(by_model.reshape(40, 4), axis=1).max() < 0.2
-
-
-def test_a_correlation_above_one_is_refused() -> None:
-    with pytest.raises(InputError, match=r"1\.5"):
-        ShadowLaw(sibling_correlation=1.5)
