@@ -43,8 +43,8 @@ from warp_unlearning.methods.registry import make_method
 from warp_unlearning.models.networks import build_model, suggest_options
 from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.events import Event
-from warp_unlearning.runs.job import Job, NoRoom, Steps, Unfit, finished
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.jobs import Job, NoRoom, Steps, Unfit, finished
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.store import Store
 from warp_unlearning.stats.intervals import mean
 from warp_unlearning.stats.roc import roc

@@ -19,8 +19,8 @@ from pathlib import Path
 from time import perf_counter, sleep
 
 from warp_unlearning.runs.events import Event
-from warp_unlearning.runs.job import Job
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.jobs import Job
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.local_engine import LocalEngine
 from warp_unlearning.runs.store import Store
 

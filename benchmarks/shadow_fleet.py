@@ -21,7 +21,7 @@ import torch
 from warp_unlearning.data.preprocess import ImageData, load_data
 from warp_unlearning.models.networks import build_model, suggest_options
 from warp_unlearning.runs.events import ignore
-from warp_unlearning.runs.job import Job
+from warp_unlearning.runs.jobs import Job
 from warp_unlearning.runs.store import Store
 from warp_unlearning.stats.intervals import mean
 from warp_unlearning.studies.cell_plan import Cell, CellPlan, plan_cells

@@ -33,8 +33,8 @@ from warp_unlearning.models.networks import ResNet18
 from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.events import ignore
 from warp_unlearning.runs.fleet_engine import FleetEngine
-from warp_unlearning.runs.job import Job, Steps
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.jobs import Job, Steps
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.store import Store
 from warp_unlearning.studies.study import Asked, study_settings
 from warp_unlearning.studies.workplace import Workplace

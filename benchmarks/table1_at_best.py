@@ -33,9 +33,9 @@ import torch
 from defense_search import SEARCHED, Asking, SearchPlan, SearchWork, plan_search, results
 
 from warp_unlearning.runs.events import Event
-from warp_unlearning.runs.job import Job, Steps, finished
+from warp_unlearning.runs.jobs import Job, Steps, finished
+from warp_unlearning.runs.pack import pack
 from warp_unlearning.runs.store import Store
-from warp_unlearning.runs.store_pack import pack
 from warp_unlearning.studies.cell_plan import Cell, CellPlan, plan_cells
 from warp_unlearning.studies.cell_work import ABOUT, CellWork
 from warp_unlearning.studies.study import SIX, SIZES, study_settings
@@ -160,7 +160,7 @@ def keep_packing(store: Store, file: Path, over: Flag) -> None:
         last = over.wait(45)
         new = file.with_suffix(".new.tar")
         new.unlink(missing_ok=True)
-        kinds = {entry.manifest.key.kind for entry in store.entries()}
+        kinds = {entry.key.kind for entry in store.entries()}
         try:
             pack(store, new, without=[kind for kind in WEIGHTY if kind in kinds])
             os.replace(new, file)

@@ -8,8 +8,8 @@ import pytest
 
 from warp_unlearning.cli.run_progress import RunProgress, in_words, planned_text
 from warp_unlearning.runs.events import Event
-from warp_unlearning.runs.job import Job
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.jobs import Job
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.tally import Tally
 
 KEYS = [Key("train", 1, {"n": n}) for n in range(20)]

@@ -16,9 +16,9 @@ from warp_unlearning.runs.engine import EngineError, Outcome
 from warp_unlearning.runs.events import Event, ignore
 from warp_unlearning.runs.fleet import Fleet
 from warp_unlearning.runs.fleet_engine import FleetEngine
-from warp_unlearning.runs.job import Job, NoRoom, Steps
 from warp_unlearning.runs.job_attempt import Attempt
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.jobs import Job, NoRoom, Steps
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.store import Store
 
 ROUND = 1.0

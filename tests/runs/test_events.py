@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from warp_unlearning.runs.events import Event, told_to
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.keys import Key
 
 
 def test_every_watch_is_told_in_order() -> None:

@@ -12,8 +12,8 @@ from warp_unlearning.errors import InputError
 from warp_unlearning.runs.engine import Engine, EngineError
 from warp_unlearning.runs.events import Event, ignore
 from warp_unlearning.runs.fleet_engine import FleetEngine
-from warp_unlearning.runs.job import Job, NoRoom, Steps
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.jobs import Job, NoRoom, Steps
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.local_engine import LocalEngine
 from warp_unlearning.runs.store import Store
 

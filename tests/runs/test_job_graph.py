@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.runs.job import Job
 from warp_unlearning.runs.job_graph import job_graph
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.jobs import Job
+from warp_unlearning.runs.keys import Key
 
 
 def key(i: int) -> Key:

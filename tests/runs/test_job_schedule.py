@@ -7,12 +7,11 @@ import pytest
 from warp_unlearning.errors import InputError
 from warp_unlearning.runs import job_schedule
 from warp_unlearning.runs.events import Event
-from warp_unlearning.runs.job import Job
 from warp_unlearning.runs.job_attempt import Attempt
 from warp_unlearning.runs.job_schedule import Schedule
-from warp_unlearning.runs.key import Key
-from warp_unlearning.runs.store import Store
-from warp_unlearning.runs.store_errors import StoreError
+from warp_unlearning.runs.jobs import Job
+from warp_unlearning.runs.keys import Key
+from warp_unlearning.runs.store import Store, StoreError
 
 A, B, C, D = (Key("k", 1, {"name": name}) for name in "abcd")
 FINISHED = Attempt("finished", seconds=0.5)

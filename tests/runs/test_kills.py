@@ -92,7 +92,7 @@ def batter(folder: Path, draw: random.Random, *, kills: int) -> tuple[int, int]:
         begun = Counter(mark.name.split(".")[0] for mark in trial.marks.iterdir())
         again += sum(begun[digest] > count for digest, count in begun_when_finished.items())
         begun_when_finished = {digest: begun[digest] for digest in store.digests()}
-        assert not store.verify().corrupt
+        assert not any(map(store.fault, store.digests()))
         if code == 0:
             return made, again
         # A job that was killed twice within one start has failed; the next start does it.
@@ -118,6 +118,4 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
             assert battered.read(job.key).read_all() == undisturbed.read(job.key).read_all()
         assert len(battered.digests()) == len(jobs)
         assert again == 0
-        battered.sweep()
-        assert not any((battered.root / "temp").iterdir())
     print(f"{kills} kills over {rounds} runs")  # noqa: T201

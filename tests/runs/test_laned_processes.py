@@ -9,8 +9,8 @@ from trial_work import EnvironmentTrial, FailingLane, NoLane, PlainLane, Stepped
 from warp_unlearning.errors import InputError
 from warp_unlearning.runs.engine import EngineError
 from warp_unlearning.runs.events import Event, ignore
-from warp_unlearning.runs.job import Job
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.jobs import Job
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.lane_worker import Lanes
 from warp_unlearning.runs.local_engine import LocalEngine
 from warp_unlearning.runs.store import Store

@@ -21,9 +21,9 @@ from warp_unlearning.errors import InputError
 from warp_unlearning.runs import ray_engine
 from warp_unlearning.runs.engine import EngineError
 from warp_unlearning.runs.events import ignore
-from warp_unlearning.runs.job import Job
 from warp_unlearning.runs.job_work import pack
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.jobs import Job
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.local_engine import LocalEngine
 from warp_unlearning.runs.ray_engine import RayEngine
 from warp_unlearning.runs.ray_task import attempt_there
@@ -42,8 +42,8 @@ from threading import Thread
 from ray.cluster_utils import Cluster
 from trial_work import Trial, Unloadable, layered, threads
 from warp_unlearning.runs.engine import EngineError
-from warp_unlearning.runs.job import Job
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.jobs import Job
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.ray_engine import RayEngine
 from warp_unlearning.runs.store import Store
 
@@ -238,6 +238,7 @@ def test_a_machine_that_sees_another_store_refuses(tmp_path: Path) -> None:
     assert refused.end == "unusable"
     assert f"does not see the store {store.root} of the driver; put the store on a disk" in refused.reason
     assert attempt_there(job, work, Store(tmp_path / "other"), other.identity, 1).end == "finished"
+    assert store.identity
     (store.root / "store.json").unlink()
     assert attempt_there(job, work, store, other.identity, 1).end == "unusable"
     assert not store.has(job.key)

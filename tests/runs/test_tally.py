@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from warp_unlearning.runs.events import Event
-from warp_unlearning.runs.job import Job
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.jobs import Job
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.tally import Tally
 
 TRAIN = [Key("train", 1, {"n": n}) for n in range(4)]

@@ -14,8 +14,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.runs.job import Job, NoRoom, Steps, Unfit
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.jobs import Job, NoRoom, Steps, Unfit
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.store import Store
 
 
@@ -32,8 +32,8 @@ class Trial:
         time.sleep(asked.get("sleep", 0.0))
         self._misbehave(asked.get("does"), job)
         if asked.get("does") == "wreck":
-            (store.root / "temp").rmdir()
-            (store.root / "temp").touch()
+            (store.root / "entries").rename(store.root / "gone")
+            (store.root / "entries").touch()
         return {"result.bin": trial_result(job.key, needed), "text.txt": str(job.key).encode()}
 
     def begun(self, key: Key) -> int:

@@ -13,7 +13,7 @@ import pytest
 from warp_unlearning.config import ShadowConfig, resolve_as
 from warp_unlearning.runs.engine import Outcome
 from warp_unlearning.runs.events import Event, Watch
-from warp_unlearning.runs.job import Job, Work
+from warp_unlearning.runs.jobs import Job, Work
 from warp_unlearning.runs.store import Store
 from warp_unlearning.workflows.audit_shadow import Prepared, ShadowRequest, carry_out, prepare_shadows
 

@@ -21,11 +21,11 @@ from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.events import ignore
 from warp_unlearning.runs.fleet_engine import FleetEngine
-from warp_unlearning.runs.job import Job, NoRoom, Steps
+from warp_unlearning.runs.jobs import Job, NoRoom, Steps
 from warp_unlearning.runs.lane_worker import Lanes
 from warp_unlearning.runs.local_engine import LocalEngine
+from warp_unlearning.runs.pack import merge, pack
 from warp_unlearning.runs.store import Store
-from warp_unlearning.runs.store_pack import pack, take_in
 from warp_unlearning.studies.arm_audits import tried_audit
 from warp_unlearning.studies.cell_plan import Cell, CellPlan, plan_cells
 from warp_unlearning.studies.cell_scores import cell_arm_scores, cell_original_scores
@@ -164,14 +164,14 @@ def test_side_by_side_and_one_after_another_give_the_same_bytes(plan: CellPlan, 
     for key in wanted:
         alone.write(key, work(next(job for job in plan.jobs if job.key == key), alone))
         for name in (WEIGHTS, SCORES):
-            if name in store.read(key).names:
+            if name in store.read(key).files:
                 assert alone.read(key).read(name) == store.read(key).read(name)
 
 
 def test_on_another_machine_only_what_is_missing_is_done(plan: CellPlan, store: Store, tmp_path: Path) -> None:
     pack(store, tmp_path / "p.tar", without=["original"])
     other = Store(tmp_path / "other")
-    take_in(other, tmp_path / "p.tar")
+    merge(other.root, tmp_path / "p.tar")
     assert all(other.has(job.key) for job in plan.to_do(other))
     assert shadows_complete(plan, other) == 6
     gone = plan.key(Cell("cell", 3, 1, "ngp + kick"))
@@ -223,7 +223,7 @@ def test_the_results_say_what_each_arm_rests_on(plan: CellPlan, store: Store) ->
 def copy_of(store: Store, folder: Path) -> Store:
     pack(store, folder / "p.tar")
     other = Store(folder / "other")
-    take_in(other, folder / "p.tar")
+    merge(other.root, folder / "p.tar")
     return other
 
 
@@ -292,7 +292,7 @@ def of_first_shadows(scores: ArmScores, count: int) -> ArmScores:
 def test_a_shadow_whose_original_was_trained_again_is_named(plan: CellPlan, store: Store, tmp_path: Path) -> None:
     pack(store, tmp_path / "p.tar")
     other = Store(tmp_path / "other")
-    take_in(other, tmp_path / "p.tar")
+    merge(other.root, tmp_path / "p.tar")
     key = plan.key(Cell("cell", 4, 0, "ngp"))
     files = other.read(key).read_all()
     other.remove(key.digest)

@@ -19,7 +19,7 @@ from warp_unlearning.gpu.lanes import Lane
 from warp_unlearning.runs.engine import Outcome
 from warp_unlearning.runs.events import Event, Watch
 from warp_unlearning.runs.fleet_engine import FleetEngine
-from warp_unlearning.runs.job import Job, Steps, Work
+from warp_unlearning.runs.jobs import Job, Steps, Work
 from warp_unlearning.runs.local_engine import LocalEngine
 from warp_unlearning.runs.store import Store
 from warp_unlearning.studies.shadow_cost import known_seconds
@@ -122,7 +122,7 @@ def test_a_result_that_is_corrupt_at_the_end_is_made_again(config: ShadowConfig,
     again = ShadowRequest(request.config, tmp_path / "again", tmp_path / "run" / "store")
     prepared = prepare_shadows(again)
     lost = prepared.plan.key(Task("score", 2, 1, 0))
-    (prepared.store.folder(lost.digest) / "scores.npz").write_bytes(b"damaged")
+    prepared.store.path(lost.digest).write_bytes(b"damaged")
     events: list[Event] = []
     results = carry_out(prepared, Here(), watch=events.append)
     assert results["digests"]["results"] == first["digests"]["results"]
@@ -155,7 +155,7 @@ def test_two_processes_at_once_end_with_one_result(blobs: Path, tmp_path: Path) 
     assert digests == {digest(tmp_path / "run")}
     prepared = prepare_shadows(ShadowRequest(resolve_as(ShadowConfig, base=settings(blobs)), tmp_path / "run"))
     assert prepared.run.complete
-    assert not prepared.store.verify().corrupt
+    assert not any(map(prepared.store.fault, prepared.store.digests()))
 
 
 def test_bad_settings(config: ShadowConfig, tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_a_table_is_not_written_over_by_one_that_leaves_out_what_it_has(
     blobs: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     first: dict[str, Any] = {"defenses": ["none", "warp"], "shadows": 8}
-    prepare_study(ReproduceRequest(config(blobs, **first), tmp_path / "out"))
+    reproduce(ReproduceRequest(config(blobs, **first), tmp_path / "out"), budget=0.0)
     before = (tmp_path / "out" / "config.yaml").read_bytes()
     with pytest.raises(InputError, match=message):
         prepare_study(ReproduceRequest(config(blobs, **first | changes), tmp_path / "out"))
@@ -250,10 +250,12 @@ def test_a_folder_of_something_else_is_left_alone(blobs: Path, tmp_path: Path) -
 
 
 def test_results_may_be_merged_before_a_study_is_begun(blobs: Path, tmp_path: Path) -> None:
-    Store(tmp_path / "out" / "store")
-    prepare_study(ReproduceRequest(config(blobs), tmp_path / "out"))
+    assert Store(tmp_path / "out" / "store").identity
+    prepared = prepare_study(ReproduceRequest(config(blobs), tmp_path / "out"))
+    assert [path.name for path in prepared.out.iterdir()] == ["store"]
+    carry_out_study(prepared, LANES, budget=0.0)
     assert (tmp_path / "out" / "config.yaml").is_file()
-    Store(tmp_path / "other" / "store")
+    assert Store(tmp_path / "other" / "store").identity
     (tmp_path / "other" / "thesis.tex").touch()
     with pytest.raises(InputError, match="holds files and no study"):
         prepare_study(ReproduceRequest(config(blobs), tmp_path / "other"))

@@ -4,8 +4,8 @@ import os
 
 from warp_unlearning.runs.engine import Outcome
 from warp_unlearning.runs.events import Event
-from warp_unlearning.runs.job import Job
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.jobs import Job
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.tally import Tally
 from warp_unlearning.workflows.run_account import jobs_account, machine_account
 

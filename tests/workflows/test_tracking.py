@@ -9,7 +9,7 @@ import pytest
 
 from warp_unlearning.errors import InputError
 from warp_unlearning.runs.events import Event
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.workflows.tracking import tracked
 
 KEY = Key("train", 1, {})

@@ -25,7 +25,7 @@ from warp_unlearning.runs.directory import open_run
 from warp_unlearning.runs.engine import Outcome
 from warp_unlearning.runs.events import Watch
 from warp_unlearning.runs.fleet_engine import FleetEngine
-from warp_unlearning.runs.job import Job, Work
+from warp_unlearning.runs.jobs import Job, Work
 from warp_unlearning.runs.store import Store
 from warp_unlearning.studies.shadow_work import new_network
 from warp_unlearning.studies.stored import weights_of
@@ -348,7 +348,7 @@ def test_another_configuration_is_refused_by_key(tuned: Tuned, blobs: Path, audi
 
 def test_two_processes_do_not_search_in_one_run(blobs: Path, tmp_path: Path) -> None:
     prepared = prepare_tuning(TuneRequest(config(blobs), tmp_path / "run"))
-    with FileLock(tmp_path / "run" / ".lock"), pytest.raises(InputError, match="another process is tuning in"):
+    with FileLock(tmp_path / "run" / ".lock"), pytest.raises(InputError, match="another process is at work in"):
         carry_out_tuning(prepared, Serial())
 
 

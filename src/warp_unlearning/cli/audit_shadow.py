@@ -51,7 +51,7 @@ def shadow(
     use_threads(1)
     settings = assign(override, model__name="custom" if model else None)
     resolved = resolve_as(ShadowConfig, file=config, overrides=settings)
-    prepared = prepare_shadows(ShadowRequest(resolved, out, store, model))
+    prepared = prepare_shadows(ShadowRequest(resolved, out, store, model), plan_only=plan)
     engine = choose_engine(workers=workers, ray=ray, device=prepared.plan.settings.device)
     known = known_seconds(prepared.plan, prepared.store)
     tally = Tally(prepared.plan.jobs, workers=engine.workers or 1, known=known)

@@ -15,7 +15,7 @@ from .run_progress import RunProgress, Style, in_words
 
 if TYPE_CHECKING:
     from ..runs.events import Watch
-    from ..runs.job import Job
+    from ..runs.jobs import Job
     from ..workflows.engines import ChosenEngine
     from ..workflows.tune import PreparedTuning, Watching
 

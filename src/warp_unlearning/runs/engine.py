@@ -8,8 +8,8 @@ from typing import Protocol
 
 from ..errors import WarpError
 from .events import Watch
-from .job import Job, Work
-from .key import Key
+from .jobs import Job, Work
+from .keys import Key
 from .store import Store
 
 

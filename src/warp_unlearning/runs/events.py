@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Any, Literal
 
-from .key import Key
+from .keys import Key
 
 What = Literal["started", "finished", "found", "retried", "redone", "failed", "blocked"]
 

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from .engine import EngineError
 from .events import Event, Watch
-from .job import Job, SteppedWork
 from .job_attempt import Attempt, attempt_in_steps
+from .jobs import Job, SteppedWork
 from .resting_lanes import RestingLanes
 from .store import Store
 

@@ -11,8 +11,8 @@ from ..errors import InputError
 from .engine import Outcome
 from .events import Watch
 from .fleet import Fleet, Lane
-from .job import Job, Work, stepped
 from .job_schedule import Schedule
+from .jobs import Job, Work, stepped
 from .store import Store
 
 
@@ -41,7 +41,6 @@ class FleetEngine:
     ) -> Outcome:
         """Put the result of every job in `store`."""
         steps = stepped(work)
-        store.sweep()
         schedule = Schedule(jobs, store=store, watch=watch, retries=0, until=until)
         Fleet(self.at_once, self.make_lane, steps, store, watch).carry_out(schedule)
         return schedule.outcome()

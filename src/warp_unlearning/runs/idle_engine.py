@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .engine import Outcome
 from .events import Event, Watch
-from .job import Job, Work
+from .jobs import Job, Work
 from .store import Store
 
 

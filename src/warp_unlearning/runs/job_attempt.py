@@ -9,9 +9,8 @@ from time import perf_counter
 from typing import Literal
 
 from ..errors import WarpError
-from .job import Job, NoRoom, SteppedWork, Steps, Unfit, Work, finished
-from .store import Store
-from .store_errors import MissingEntry, StoreError
+from .jobs import Job, NoRoom, SteppedWork, Steps, Unfit, Work, finished
+from .store import Claim, Missing, Store, StoreError
 
 
 @dataclass(frozen=True)
@@ -45,18 +44,18 @@ def attempt_in_steps(
 ) -> Generator[object, None, Attempt]:
     """The same, a step of the work at a time."""
     try:
-        with store.claim(job.key) as mine:
+        with store.claim(job.key) as claim:
             if store.has(job.key):
                 return Attempt("found")
-            if not mine:
+            if claim is None:
                 return Attempt("busy")
             began()
-            return (yield from _do(job, work=work, store=store))
+            return (yield from _do(job, work=work, store=store, claim=claim))
     except StoreError as error:
         return Attempt("unusable", reason=str(error))
 
 
-def _do(job: Job, *, work: SteppedWork, store: Store) -> Generator[object, None, Attempt]:
+def _do(job: Job, *, work: SteppedWork, store: Store, claim: Claim) -> Generator[object, None, Attempt]:
     start = perf_counter()
     try:
         files = yield from work(job, store)
@@ -64,7 +63,7 @@ def _do(job: Job, *, work: SteppedWork, store: Store) -> Generator[object, None,
         return Attempt("crowded", reason=str(error))
     except Unfit as error:
         return Attempt("unfit", reason=str(error))
-    except MissingEntry as error:
+    except Missing as error:
         return Attempt("lost", reason=str(error), lost=error.digest)
     except StoreError:
         raise
@@ -72,7 +71,7 @@ def _do(job: Job, *, work: SteppedWork, store: Store) -> Generator[object, None,
         return _failure(error)
     seconds = perf_counter() - start
     try:
-        store.write(job.key, files, seconds=seconds)
+        claim.write(files, seconds=seconds)
     except StoreError:
         raise
     except Exception as error:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import InputError
-from .job import Job
-from .key import Key
+from .jobs import Job
+from .keys import Key
 
 
 @dataclass(frozen=True)

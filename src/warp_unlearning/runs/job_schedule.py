@@ -11,12 +11,11 @@ from time import monotonic
 from ..errors import InputError
 from .engine import Outcome
 from .events import Event, Watch
-from .job import Job
 from .job_attempt import Attempt
 from .job_graph import job_graph
-from .key import Key
-from .store import Store
-from .store_errors import StoreError
+from .jobs import Job
+from .keys import Key
+from .store import Store, StoreError
 
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 1.0

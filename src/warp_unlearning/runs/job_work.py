@@ -7,7 +7,7 @@ import sys
 
 from ..errors import InputError
 from .cores import use_threads
-from .job import Work
+from .jobs import Work
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """What libraries read when they are loaded; to be set before `unpack`."""

@@ -14,8 +14,8 @@ from ..errors import InputError
 from .engine import EngineError
 from .events import Event
 from .fleet import Fleet, Lane
-from .job import Job, Work, stepped
 from .job_attempt import Attempt
+from .jobs import Job, Work, stepped
 from .store import Store
 
 

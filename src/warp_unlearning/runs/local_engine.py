@@ -17,9 +17,9 @@ from ..errors import InputError
 from .cores import available_cores
 from .engine import EngineError, Outcome
 from .events import Event, Watch
-from .job import Job, Work, stepped
 from .job_schedule import Schedule
 from .job_work import THREAD_VARIABLES, pack
+from .jobs import Job, Work, stepped
 from .lane_worker import Lanes
 from .local_worker import Told, serve
 from .store import Store
@@ -58,7 +58,6 @@ class LocalEngine:
         """Put the result of every job in `store`. An interrupt ends the workers at once; what is finished is kept."""
         if self.lanes is not None:
             stepped(work)
-        store.sweep()
         schedule = Schedule(jobs, store=store, watch=watch, retries=self.retries, until=until)
         at_once = 1 if self.lanes is None else self.lanes.count
         count = min(self.workers or max(1, available_cores() // self.threads), ceil(schedule.left / at_once))
@@ -73,7 +72,6 @@ class LocalEngine:
             crew.dismiss()
         except BaseException:
             crew.kill()
-            store.sweep()
             raise
         return schedule.outcome()
 

@@ -12,9 +12,9 @@ from threading import Thread
 from time import time
 from typing import Literal
 
-from .job import Job, Work
 from .job_attempt import Attempt, attempt
 from .job_work import unpack
+from .jobs import Job, Work
 from .lane_worker import Lanes, fleet_of, serve_in_lanes
 from .store import Store
 

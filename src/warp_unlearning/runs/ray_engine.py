@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 from ..errors import InputError
 from .engine import EngineError, Outcome
 from .events import Event, Watch
-from .job import Job, Work
 from .job_schedule import Schedule
 from .job_work import pack
-from .key import Key
+from .jobs import Job, Work
+from .keys import Key
 from .ray_task import attempt_there
 from .store import Store
 
@@ -58,7 +58,6 @@ class RayEngine:
     ) -> Outcome:
         """Put the result of every job in `store`. A job is told as started when Ray is given it."""
         ray = _imported()
-        store.sweep()
         schedule = Schedule(jobs, store=store, watch=watch, retries=self.retries, until=until)
         if not schedule.left:
             return schedule.outcome()

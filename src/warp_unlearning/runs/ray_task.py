@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import platform
 
-from .job import Job
 from .job_attempt import Attempt, attempt
 from .job_work import THREAD_VARIABLES, unpack
-from .store import Store
-from .store_errors import StoreError
+from .jobs import Job
+from .store import Store, StoreError
 
 
 def attempt_there(job: Job, work: bytes, store: Store, identity: str, threads: int) -> Attempt:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .events import Event
-from .job import Job
+from .jobs import Job
 
 ENDED = ("finished", "found", "failed", "blocked")
 

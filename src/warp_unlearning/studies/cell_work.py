@@ -26,7 +26,7 @@ from ..methods.registry import make_method
 from ..models.networks import build_model, suggest_options
 from ..models.weights import model_digest
 from ..randomness import Streams
-from ..runs.job import Job, Steps, finished
+from ..runs.jobs import Job, Steps, finished
 from ..runs.store import Store
 from ..training.scoring import logit_confidence, logits
 from ..training.training import Recipe, Training, training_steps

@@ -14,7 +14,7 @@ from ..data.files import to_json
 from ..data.preprocess import load_data
 from ..gpu.precision import lay_out
 from ..models.generator import ConvGenerator
-from ..runs.job import Job, Steps, finished
+from ..runs.jobs import Job, Steps, finished
 from ..runs.store import Store
 from ..training.training import check_finite
 from .gpu_trouble import gpu_trouble

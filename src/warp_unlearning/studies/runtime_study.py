@@ -28,8 +28,8 @@ from ..data.preprocess import load_data
 from ..errors import DivergedError, InputError
 from ..models.modes import choose_device
 from ..models.weights import model_digest
-from ..runs.job import Job, Steps
-from ..runs.key import Key
+from ..runs.jobs import Job, Steps
+from ..runs.keys import Key
 from ..runs.store import Store
 from ..stats.intervals import mean
 from ..unlearning.driver import Driven, working_copy

@@ -25,8 +25,8 @@ from ..models.modes import choose_device
 from ..models.networks import build_model, suggest_options
 from ..models.own import load_builder
 from ..randomness import Streams
-from ..runs.job import Job
-from ..runs.key import Key
+from ..runs.jobs import Job
+from ..runs.keys import Key
 from ..runs.store import Store
 from ..training.scoring import accuracy, logit_confidence, logits
 from ..training.training import Recipe, Training, run_training

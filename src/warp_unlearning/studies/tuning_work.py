@@ -19,8 +19,8 @@ from ..gpu.precision import lay_out
 from ..methods.base import Task
 from ..methods.registry import make_method
 from ..randomness import Streams
-from ..runs.job import Job, Steps, finished
-from ..runs.key import Key
+from ..runs.jobs import Job, Steps, finished
+from ..runs.keys import Key
 from ..runs.store import Store
 from ..training.scoring import logits
 from ..training.training import Recipe, Training, training_steps

@@ -19,11 +19,10 @@ from ..methods.registry import SMALL_DATA, make_method
 from ..models.modes import choose_device
 from ..models.own import check_examples, file_digest
 from ..randomness import Streams
-from ..runs.directory import RunDirectory
+from ..runs.directory import RunDirectory, open_run, start_run
 from ..runs.engine import Engine, Outcome
 from ..runs.events import Watch, ignore, told_to
-from ..runs.store import Store
-from ..runs.store_errors import MissingEntry
+from ..runs.store import Missing, Store
 from ..runs.tally import Tally
 from ..studies.shadow_cost import known_seconds, pilot
 from ..studies.shadow_plan import ShadowPlan, plan_shadows
@@ -34,7 +33,6 @@ from ..unlearning.record import now, versions
 from .audit_secret import AuditSecret, audit_secret
 from .job_request import JobRequest
 from .run_account import jobs_account, machine_account
-from .shared_run import run_lock, start_shared_run
 
 RESULTS = "results.json"
 # Results that are corrupt when they are read are made again so often.
@@ -59,15 +57,19 @@ class Prepared:
     secret: AuditSecret = field(repr=False)
 
 
-def prepare_shadows(request: ShadowRequest) -> Prepared:
-    """Read the data, check the settings, open the run and plan the jobs; nothing is trained."""
+def prepare_shadows(request: ShadowRequest, *, plan_only: bool = False) -> Prepared:
+    """Read the data, check the settings, open the run and plan the jobs; nothing is trained. Where it is for the plan
+    only, nothing is written.
+    """
     data = load_data(**request.config.data.load_options())
     settings = shadow_settings(request.config, data, request.network_file)
     network_digest = None if request.network_file is None else file_digest(request.network_file)
     check_examples(new_network(settings, data, Streams(0, "check")), {"points": data.train, "test": data.test})
     found = {"data": data.digest, "network_file": network_digest, "versions": versions()}
-    run = start_shared_run(request.out, kind="audit shadow", config=as_plain(request.config) | {RESOLVED: found})
-    secret = audit_secret(run, request.config.defense_seed)
+    run = RunDirectory(request.out, "audit shadow")
+    if not plan_only:
+        run = start_run(request.out, kind=run.kind, config=as_plain(request.config) | {RESOLVED: found})
+    secret = audit_secret(run, request.config.defense_seed, draw=not plan_only)
     plan = plan_shadows(settings, data, network_digest=network_digest, secret_name=secret.name)
     return Prepared(run, request.open_store(), plan, data, secret)
 
@@ -81,7 +83,7 @@ def carry_out_pilot(prepared: Prepared, engine: Engine, *, watch: Watch = ignore
 def carry_out(prepared: Prepared, engine: Engine, *, watch: Watch = ignore) -> dict[str, Any]:
     """Do what is not done yet, and write the results; a run in which jobs failed stays open, to be tried again."""
     if prepared.run.complete:
-        return prepared.run.read_json(RESULTS)
+        return open_run(prepared.run.path).read_json(RESULTS)
     jobs, store = prepared.plan.jobs, prepared.store
     tally, work = (
         Tally(jobs, known=known_seconds(prepared.plan, store)),
@@ -92,19 +94,19 @@ def carry_out(prepared: Prepared, engine: Engine, *, watch: Watch = ignore) -> d
         try:
             results = _results(prepared, outcome, tally)
             break
-        except MissingEntry as lost:
+        except Missing as lost:
             # A corrupt result is set aside when it is read, and made again.
             problem = lost
     else:
         raise problem
-    with run_lock(prepared.run):
+    with prepared.run.lock():
         return _settled(prepared.run, results, complete=outcome.complete)
 
 
 def _settled(run: RunDirectory, results: dict[str, Any], *, complete: bool) -> dict[str, Any]:
     """Write the results, unless another process has finished the run meanwhile: then its results."""
     if run.complete:
-        return run.read_json(RESULTS)
+        return open_run(run.path).read_json(RESULTS)
     run.write_json(RESULTS, results)
     if complete:
         run.finish()

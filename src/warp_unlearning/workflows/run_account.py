@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..runs.engine import Outcome
-from ..runs.key import Key
+from ..runs.keys import Key
 from ..runs.tally import Tally
 
 

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import TypeVar
 
 from ..errors import InputError, WarpError
-from .key import Key
+from .keys import Key
 from .store import Store
 
 Result = TypeVar("Result")
