@@ -209,13 +209,16 @@ class Store:
 
     def failures(self, run: str) -> dict[str, Failure]:
         """Why jobs failed in `run`, by the digests of their keys."""
-        found = {}
-        for digest in filter(_DIGEST.fullmatch, self._list("failed")):
-            with suppress(OSError, ValueError, KeyError):
-                note = json.loads((self.root / "failed" / digest).read_bytes())
-                if note["run"] == run:
-                    found[digest] = Failure(note["reason"], note["traceback"])
-        return found
+        failed = {digest: self.failure(digest, run) for digest in filter(_DIGEST.fullmatch, self._list("failed"))}
+        return {digest: failure for digest, failure in failed.items() if failure is not None}
+
+    def failure(self, digest: str, run: str) -> Failure | None:
+        """Why a job failed in `run`, if it did."""
+        with suppress(OSError, ValueError, KeyError):
+            note = json.loads((self.root / "failed" / digest).read_bytes())
+            if note["run"] == run:
+                return Failure(note["reason"], note["traceback"])
+        return None
 
     def remove(self, *digests: str) -> int:
         """Remove entries; returns how many bytes they had."""

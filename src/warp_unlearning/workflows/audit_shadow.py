@@ -20,11 +20,10 @@ from ..models.modes import choose_device
 from ..models.own import check_examples, file_digest
 from ..randomness import Streams
 from ..runs.directory import RunDirectory, open_run, start_run
-from ..runs.engine import Engine, Outcome
-from ..runs.events import Watch, ignore, told_to
+from ..runs.drain import Engine, Outcome, Watch
+from ..runs.progress import stages_of
 from ..runs.store import Missing, Store
-from ..runs.tally import Tally
-from ..studies.shadow_cost import known_seconds, pilot
+from ..studies.shadow_cost import pilot
 from ..studies.shadow_plan import ShadowPlan, plan_shadows
 from ..studies.shadow_results import shadow_results
 from ..studies.shadow_settings import Arm, ShadowSettings
@@ -74,25 +73,20 @@ def prepare_shadows(request: ShadowRequest, *, plan_only: bool = False) -> Prepa
     return Prepared(run, request.open_store(), plan, data, secret)
 
 
-def carry_out_pilot(prepared: Prepared, engine: Engine, *, watch: Watch = ignore) -> None:
+def carry_out_pilot(prepared: Prepared, engine: Engine, *, watch: Watch | None = None) -> None:
     """Do one job of each kind and arm, from which the cost of the rest is known."""
-    work = ShadowWork(prepared.plan, prepared.secret.seed)
-    engine.run(pilot(prepared.plan), work=work, store=prepared.store, watch=watch)
+    engine(pilot(prepared.plan), ShadowWork(prepared.plan, prepared.secret.seed), prepared.store, watch=watch)
 
 
-def carry_out(prepared: Prepared, engine: Engine, *, watch: Watch = ignore) -> dict[str, Any]:
+def carry_out(prepared: Prepared, engine: Engine, *, watch: Watch | None = None) -> dict[str, Any]:
     """Do what is not done yet, and write the results; a run in which jobs failed stays open, to be tried again."""
     if prepared.run.complete:
         return open_run(prepared.run.path).read_json(RESULTS)
-    jobs, store = prepared.plan.jobs, prepared.store
-    tally, work = (
-        Tally(jobs, known=known_seconds(prepared.plan, store)),
-        ShadowWork(prepared.plan, prepared.secret.seed),
-    )
+    work = ShadowWork(prepared.plan, prepared.secret.seed)
     for _ in range(TRIES):
-        outcome = engine.run(jobs, work=work, store=store, watch=told_to(tally.note, watch))
+        outcome = engine(prepared.plan.jobs, work, prepared.store, watch=watch)
         try:
-            results = _results(prepared, outcome, tally)
+            results = _results(prepared, outcome)
             break
         except Missing as lost:
             # A corrupt result is set aside when it is read, and made again.
@@ -145,8 +139,9 @@ def shadow_settings(config: ShadowConfig, data: ImageData, network_file: str | N
     )
 
 
-def _results(prepared: Prepared, outcome: Outcome, tally: Tally) -> dict[str, Any]:
+def _results(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
     plan, config = prepared.plan, prepared.run.config()
+    stages = stages_of(plan.jobs, prepared.store, outcome, found=True)
     device = torch.cuda.get_device_name() if plan.settings.device.startswith("cuda") else "CPU"
     found = shadow_results(plan, prepared.store)
     found["audited"] |= {
@@ -156,7 +151,7 @@ def _results(prepared: Prepared, outcome: Outcome, tally: Tally) -> dict[str, An
     }
     return found | {
         "date": now(),
-        **jobs_account(outcome, tally, told=lambda key: str(plan.tasks[key.digest])),
+        **jobs_account(outcome, stages, told=lambda key: str(plan.tasks[key.digest])),
         "notes": _notes(config),
         "configuration": {k: v for k, v in config.items() if k != RESOLVED},
         "digests": {"data": prepared.data.digest, "results": results_digest(found)},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import time
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from ..errors import InputError, nearest
 from ..models.modes import choose_device
 from ..report.paper.registry import render
 from ..runs.directory import CONFIG, LOCK, MANIFEST, RunDirectory, dump_yaml, load_yaml, open_run
-from ..runs.engine import Engine, Outcome
-from ..runs.events import Watch, ignore, told_to
+from ..runs.drain import Engine, Outcome, Watch
+from ..runs.jobs import Job
+from ..runs.progress import stages_of
 from ..runs.store import Missing, Store
-from ..runs.tally import Tally
 from ..studies.planned import Planned
 from ..studies.study import NEEDS_DATA
 from ..unlearning.record import now, versions
@@ -68,17 +68,19 @@ def prepare_study(request: ReproduceRequest) -> PreparedStudy:
 
 
 def carry_out_study(
-    prepared: PreparedStudy, engine: Engine, *, budget: float | None = None, watch: Watch = ignore, command: str = ""
+    prepared: PreparedStudy,
+    engine: Engine,
+    *,
+    budget: float | None = None,
+    watch: Watch | None = None,
+    command: str = "",
 ) -> dict[str, Any]:
     """Do what is not done yet, for about `budget` minutes, and write results, table and figures from what is there."""
     run = _open(prepared)
-    until = None if budget is None else monotonic() + 60 * budget
+    until = None if budget is None else time() + 60 * budget
     for _ in range(TRIES):
         jobs = prepared.planned.to_do(prepared.store)
-        tally = Tally(jobs)
-        outcome = engine.run(
-            jobs, work=prepared.planned.work, store=prepared.store, watch=told_to(tally.note, watch), until=until
-        )
+        outcome = engine(jobs, prepared.planned.work, prepared.store, watch=watch, until=until)
         try:
             found = prepared.planned.results(prepared.store)
             break
@@ -87,7 +89,7 @@ def carry_out_study(
             problem = lost
     else:
         raise problem
-    results = found | _about(prepared, outcome, tally, command, made_on=found.get("made_on", []))
+    results = found | _about(prepared, outcome, jobs, command, made_on=found.get("made_on", []))
     with run.lock():
         if run.config() != load_yaml(dump_yaml(as_plain(prepared.config))):
             raise InputError(
@@ -113,14 +115,14 @@ def _write(run: RunDirectory, results: dict[str, Any], *, complete: bool) -> Non
 
 
 def _about(
-    prepared: PreparedStudy, outcome: Outcome, tally: Tally, command: str, *, made_on: Sequence[str]
+    prepared: PreparedStudy, outcome: Outcome, jobs: Sequence[Job], command: str, *, made_on: Sequence[str]
 ) -> dict[str, Any]:
     gpu = prepared.config.device.startswith("cuda")
     return {
         "date": now(),
         "complete": outcome.complete,
         "left": len(outcome.left),
-        **jobs_account(outcome, tally, told=prepared.planned.told),
+        **jobs_account(outcome, stages_of(jobs, prepared.store, outcome), told=prepared.planned.told),
         "notes": list(prepared.planned.said),
         "commands": [command] if command else [],
         "configuration": as_plain(prepared.config),

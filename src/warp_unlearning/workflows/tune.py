@@ -19,8 +19,7 @@ from ..models.own import check_examples, file_digest
 from ..randomness import Streams
 from ..report.frontier_plots import frontier_plot
 from ..runs.directory import MANIFEST, RunDirectory, dump_yaml, open_run, start_run
-from ..runs.engine import Engine
-from ..runs.events import Watch, ignore
+from ..runs.drain import Engine, Watch
 from ..runs.jobs import Job
 from ..runs.store import Store
 from ..studies.shadow_work import new_network
@@ -40,8 +39,8 @@ from .tuned_arms import tuned_arms
 
 RESULTS, TABLE, FRONTIER, RECIPES, TRIALS = "results.json", "tuning.md", "frontier.json", "recipes.yaml", "trials.db"
 MATCHED_RECIPES = "recipes-matched.yaml"
-_NO_WATCH: AbstractContextManager[Watch] = nullcontext(ignore)
-Watching = Callable[[str, Sequence[Job]], AbstractContextManager[Watch]]
+_NO_WATCH: AbstractContextManager[Watch | None] = nullcontext()
+Watching = Callable[[str, Sequence[Job]], AbstractContextManager[Watch | None]]
 """Given a heading and the jobs that come next: a context with what is told of them."""
 
 
@@ -176,7 +175,7 @@ def _do(
     jobs = [job for _, job in tasks]
     work = TuningWork(prepared.plan, {job.key.digest: task for task, job in tasks}, place)
     with watching(heading, jobs) as watch:
-        outcome = engine.run(jobs, work=work, store=prepared.store, watch=watch)
+        outcome = engine(jobs, work, prepared.store, watch=watch)
     for task, job in tasks:
         if job.key in outcome.failed:
             of = task.arm.name if task.arm is not None else "the model"

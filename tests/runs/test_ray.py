@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 from trial_work import Trial, expected, layered, results
-
-from warp_unlearning.errors import InputError
-from warp_unlearning.runs import ray_engine
 from warp_unlearning.runs.engine import EngineError
 from warp_unlearning.runs.events import ignore
 from warp_unlearning.runs.job_work import pack
-from warp_unlearning.runs.jobs import Job
-from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.local_engine import LocalEngine
 from warp_unlearning.runs.ray_engine import RayEngine
 from warp_unlearning.runs.ray_task import attempt_there
+
+from warp_unlearning.errors import InputError
+from warp_unlearning.runs import ray_engine
+from warp_unlearning.runs.jobs import Job
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.store import Store
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
