@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from warp_unlearning.config import ModelConfig, ShadowConfig, resolve_as
-from warp_unlearning.errors import InputError
+from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.runs.local import run_here, run_local
 from warp_unlearning.studies.shadow_cost import known_seconds
 from warp_unlearning.studies.shadow_plan import Task
@@ -103,6 +103,24 @@ def test_a_result_that_is_corrupt_at_the_end_is_made_again(config: ShadowConfig,
     assert results["digests"]["results"] == first["digests"]["results"]
     again = {entry.key: entry.made for entry in prepared.store.entries()}
     assert {key for key in again if again[key] != made.get(key)} == {lost}
+
+
+def test_a_finished_audit_that_was_edited_is_not_believed(config: ShadowConfig, tmp_path: Path) -> None:
+    request = ShadowRequest(config.model_copy(update={"defense_seed": 1}), tmp_path / "run")
+    carry_out(prepare_shadows(request), run_here)
+    assert carry_out(prepare_shadows(request), run_here)["failures"] == []
+    file = tmp_path / "run" / RESULTS
+    file.write_text(file.read_text().replace('"failures": []', '"failures": [1]'))
+    with pytest.raises(DataError, match="not what the manifest says"):
+        carry_out(prepare_shadows(request), run_here)
+
+
+def test_a_plan_of_an_audit_touches_nothing(config: ShadowConfig, tmp_path: Path) -> None:
+    request = ShadowRequest(config, tmp_path / "run")
+    assert len(prepare_shadows(request, plan_only=True).plan.jobs) == 42
+    assert not (tmp_path / "run").exists()
+    keys = {job.key for job in prepare_shadows(request).plan.jobs}
+    assert {job.key for job in prepare_shadows(request, plan_only=True).plan.jobs} == keys
 
 
 def test_a_users_own_network_is_audited(config: ShadowConfig, tmp_path: Path) -> None:

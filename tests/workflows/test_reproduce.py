@@ -15,6 +15,7 @@ import torch
 from warp_unlearning.config import ReproduceConfig
 from warp_unlearning.errors import InputError
 from warp_unlearning.gpu.lanes import Lane
+from warp_unlearning.runs.directory import open_run
 from warp_unlearning.runs.drain import drain_nothing
 from warp_unlearning.runs.local import Lanes, run_here
 from warp_unlearning.runs.store import Store
@@ -84,6 +85,54 @@ def test_a_study_is_stopped_goes_on_and_grows(blobs: Path, tmp_path: Path) -> No
     larger = reproduce(ReproduceRequest(config(blobs, shadows=8), tmp_path / "out"))
     assert larger["complete"]
     assert len(set(Store(tmp_path / "out" / "store").digests()) - before) == 2 * (1 + 1 + 2 * 7)
+
+
+def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def test_a_plan_touches_nothing(blobs: Path, tmp_path: Path) -> None:
+    prepare_study(ReproduceRequest(config(blobs), tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    few = config(blobs, defenses=["none"])
+    assert reproduce(ReproduceRequest(few, tmp_path / "out"))["complete"]
+    before = listing(tmp_path / "out")
+    prepare_study(ReproduceRequest(few, tmp_path / "out"))
+    prepare_study(ReproduceRequest(config(blobs), tmp_path / "out"))
+    assert listing(tmp_path / "out") == before
+    open_run(tmp_path / "out")
+
+
+def test_a_damaged_result_is_made_again_before_results_are_written(blobs: Path, tmp_path: Path) -> None:
+    few = config(blobs, defenses=["none"])
+    first = reproduce(ReproduceRequest(few, tmp_path / "out"))
+    prepared = prepare_study(ReproduceRequest(few, tmp_path / "out"))
+    for key in [job.key for job in prepared.planned.to_do(prepared.store)][3:5]:
+        path = prepared.store.path(key.digest)
+        path.write_bytes(path.read_bytes()[:-1])
+    again = carry_out_study(prepared, LANES)
+    assert again["complete"]
+    assert again["arms"][0]["all"] == first["arms"][0]["all"]
+    open_run(tmp_path / "out")
+    # Where nothing may be done, what is damaged is missing.
+    path.write_bytes(b"")
+    missing = carry_out_study(prepare_study(ReproduceRequest(few, tmp_path / "out", only_results=True)), drain_nothing)
+    assert missing["complete"]  # The sealed results stay.
+    open_run(tmp_path / "out")
+
+
+def test_of_two_studies_in_one_folder_the_later_keeps_it(blobs: Path, tmp_path: Path) -> None:
+    first = prepare_study(ReproduceRequest(config(blobs, defenses=["none"]), tmp_path / "out"))
+    grown = config(blobs, defenses=["none", "cob"])
+
+    def meanwhile(*given: Any, **options: Any) -> Any:
+        assert reproduce(ReproduceRequest(grown, tmp_path / "out"))["complete"]
+        return LANES(*given, **options)
+
+    with pytest.raises(InputError, match="was started with other settings meanwhile"):
+        carry_out_study(first, meanwhile)
+    assert len(open_run(tmp_path / "out").read_json(RESULTS)["arms"]) == 2
 
 
 @pytest.mark.parametrize("name", ["whitebox", "radar", "risk-vs-norm"])

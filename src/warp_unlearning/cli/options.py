@@ -35,10 +35,8 @@ Processes = Annotated[
     typer.Option(min=1, help="Processes that share the GPU, each with lanes of its own; good where MPS runs."),
 ]
 Plan = Annotated[bool, typer.Option("--plan", help="Only say what would be done.")]
-ProgressStyle = Annotated[
-    Literal["auto", "bars", "lines", "json", "none"],
-    typer.Option(help="auto, bars, lines, json (one object a line) or none."),
-]
+_STYLES = "auto, bars, lines, json (one object a line) or none."
+ProgressStyle = Annotated[Literal["auto", "bars", "lines", "json", "none"], typer.Option(help=_STYLES)]
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A run of check, train or unlearn, or a weight file.")]
 _REQUEST = "Rows to forget: .csv, .txt or .npy of row numbers, ids, names or a mask."
