@@ -114,3 +114,44 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path, lanes: int) -> N
         battered.gc()
         assert not list((battered.root / "claims").iterdir())
     print(f"{kills} kills over {rounds} runs")  # noqa: T201
+
+
+FULL = """
+import random, resource, sys
+from pathlib import Path
+from trial_work import Trial, expected, layered, results, sound
+from warp_unlearning.runs.local import run_local
+from warp_unlearning.runs.store import Store, StoreError
+
+if __name__ == "__main__":
+    draw, jobs, refused = random.Random(7), layered(2, sleep=0.0), 0
+    for i in range(int(sys.argv[2])):
+        folder = Path(sys.argv[1]) / str(i)
+        (folder / "marks").mkdir(parents=True)
+        store, trial = Store(folder / "store"), Trial(folder / "marks")
+        # Every result has 3.3 kB and more, every file of a claim a few bytes.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (draw.choice([0, 20, 1000, 3300, 3550, 3600]), -1))
+        try:
+            run_local(jobs, trial, store, workers=2)
+        except StoreError as error:
+            assert "no file may be so large" in str(error), error
+            refused += 1
+        resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+        assert not sound(store)
+        assert run_local(jobs, trial, store, workers=2).complete
+        assert results(store, jobs) == expected(jobs)
+        assert not list((store.root / "claims").iterdir())
+    print(refused)
+"""
+
+
+@pytest.mark.slow
+def test_full_disks_are_one_refusal_and_leave_nothing_half(tmp_path: Path) -> None:
+    program = tmp_path / "full.py"
+    program.write_text(FULL)
+    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, str(program), str(tmp_path / "runs"), os.environ.get("FULL_DISKS", "12")]
+    done = subprocess.run(command, env=os.environ | path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) > 0
+    print(done.stdout.strip(), "full disks")  # noqa: T201

@@ -24,6 +24,7 @@ DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
 from ray.cluster_utils import Cluster
+from warp_unlearning.config import ShadowConfig, resolve_as
 from functools import partial
 from warp_unlearning.runs.ray import run_ray
 from warp_unlearning.workflows.audit_shadow import ShadowRequest, carry_out, prepare_shadows
