@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -105,7 +105,8 @@ class RunDirectory:
             yield
         finally:
             # Removed while held: whoever waits for this very file sees that it has no name left, and starts again.
-            file.unlink(missing_ok=True)
+            with suppress(PermissionError):
+                file.unlink(missing_ok=True)
             lock.release()
 
     def finish(self) -> None:

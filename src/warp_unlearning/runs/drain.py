@@ -22,6 +22,8 @@ from .store import Claim, Failure, Missing, Store, StoreError
 
 _FIRST_LOOK, _LONGEST_LOOK, _LIST_EVERY, _WATCH_EVERY = 0.05, 0.25, 1.0, 0.25
 _MOST_LOSSES = 3
+_NO_FILES = "the work returned {0!r} where the files of a result were wanted; return a mapping from names to bytes"
+_GO_ON = "What is finished is kept: start again"
 _PAUSES = (15.0, 30.0, 60.0)
 _NARROW = 60.0
 _REST_AFTER = 1.0
@@ -175,9 +177,6 @@ class _Running:
         except (Exception, SystemExit) as error:
             return error
         return None
-
-
-_NO_FILES = "the work returned {0!r} where the files of a result were wanted; return a mapping from names to bytes"
 
 
 class _Drain:
@@ -388,9 +387,6 @@ class _Drain:
         self.idle_since = inf
         for lane in self.lanes:
             lane.rest()
-
-
-_GO_ON = "What is finished is kept: start again"
 
 
 def _steps(work: Work, job: Job, store: Store) -> Steps:

@@ -226,7 +226,8 @@ class Store:
 
     def gc(self) -> tuple[int, int]:
         """Remove leftovers of dead processes, notes of failures and what was set aside; how many files and bytes."""
-        gone = [_remove(self.root / "failed" / name) for name in self._list("failed")]
+        notes = [name for name in self._list("failed") if _DIGEST.fullmatch(name.lstrip(".")[:64])]
+        gone = [_remove(self.root / "failed" / name) for name in notes]
         for digest in {name[:64] for name in self._list("claims")}:
             if _DIGEST.fullmatch(digest):
                 with self._locked(digest) as mine:  # The end of a claim removes the file of its lock.
@@ -242,7 +243,9 @@ class Store:
             if not mine:
                 yield None
                 return
-            claim = Claim(self, key, run, _lines(starts).count(run))
+            claim = Claim(self, key, run, 0)
+            with suppress(OSError):
+                claim.deaths = starts.read_bytes().split().count(run.encode())
             try:
                 yield claim
             finally:
@@ -267,7 +270,8 @@ class Store:
             yield True
         finally:
             # Removed while held: whoever waits for this very file sees that it has no name left, and starts again.
-            file.unlink(missing_ok=True)
+            with suppress(PermissionError):
+                file.unlink(missing_ok=True)
             lock.release()
 
     @contextmanager
@@ -312,22 +316,19 @@ class Store:
 
 def _link(part: Path, place: Path) -> bool:
     """Give a finished file its place; False where there is one already."""
+    free = True
     try:
         os.link(part, place)
     except FileExistsError:
-        part.unlink()
-        return False
+        free = False
     except OSError as error:
-        # Some disks know no links. The holder of the claim is alone, so looking first is as good.
         if error.errno not in (EPERM, EACCES, EMLINK, ENOSYS, ENOTSUP):
             raise
-        if place.exists():
-            part.unlink()
-            return False
-        os.rename(part, place)
-        return True
-    part.unlink()
-    return True
+        # Some disks know no links. The holder of the claim is alone, so looking first is as good.
+        if free := not os.path.lexists(place):
+            os.rename(part, place)
+    part.unlink(missing_ok=True)
+    return free
 
 
 def _fresh(path: Path) -> BinaryIO:
@@ -346,13 +347,6 @@ def _remove(path: Path) -> int | None:
     except OSError as error:
         raise explain(error, f"remove {path}") from error
     return size
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except (OSError, UnicodeDecodeError):
-        return []
 
 
 def _check(root: Path, *, create: bool) -> None:
