@@ -32,7 +32,7 @@ from warp_unlearning.attacks.undo import Held, Undo, Weights, difference, make_p
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.defense import Conjugate, Defense, Warp
 from warp_unlearning.errors import DivergedError
-from warp_unlearning.runs.workers import run_all
+from warp_unlearning.runs.local import run_all
 from warp_unlearning.symmetry.base import Compose
 from warp_unlearning.symmetry.layer_inputs import linear_weights
 from warp_unlearning.symmetry.null_space import Aim, NullSpace, TrackedNullSpace

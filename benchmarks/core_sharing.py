@@ -1,8 +1,8 @@
 """Do worker processes fight over cores? `python benchmarks/core_sharing.py`.
 
-Times a training step in one process alone, then in as many processes as there are cores, once with the threads that
-`share_cores` gives each, once with as many threads each as there are cores. Prints both as ratios to the process alone,
-in one run.
+Times a training step in one process alone, then in as many processes as there are cores, once with a thread each, as
+the package has them, once with as many threads each as there are cores. Prints both as ratios to the process alone, in
+one run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from warp_unlearning.conformance.problem import digits_problem
 from warp_unlearning.randomness import Streams
-from warp_unlearning.runs.cores import available_cores, share_cores
+from warp_unlearning.runs.local import available_cores
 from warp_unlearning.training.training import Recipe, Training
 
 STEPS = 60
@@ -41,12 +41,11 @@ def side_by_side(workers: int, threads: int) -> float:
 
 def main() -> None:
     cores = available_cores()
-    share = share_cores(cores, cores=cores)
     alone = side_by_side(1, 1)
-    shared = side_by_side(share.workers, share.threads)
+    shared = side_by_side(cores, 1)
     fighting = side_by_side(cores, cores)
     print(f"{cores} cores; a step alone on one thread is 1")
-    print(f"{share.workers} processes x {share.threads} thread(s), as the package sets it: {shared / alone:.2f}")
+    print(f"{cores} processes x 1 thread, as the package sets it: {shared / alone:.2f}")
     print(f"{cores} processes x {cores} threads, torch's default: {fighting / alone:.2f}")
 
 

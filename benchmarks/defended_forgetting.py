@@ -35,7 +35,7 @@ from warp_unlearning.gradients.energy import gradient_energy
 from warp_unlearning.methods.base import Method
 from warp_unlearning.methods.registry import small_data_method
 from warp_unlearning.models.modes import norm_mode
-from warp_unlearning.runs.workers import run_all
+from warp_unlearning.runs.local import run_all
 from warp_unlearning.stats.intervals import Estimate, mean, proportion
 from warp_unlearning.symmetry.moves import Translation
 from warp_unlearning.training.scoring import accuracy, losses

@@ -26,7 +26,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from time import monotonic
+from time import time
 from typing import Any
 
 import numpy as np
@@ -42,9 +42,8 @@ from warp_unlearning.methods.base import Task
 from warp_unlearning.methods.registry import make_method
 from warp_unlearning.models.networks import build_model, suggest_options
 from warp_unlearning.randomness import Streams
-from warp_unlearning.runs.events import Event
-from warp_unlearning.runs.job import Job, NoRoom, Steps, Unfit, finished
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.jobs import Job, NoRoom, Steps, Unfit
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.store import Store
 from warp_unlearning.stats.intervals import mean
 from warp_unlearning.stats.roc import roc
@@ -258,11 +257,7 @@ class SearchWork:
     place: Workplace
     originals: dict[int, torch.nn.Module] = field(default_factory=dict)
 
-    def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
-        """All at once."""
-        return finished(self.steps(job, store))
-
-    def steps(self, job: Job, store: Store) -> Steps:
+    def __call__(self, job: Job, store: Store) -> Steps:
         """An update at a time."""
         task = self.plan.tasks[job.key.digest]
         self.place.tidy()
@@ -498,12 +493,6 @@ def _teleported(units: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{before:.3f} → {after:.3f}", f"{back} of {count}"]
 
 
-def say(event: Event) -> None:
-    """Print what fails."""
-    if event.what in ("failed", "retried", "redone"):
-        print(f"{event.what} {event.key}: {event.reason}", flush=True)
-
-
 def main() -> None:
     """Do what is not done yet, and write results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -532,9 +521,11 @@ def main() -> None:
     )
     plan, store = plan_search(asking), Store(options.store)
     engine = choose_study_engine(asking.device, at_once=options.at_once, processes=options.processes).engine
-    until = None if options.minutes is None else monotonic() + 60 * options.minutes
+    until = None if options.minutes is None else time() + 60 * options.minutes
     work = SearchWork(plan, Workplace(plan.study.data, plan.study.device))
-    outcome = engine.run(plan.jobs, work=work, store=store, watch=say, until=until)
+    outcome = engine(plan.jobs, work, store, until=until)
+    for key, reason in outcome.failed.items():
+        print(f"failed {key}: {reason}")
     print(f"{len(plan.jobs)} jobs, left {len(outcome.left)}, failed {len(outcome.failed)}")
     results(plan, store, options.out)
     print((options.out / "table.md").read_text())

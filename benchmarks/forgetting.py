@@ -15,7 +15,7 @@ from warp_unlearning import unlearn
 from warp_unlearning.conformance.problem import digits_problem, gap
 from warp_unlearning.methods.references import Retrain
 from warp_unlearning.methods.registry import SMALL_DATA, small_data_method
-from warp_unlearning.runs.workers import run_all
+from warp_unlearning.runs.local import run_all
 from warp_unlearning.stats.intervals import mean
 from warp_unlearning.training.scoring import accuracy
 

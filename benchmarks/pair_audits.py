@@ -27,7 +27,7 @@ from warp_unlearning.methods.registry import SMALL_DATA, make_method
 from warp_unlearning.models.fresh import reinitialise
 from warp_unlearning.models.networks import SmallResNet
 from warp_unlearning.randomness import Streams
-from warp_unlearning.runs.workers import run_all
+from warp_unlearning.runs.local import run_all
 from warp_unlearning.stats.intervals import mean
 from warp_unlearning.training.training import Recipe, Training, run_training
 

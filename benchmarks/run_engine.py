@@ -14,41 +14,39 @@ import multiprocessing
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter, sleep
 
-from warp_unlearning.runs.events import Event
-from warp_unlearning.runs.job import Job
-from warp_unlearning.runs.key import Key
-from warp_unlearning.runs.local_engine import LocalEngine
+from warp_unlearning.runs.jobs import Job, Steps, Work, finished
+from warp_unlearning.runs.keys import Key
+from warp_unlearning.runs.local import run_local
 from warp_unlearning.runs.store import Store
 
 
-def nap(job: Job, store: Store) -> Mapping[str, bytes]:
+def nap(job: Job, store: Store) -> Steps:
+    yield
     sleep(job.key.ingredients["seconds"])
     return {"weights.safetensors": bytes(200_000), "scores.npz": bytes(2_000)}
 
 
-def compute(job: Job, store: Store) -> Mapping[str, bytes]:
+def compute(job: Job, store: Store) -> Steps:
+    yield
     total = 0
     for i in range(job.key.ingredients["rounds"]):
         total = (total * 31 + i) % 1_000_003
     return {"total.txt": str(total).encode()}
 
 
-def timed(jobs: list[Job], work: object, *, workers: int, root: Path) -> dict[str, float]:
+def timed(jobs: list[Job], work: Work, *, workers: int, root: Path) -> dict[str, float]:
     """Seconds of the run, of the work in it, and until the first job began."""
-    events: list[Event] = []
     began = perf_counter()
     store = Store(root)
-    outcome = LocalEngine(workers=workers).run(jobs, work=work, store=store, watch=events.append)  # type: ignore[arg-type]
+    outcome = run_local(jobs, work, store, workers=workers)
     run = perf_counter() - began
     assert outcome.complete
-    done = [event for event in events if event.what == "finished"]
-    started = [event.at for event in events if event.what == "started"]
-    busy = max((event.at for event in done), default=0.0) - min(started, default=0.0)
-    return {"run": run, "work": sum(event.seconds or 0.0 for event in done), "busy": busy}
+    done = [(entry.made.timestamp(), entry.seconds or 0.0) for entry in map(store.read, outcome.done)]
+    busy = max((end for end, _ in done), default=0.0) - min((end - seconds for end, seconds in done), default=0.0)
+    return {"run": run, "work": sum(seconds for _, seconds in done), "busy": busy}
 
 
 def _processor() -> float:
@@ -66,7 +64,7 @@ def rounds_for(seconds: float) -> int:
 def _once(rounds: int) -> float:
     job = Job(Key("compute", 1, {"rounds": rounds}))
     began = perf_counter()
-    compute(job, None)  # type: ignore[arg-type]
+    finished(compute(job, None))  # type: ignore[arg-type]
     return perf_counter() - began
 
 

@@ -20,8 +20,7 @@ import torch
 
 from warp_unlearning.data.preprocess import ImageData, load_data
 from warp_unlearning.models.networks import build_model, suggest_options
-from warp_unlearning.runs.events import ignore
-from warp_unlearning.runs.job import Job
+from warp_unlearning.runs.jobs import Job
 from warp_unlearning.runs.store import Store
 from warp_unlearning.stats.intervals import mean
 from warp_unlearning.studies.cell_plan import Cell, CellPlan, plan_cells
@@ -105,7 +104,7 @@ def trained(plan: CellPlan, chosen: ChosenEngine, store: Store, shadows: range) 
     if there:
         raise SystemExit(f"{store.root} has {there[0]}; what is there is not trained: give another --from or --store")
     began = perf_counter()
-    outcome = chosen.engine.run(jobs, work=CellWork(plan, 0), store=store, watch=ignore)
+    outcome = chosen.engine(jobs, CellWork(plan, 0), store)
     if not outcome.complete:
         raise SystemExit(f"not all were trained: {outcome}")
     return perf_counter() - began
@@ -114,7 +113,7 @@ def trained(plan: CellPlan, chosen: ChosenEngine, store: Store, shadows: range) 
 def tested(plan: CellPlan, chosen: ChosenEngine, store: Store, shadows: range) -> list[float]:
     """Test accuracies of the originals, which is a job of the study too."""
     jobs = jobs_of(plan, "scores", shadows)
-    outcome = chosen.engine.run(jobs, work=CellWork(plan, 0), store=store, watch=ignore)
+    outcome = chosen.engine(jobs, CellWork(plan, 0), store)
     if not outcome.complete:
         raise SystemExit(f"not all were tested: {outcome}")
     return [float(json.loads(store.read(job.key).read(ABOUT))["accuracy"]["test"]) for job in jobs]

@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,10 +30,9 @@ from warp_unlearning.methods.registry import make_method
 from warp_unlearning.models.fresh import reinitialise
 from warp_unlearning.models.networks import ResNet18
 from warp_unlearning.randomness import Streams
-from warp_unlearning.runs.events import ignore
-from warp_unlearning.runs.fleet_engine import FleetEngine
-from warp_unlearning.runs.job import Job, Steps
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.jobs import Job, Steps
+from warp_unlearning.runs.keys import Key
+from warp_unlearning.runs.local import Lanes, run_here
 from warp_unlearning.runs.store import Store
 from warp_unlearning.studies.study import Asked, study_settings
 from warp_unlearning.studies.workplace import Workplace
@@ -64,11 +62,7 @@ class Load:
         self.updates: list[float] = []
         self.teleports: list[float] = []
 
-    def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
-        """Refused."""
-        raise NotImplementedError("this work is done step by step")
-
-    def steps(self, job: Job, store: Store) -> Steps:
+    def __call__(self, job: Job, store: Store) -> Steps:
         """One model."""
         number = job.key.ingredients["i"]
         arm, place = self.mix[number % len(self.mix)], self.place
@@ -103,9 +97,8 @@ def child(options: argparse.Namespace) -> None:
     load = Load(options, began + options.seconds)
     jobs = [Job(Key("load", 1, {"i": i})) for i in range(1000)]
     with tempfile.TemporaryDirectory() as folder, suppress(TimeIsUp):
-        FleetEngine(options.lanes, GpuLane(options.device)).run(
-            jobs, work=load, store=Store(Path(folder) / "store"), watch=ignore
-        )
+        lanes = Lanes(options.lanes, GpuLane(options.device))
+        run_here(jobs, load, Store(Path(folder) / "store"), lanes=lanes)
     times = (load.updates, load.teleports)
     counted = [sum(options.warm_up <= t - began < options.seconds for t in each) for each in times]
     print(json.dumps(counted), flush=True)

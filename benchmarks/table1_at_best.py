@@ -20,22 +20,21 @@ import argparse
 import json
 import os
 import tarfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event as Flag
 from threading import Thread
-from time import monotonic
+from time import time
 from typing import Any
 
 import torch
 from defense_search import SEARCHED, Asking, SearchPlan, SearchWork, plan_search, results
 
-from warp_unlearning.runs.events import Event
-from warp_unlearning.runs.job import Job, Steps, finished
+from warp_unlearning.runs.jobs import Job, Steps
+from warp_unlearning.runs.pack import pack
+from warp_unlearning.runs.progress import Progress
 from warp_unlearning.runs.store import Store
-from warp_unlearning.runs.store_pack import pack
 from warp_unlearning.studies.cell_plan import Cell, CellPlan, plan_cells
 from warp_unlearning.studies.cell_work import ABOUT, CellWork
 from warp_unlearning.studies.study import SIX, SIZES, study_settings
@@ -51,14 +50,10 @@ class Together:
 
     works: Sequence[tuple[frozenset[str], Any]]
 
-    def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
-        """All at once."""
-        return finished(self.steps(job, store))
-
-    def steps(self, job: Job, store: Store) -> Steps:
+    def __call__(self, job: Job, store: Store) -> Steps:
         """An update at a time."""
         work = next(work for digests, work in self.works if job.key.digest in digests)
-        files: Mapping[str, bytes] = yield from work.steps(job, store)
+        files: Mapping[str, bytes] = yield from work(job, store)
         return files
 
 
@@ -96,31 +91,9 @@ class Visit:
             found.append((frozenset(plan.cells), work))
         options = self.options
         engine = choose_study_engine(options.device, at_once=options.at_once, processes=options.processes).engine
-        told = Progress(self.began)
-        outcome = engine.run(jobs, work=Together(found), store=self.store, watch=told, until=self.began + until)
-        told.say(f"left {len(outcome.left)}, failed {len(outcome.failed)}")
-
-
-class Progress:
-    """Prints what fails, and every ten seconds how many jobs of each kind are done."""
-
-    def __init__(self, began: float) -> None:
-        self._began, self._next = began, 0.0
-        self._done: Counter[str] = Counter()
-
-    def __call__(self, event: Event) -> None:
-        """Take note."""
-        if event.what == "finished":
-            self._done[event.key.kind] += 1
-        if event.what in ("failed", "retried", "redone"):
-            self.say(f"{event.what} {event.key}: {event.reason}")
-        if monotonic() >= self._next:
-            self.say("")
-            self._next = monotonic() + 10
-
-    def say(self, what: str) -> None:
-        """Print it with the time and what is done."""
-        print(f"{monotonic() - self._began:.0f} s: {dict(self._done)} {what}", flush=True)
+        with Progress(jobs, self.store, "lines") as shown:
+            outcome = engine(jobs, Together(found), self.store, watch=shown, until=self.began + until)
+        print(f"left {len(outcome.left)}, failed {len(outcome.failed)}", flush=True)
 
 
 def jobs_of(plan: CellPlan, arms: Sequence[str], order: int) -> list[Job]:
@@ -160,7 +133,7 @@ def keep_packing(store: Store, file: Path, over: Flag) -> None:
         last = over.wait(45)
         new = file.with_suffix(".new.tar")
         new.unlink(missing_ok=True)
-        kinds = {entry.manifest.key.kind for entry in store.entries()}
+        kinds = {entry.key.kind for entry in store.entries()}
         try:
             pack(store, new, without=[kind for kind in WEIGHTY if kind in kinds])
             os.replace(new, file)
@@ -216,12 +189,12 @@ def visit(options: argparse.Namespace, began: float) -> None:
     finally:
         over.set()
         packing.join()
-    print(f"{monotonic() - began:.0f} s: over", flush=True)
+    print(f"{time() - began:.0f} s: over", flush=True)
 
 
 def main() -> None:
     """Read what is asked for."""
-    began = monotonic()
+    began = time()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="small", choices=list(SIZES))
     parser.add_argument("--data", type=Path)

@@ -78,7 +78,7 @@ def gather(plan: CellPlan, before: Store, now: Store, store: Store, *, same: boo
 
 def known(store: Store) -> dict[str, str]:
     """The digest of the original of everything in `store`, at whatever settings, by the digest of its key."""
-    found = {entry.manifest.key.digest: json.loads(entry.read(ABOUT))["original"] for entry in store.entries()}
+    found = {entry.key.digest: json.loads(entry.read(ABOUT))["original"] for entry in store.entries()}
     return dict(sorted(found.items()))
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from warp_unlearning import config as settings
 from warp_unlearning.config import SCHEMAS, Config, DataConfig, RangeConfig, TuneConfig, as_plain, resolve, resolve_as
 from warp_unlearning.errors import InputError
-from warp_unlearning.runs.yaml_text import dump_yaml
+from warp_unlearning.runs.directory import dump_yaml
 from warp_unlearning.training.training import Recipe
 
 LEAVES = st.one_of(st.integers(), st.booleans(), st.floats(allow_nan=False, allow_infinity=False), st.text("xyz: #"))

@@ -15,7 +15,7 @@ from .data.files import read_text
 from .data.sources import recognise
 from .errors import DataError, InputError, nearest
 from .gpu.precision import Precision
-from .runs.yaml_text import RepeatedKey, load_yaml
+from .runs.directory import RepeatedKey, load_yaml
 from .training.training import RECIPES
 
 Schema = TypeVar("Schema", bound=BaseModel)

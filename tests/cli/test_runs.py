@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 
 from warp_unlearning.cli.runs import runs_app
 from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.runs import store_entry
-from warp_unlearning.runs.key import Key
-from warp_unlearning.runs.store import Store
-from warp_unlearning.runs.store_errors import StoreError
+from warp_unlearning.runs import entry
+from warp_unlearning.runs.keys import Key
+from warp_unlearning.runs.store import Store, StoreError
 
 OLD = Key("train", 1, {"seed": 1})
 NEW = Key("train", 2, {"seed": 1, "recipe": {"lr": 0.1}})
@@ -35,7 +34,7 @@ class Clock(datetime):
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     store = Store(tmp_path / "store")
     with monkeypatch.context() as patched:
-        patched.setattr(store_entry, "datetime", Clock)
+        patched.setattr(entry, "datetime", Clock)
         for key, days, seconds in ((OLD, 30.0, 1.25), (NEW, 3.0, 2.5), (SCORE, 0.1, None)):
             patched.setattr(Clock, "moment", datetime.now(UTC) - timedelta(days=days))
             store.write(key, {"weights.bin": b"w" * 2000, "about.json": b"{}"}, seconds=seconds)
@@ -47,9 +46,11 @@ def run(store: Store | Path, *args: str) -> Any:
     return CliRunner().invoke(runs_app, [*args, "--store", str(path)], catch_exceptions=False)
 
 
-def spoil(store: Store, key: Key, name: str = "weights.bin") -> None:
-    path = store.folder(key.digest) / name
-    path.write_bytes(b"x" + path.read_bytes()[1:])
+def spoil(store: Store, key: Key, at: int = -1) -> None:
+    path = store.path(key.digest)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
 
 
 def test_list_shows_each_result_oldest_first(store: Store) -> None:
@@ -75,7 +76,7 @@ def test_list_as_json(store: Store) -> None:
 
 
 def test_list_counts_what_cannot_be_read(store: Store) -> None:
-    spoil(store, OLD, "manifest.json")
+    spoil(store, OLD, 100)
     assert "1 more cannot be read; `warp runs verify` says why" in run(store, "list").output
     assert json.loads(run(store, "list", "--json").output)["unreadable"] == 1
 
@@ -98,10 +99,10 @@ def test_show_says_that_a_result_is_corrupt(store: Store) -> None:
     spoil(store, NEW)
     answer = run(store, "show", NEW.digest[:8])
     assert answer.exit_code == 1
-    assert "corrupt: weights.bin is not what its checksum says" in answer.output
+    assert "damaged: weights.bin is not what its checksum says" in answer.output
     assert store.has(NEW)
-    spoil(store, OLD, "manifest.json")
-    with pytest.raises(DataError, match="is corrupt"):
+    spoil(store, OLD, 100)
+    with pytest.raises(DataError, match="is damaged"):
         run(store, "show", OLD.digest)
 
 
@@ -120,11 +121,11 @@ def test_show_of_several_asks_for_more(store: Store) -> None:
 
 
 def test_verify_names_what_is_corrupt_and_sets_it_aside_when_asked(store: Store) -> None:
-    assert run(store, "verify").output == "3 intact, 0 corrupt\n"
+    assert run(store, "verify").output == "3 intact, 0 damaged\n"
     spoil(store, NEW)
     answer = run(store, "verify")
     assert answer.exit_code == 1
-    assert f"corrupt: {NEW.digest[:12]}  weights.bin is not" in answer.output
+    assert f"damaged: {NEW.digest[:12]}  weights.bin is not" in answer.output
     assert store.has(NEW)
     answer = run(store, "verify", "--set-aside", "--json")
     assert answer.exit_code == 1
@@ -135,7 +136,7 @@ def test_verify_names_what_is_corrupt_and_sets_it_aside_when_asked(store: Store)
     }
     assert not store.has(NEW)
     assert run(store, "verify").exit_code == 0
-    assert "removed 0 results and 1 leftovers, 2.6 kB" in run(store, "gc").output
+    assert "removed 0 results and 1 leftovers, 2.4 kB" in run(store, "gc").output
 
 
 def test_gc_removes_just_what_is_asked_for(store: Store) -> None:

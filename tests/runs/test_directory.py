@@ -9,6 +9,8 @@ import yaml
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.runs import directory
 from warp_unlearning.runs.directory import SCHEMA_VERSION, RunDirectory, open_run, start_run
+from warp_unlearning.runs.keys import Key
+from warp_unlearning.runs.store import Store
 from warp_unlearning.version import __version__
 
 CONFIG = {"seed": 1, "training": {"lr": 0.1, "epochs": 3}}
@@ -55,6 +57,31 @@ def test_hidden_files_are_no_part_of_a_run(tmp_path: Path) -> None:
     run.finish()
     assert set(run.read_json("manifest.json")["files"]) == {"config.yaml"}
     (run.path / ".DS_Store").unlink()
+    open_run(run.path)
+
+
+def test_a_store_is_no_part_of_the_run(tmp_path: Path) -> None:
+    """A sound run stays sound when the store in it grows, is collected, or is gone."""
+    store = Store(tmp_path / "run" / "store")
+    store.write(Key("k", 1, {}), {"a": b"1"})
+    run = finished(tmp_path / "run")
+    assert set(run.read_json("manifest.json")["files"]) == {"config.yaml", "metrics.json", "split/test.npy"}
+    store.write(Key("k", 2, {}), {"a": b"2"})
+    open_run(run.path)
+    store.remove(*store.digests())
+    store.gc()
+    open_run(run.path)
+    (run.path / "metrics.json").write_text("{}")
+    with pytest.raises(DataError, match=r"metrics\.json is missing or not what the manifest says"):
+        open_run(run.path)
+
+
+def test_a_manifest_of_before_that_lists_its_store_is_read(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run" / "store")
+    store.write(Key("k", 1, {}), {"a": b"1"})
+    run = finished(tmp_path / "run")
+    files = run.read_json("manifest.json")["files"]
+    edited(run.path, files=files | {"store/entries/ab/abc/scores.npz": {"bytes": 1, "sha256": "0" * 64}})
     open_run(run.path)
 
 

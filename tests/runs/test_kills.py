@@ -12,13 +12,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from trial_work import Trial, expected, layered, results
+from trial_work import Trial, expected, layered, results, sound
 
-from warp_unlearning.runs.events import ignore
-from warp_unlearning.runs.local_engine import LocalEngine
 from warp_unlearning.runs.store import Store
 
-KILLS = 36
+KILLS = int(os.environ.get("KILLS", "36"))
 WIDTH = 6
 SLEEP = 0.06
 
@@ -26,19 +24,19 @@ PARENT = f"""
 import sys
 from pathlib import Path
 from trial_work import Trial, layered
-from warp_unlearning.runs.events import ignore
-from warp_unlearning.runs.local_engine import LocalEngine
+from warp_unlearning.runs.local import Lanes, run_local
 from warp_unlearning.runs.store import Store
 
 if __name__ == "__main__":
+    store, marks, lanes = sys.argv[1:]
     jobs = layered({WIDTH}, sleep={SLEEP})
-    outcome = LocalEngine(workers=2).run(jobs, work=Trial(Path(sys.argv[2])), store=Store(sys.argv[1]), watch=ignore)
+    outcome = run_local(jobs, Trial(Path(marks)), Store(Path(store)), workers=2, lanes=Lanes(int(lanes)))
     sys.exit(0 if outcome.complete else 3)
 """
 
 
-def start(folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", PARENT, str(folder / "store"), str(folder / "marks")]
+def start(folder: Path, lanes: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", PARENT, str(folder / "store"), str(folder / "marks"), str(lanes)]
     path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     return subprocess.Popen(command, env=os.environ | path, start_new_session=True)
 
@@ -74,14 +72,14 @@ def kill_one(process: subprocess.Popen[bytes], victim: str, draw: random.Random)
         time.sleep(0.01)
 
 
-def batter(folder: Path, draw: random.Random, *, kills: int) -> tuple[int, int]:
+def batter(folder: Path, draw: random.Random, *, kills: int, lanes: int) -> tuple[int, int]:
     """Run to the end, killing at random moments; the kills made, and how often a finished job was begun again."""
     (folder / "marks").mkdir(parents=True)
     trial, store = Trial(folder / "marks"), Store(folder / "store")
     made, again = 0, 0
     begun_when_finished: dict[str, int] = {}
     while True:
-        process = start(folder)
+        process = start(folder, lanes)
         while made < kills and process.poll() is None:
             try:
                 process.wait(draw.uniform(0.0, 0.5))
@@ -92,7 +90,7 @@ def batter(folder: Path, draw: random.Random, *, kills: int) -> tuple[int, int]:
         begun = Counter(mark.name.split(".")[0] for mark in trial.marks.iterdir())
         again += sum(begun[digest] > count for digest, count in begun_when_finished.items())
         begun_when_finished = {digest: begun[digest] for digest in store.digests()}
-        assert not store.verify().corrupt
+        assert not sound(store)
         if code == 0:
             return made, again
         # A job that was killed twice within one start has failed; the next start does it.
@@ -100,24 +98,60 @@ def batter(folder: Path, draw: random.Random, *, kills: int) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
-    draw = random.Random(20)
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_kills_at_random_moments_change_nothing(tmp_path: Path, lanes: int) -> None:
+    draw = random.Random(20 + lanes)
     jobs = layered(WIDTH, sleep=SLEEP)
-    (tmp_path / "undisturbed" / "marks").mkdir(parents=True)
-    undisturbed = Store(tmp_path / "undisturbed" / "store")
-    work = Trial(tmp_path / "undisturbed" / "marks")
-    assert LocalEngine(workers=2).run(jobs, work=work, store=undisturbed, watch=ignore).complete
-    assert results(undisturbed, jobs) == expected(jobs)
     kills, rounds = 0, 0
     while kills < KILLS:
         folder = tmp_path / f"round{rounds}"
-        made, again = batter(folder, draw, kills=KILLS - kills)
+        made, again = batter(folder, draw, kills=KILLS - kills, lanes=lanes)
         kills, rounds = kills + made, rounds + 1
         battered = Store(folder / "store")
-        for job in jobs:
-            assert battered.read(job.key).read_all() == undisturbed.read(job.key).read_all()
+        assert results(battered, jobs) == expected(jobs)
         assert len(battered.digests()) == len(jobs)
         assert again == 0
-        battered.sweep()
-        assert not any((battered.root / "temp").iterdir())
+        battered.gc()
+        assert not list((battered.root / "claims").iterdir())
     print(f"{kills} kills over {rounds} runs")  # noqa: T201
+
+
+FULL = """
+import random, resource, sys
+from pathlib import Path
+from trial_work import Trial, expected, layered, results, sound
+from warp_unlearning.runs.local import run_local
+from warp_unlearning.runs.store import Store, StoreError
+
+if __name__ == "__main__":
+    draw, jobs, refused = random.Random(7), layered(2, sleep=0.0), 0
+    for i in range(int(sys.argv[2])):
+        folder = Path(sys.argv[1]) / str(i)
+        (folder / "marks").mkdir(parents=True)
+        store, trial = Store(folder / "store"), Trial(folder / "marks")
+        # Every result has 3.3 kB and more, every file of a claim a few bytes.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (draw.choice([0, 20, 1000, 3300, 3550, 3600]), -1))
+        try:
+            run_local(jobs, trial, store, workers=2)
+        except StoreError as error:
+            assert "no file may be so large" in str(error), error
+            refused += 1
+        resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+        assert not sound(store)
+        assert run_local(jobs, trial, store, workers=2).complete
+        assert results(store, jobs) == expected(jobs)
+        assert not list((store.root / "claims").iterdir())
+    print(refused)
+"""
+
+
+@pytest.mark.slow
+def test_full_disks_are_one_refusal_and_leave_nothing_half(tmp_path: Path) -> None:
+    program = tmp_path / "full.py"
+    program.write_text(FULL)
+    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, str(program), str(tmp_path / "runs"), os.environ.get("FULL_DISKS", "12")]
+    done = subprocess.run(command, env=os.environ | path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) > 0
+    print(done.stdout.strip(), "full disks")  # noqa: T201

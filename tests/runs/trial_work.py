@@ -14,9 +14,12 @@ from pathlib import Path
 from uuid import uuid4
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.runs.job import Job, NoRoom, Steps, Unfit
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.drain import PlainLane
+from warp_unlearning.runs.jobs import Job, NoRoom, Steps, Unfit
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.runs.store import Store
+
+_MET: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -25,15 +28,16 @@ class Trial:
 
     marks: Path
 
-    def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
-        (self.marks / f"{job.key.digest}.{os.getpid()}.{uuid4().hex}").touch()
-        needed = [store.read(key).read("result.bin") for key in job.needs]
+    def __call__(self, job: Job, store: Store) -> Steps:
         asked = job.key.ingredients
-        time.sleep(asked.get("sleep", 0.0))
-        self._misbehave(asked.get("does"), job)
-        if asked.get("does") == "wreck":
-            (store.root / "temp").rmdir()
-            (store.root / "temp").touch()
+        (self.marks / f"{job.key.digest}.{os.getpid()}.{uuid4().hex}").touch()
+        yield
+        needed = [store.read(key).read("result.bin") for key in job.needs]
+        until = time.monotonic() + asked.get("sleep", 0.0)
+        while time.monotonic() < until:
+            time.sleep(min(0.01, max(0.0, until - time.monotonic())))
+            yield
+        yield from self._misbehave(asked.get("does"), job, store)
         return {"result.bin": trial_result(job.key, needed), "text.txt": str(job.key).encode()}
 
     def begun(self, key: Key) -> int:
@@ -42,7 +46,12 @@ class Trial:
     def processes(self) -> set[int]:
         return {int(mark.name.split(".")[1]) for mark in self.marks.iterdir()}
 
-    def _misbehave(self, what: str | None, job: Job) -> None:
+    def in_order(self) -> list[str]:
+        """Digests of the jobs in the order in which they were first begun."""
+        marks = sorted(self.marks.iterdir(), key=lambda mark: mark.stat().st_mtime_ns)
+        return list(dict.fromkeys(mark.name.split(".")[0] for mark in marks))
+
+    def _misbehave(self, what: str | None, job: Job, store: Store) -> Iterator[None]:
         first = self.begun(job.key) == 1
         if what == "raise":
             raise InputError("the lamp is out")
@@ -54,87 +63,45 @@ class Trial:
             os.kill(os.getpid(), signal.SIGKILL)
         if what == "leave":
             os._exit(7)
-
-
-_MET: set[str] = set()
-_TURNED_AWAY: set[str] = set()
-
-
-class FailingLane:
-    """A lane whose device fails at the sixth turn."""
-
-    def __init__(self) -> None:
-        self.turns = 0
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        yield
-        self.turns += 1
-        if self.turns == 6:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
-
-    def rest(self) -> None:
-        pass
-
-
-class SteppedTrial(Trial):
-    """A trial in three steps. A job may wait until another of its process does ("meet"), find no room at first, or its
-    first process unfit.
-    """
-
-    def steps(self, job: Job, store: Store) -> Steps:
-        asked = job.key.ingredients
-        if asked.get("does") == "no room" and job.key.digest not in _TURNED_AWAY:
-            _TURNED_AWAY.add(job.key.digest)
+        if what == "no room" or (what == "no room once" and first):
             raise NoRoom("full")
-        yield
-        if asked.get("does") == "unfit" or (asked.get("does") == "unfit once" and not self.begun(job.key)):
-            (self.marks / f"{job.key.digest}.{os.getpid()}.{uuid4().hex}").touch()
+        if what == "unfit" or (what == "unfit once" and first):
             raise Unfit("the device broke")
-        if asked.get("does") == "meet":
+        if what == "fill the disk":
+            (store.root / "entries").rename(store.root / "gone")
+            (store.root / "entries").touch()
+        if what == "meet":
             _MET.add(job.key.digest)
             until = time.monotonic() + 20
             while len(_MET) < 2:
                 assert time.monotonic() < until
                 yield
-        yield
-        return self(job, store)
+        if what == "spoil what it needs":
+            path = store.path(job.needs[0].digest)
+            path.write_bytes(path.read_bytes()[:-1])
+            store.read(job.needs[0])
 
 
-class EnvironmentTrial:
-    """Result: a variable of the process."""
+class FailingLane(PlainLane):
+    """A lane whose device fails at the sixth turn."""
 
-    def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
-        return {"result.bin": os.environ.get("TRIAL", "").encode()}
-
-    def steps(self, job: Job, store: Store) -> Steps:
-        yield
-        return self(job, store)
-
-
-class NoLane:
-    """A lane that cannot be made."""
-
-    def __init__(self) -> None:
-        raise OSError("no driver")
+    turns = 0
 
     @contextmanager
     def turn(self) -> Iterator[None]:
         yield
+        type(self).turns += 1
+        if self.turns == 6:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
 
-    def rest(self) -> None:
-        pass
+
+def no_lane() -> PlainLane:
+    raise OSError("no driver")
 
 
-class PlainLane:
-    """A lane without a device."""
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        yield
-
-    def rest(self) -> None:
-        pass
+def environment(job: Job, store: Store) -> Steps:
+    yield
+    return {"result.bin": os.environ.get("TRIAL", "").encode()}
 
 
 def trial_result(key: Key, needed: list[bytes]) -> bytes:
@@ -142,17 +109,20 @@ def trial_result(key: Key, needed: list[bytes]) -> bytes:
     return block * 100
 
 
-def no_mapping(job: Job, store: Store) -> Mapping[str, bytes]:
+def no_mapping(job: Job, store: Store) -> Steps:
+    yield
     return None  # type: ignore[return-value]
 
 
-def bad_name(job: Job, store: Store) -> Mapping[str, bytes]:
+def bad_name(job: Job, store: Store) -> Steps:
+    yield
     return {"../outside": b"x"}
 
 
-def threads(job: Job, store: Store) -> Mapping[str, bytes]:
+def threads(job: Job, store: Store) -> Steps:
     import torch
 
+    yield
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     return {"threads.txt": f"{torch.get_num_threads()} {os.environ['OMP_NUM_THREADS']} {ignored}".encode()}
 
@@ -163,7 +133,8 @@ class Unloadable:
     def __reduce__(self) -> tuple[object, ...]:
         return _only_in, (os.getpid(),)
 
-    def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
+    def __call__(self, job: Job, store: Store) -> Steps:
+        yield
         return {}
 
 
@@ -199,3 +170,8 @@ def expected(jobs: list[Job]) -> dict[Key, bytes]:
 
 def results(store: Store, jobs: list[Job]) -> dict[Key, bytes]:
     return {job.key: store.read(job.key).read("result.bin") for job in jobs if store.has(job.key)}
+
+
+def sound(store: Store) -> Mapping[str, str]:
+    """Faults of a store, by digest; empty where there are none."""
+    return {digest: fault for digest in store.digests() if (fault := store.fault(digest))}

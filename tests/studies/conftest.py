@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from warp_unlearning.config import ShadowConfig, resolve_as
-from warp_unlearning.runs.engine import Outcome
-from warp_unlearning.runs.events import Event, Watch
-from warp_unlearning.runs.job import Job, Work
+from warp_unlearning.runs.drain import Outcome, Watch
+from warp_unlearning.runs.jobs import Job, Work, finished
 from warp_unlearning.runs.store import Store
 from warp_unlearning.workflows.audit_shadow import Prepared, ShadowRequest, carry_out, prepare_shadows
 
@@ -21,16 +20,15 @@ from warp_unlearning.workflows.audit_shadow import Prepared, ShadowRequest, carr
 class Serial:
     """An engine without processes."""
 
-    def run(
-        self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch, until: float | None = None
+    def __call__(
+        self, jobs: Sequence[Job], work: Work, store: Store, *, watch: Watch | None = None, until: float | None = None
     ) -> Outcome:
-        finished = []
+        done = []
         for job in jobs:
             if not store.has(job.key):
-                store.write(job.key, work(job, store), seconds=0.5)
-                finished.append(job.key)
-            watch(Event("finished", job.key, seconds=0.5))
-        return Outcome(tuple(finished), (), {}, ())
+                store.write(job.key, finished(work(job, store)), seconds=0.5)
+                done.append(job.key)
+        return Outcome(tuple(done), (), {}, ())
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,10 @@ from warp_unlearning.methods.base import Task
 from warp_unlearning.methods.neg_grad_plus import NegGradPlus
 from warp_unlearning.models.networks import build_model
 from warp_unlearning.randomness import Streams
-from warp_unlearning.runs.events import ignore
-from warp_unlearning.runs.fleet_engine import FleetEngine
-from warp_unlearning.runs.job import Job, NoRoom, Steps
-from warp_unlearning.runs.lane_worker import Lanes
-from warp_unlearning.runs.local_engine import LocalEngine
+from warp_unlearning.runs.jobs import Job, NoRoom, Steps, finished
+from warp_unlearning.runs.local import Lanes, run_here, run_local
+from warp_unlearning.runs.pack import merge, pack
 from warp_unlearning.runs.store import Store
-from warp_unlearning.runs.store_pack import pack, take_in
 from warp_unlearning.studies.arm_audits import tried_audit
 from warp_unlearning.studies.cell_plan import Cell, CellPlan, plan_cells
 from warp_unlearning.studies.cell_scores import cell_arm_scores, cell_original_scores
@@ -47,7 +45,7 @@ ARMS = (
     StudyArm("finetune", {"epochs": 1}, sets=1),
     StudyArm("finetune", {"epochs": 1, "lr": 1e20}, swept={"lr": 1e20}, sets=1),
 )
-LANES = FleetEngine(3, lambda: Lane(torch.device("cpu")))
+LANES = partial(run_here, lanes=Lanes(3, lambda: Lane(torch.device("cpu"))))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +79,7 @@ def plan(settings: CellSettings, data: ImageData) -> CellPlan:
 @pytest.fixture(scope="module")
 def store(plan: CellPlan, tmp_path_factory: pytest.TempPathFactory) -> Store:
     found = Store(tmp_path_factory.mktemp("study") / "store")
-    outcome = LANES.run(plan.to_do(found), work=CellWork(plan, 7), store=found, watch=ignore)
+    outcome = LANES(plan.to_do(found), CellWork(plan, 7), found)
     assert outcome.complete, outcome.failed
     return found
 
@@ -89,9 +87,8 @@ def store(plan: CellPlan, tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.mark.long
 def test_processes_with_lanes_make_the_same_models(plan: CellPlan, store: Store, tmp_path: Path) -> None:
     apart = Store(tmp_path / "store")
-    engine = LocalEngine(workers=2, lanes=Lanes(2, GpuLane("cpu")))
     jobs = [job for job in plan.to_do(apart) if plan.cells[job.key.digest].shadow < 2]
-    assert engine.run(jobs, work=CellWork(plan, 7), store=apart, watch=ignore).complete
+    assert run_local(jobs, CellWork(plan, 7), apart, workers=2, lanes=Lanes(2, GpuLane("cpu"))).complete
     scored = [job.key for job in jobs if job.key.kind == "cell"]
     assert len(scored) == 16
     for key in scored:
@@ -162,29 +159,23 @@ def test_side_by_side_and_one_after_another_give_the_same_bytes(plan: CellPlan, 
     alone, work = Store(tmp_path / "alone"), CellWork(plan, 7)
     wanted = [plan.key(c) for c in (Cell("original", 1), Cell("scores", 1), Cell("cell", 1, 0, "ngp + warp"))]
     for key in wanted:
-        alone.write(key, work(next(job for job in plan.jobs if job.key == key), alone))
+        alone.write(key, finished(work(next(job for job in plan.jobs if job.key == key), alone)))
         for name in (WEIGHTS, SCORES):
-            if name in store.read(key).names:
+            if name in store.read(key).files:
                 assert alone.read(key).read(name) == store.read(key).read(name)
 
 
 def test_on_another_machine_only_what_is_missing_is_done(plan: CellPlan, store: Store, tmp_path: Path) -> None:
     pack(store, tmp_path / "p.tar", without=["original"])
     other = Store(tmp_path / "other")
-    take_in(other, tmp_path / "p.tar")
+    merge(other.root, tmp_path / "p.tar")
     assert all(other.has(job.key) for job in plan.to_do(other))
     assert shadows_complete(plan, other) == 6
     gone = plan.key(Cell("cell", 3, 1, "ngp + kick"))
     other.remove(gone.digest)
     assert shadows_complete(plan, other) == 5
-    begun: list[str] = []
-    LANES.run(
-        plan.to_do(other),
-        work=CellWork(plan, 7),
-        store=other,
-        watch=lambda e: begun.append(str(plan.cells[e.key.digest])) if e.what == "started" else None,
-    )
-    assert begun == ["original, shadow 3", "cell, shadow 3, set 1, ngp + kick"]
+    done = LANES(plan.to_do(other), CellWork(plan, 7), other).done
+    assert {str(plan.cells[key.digest]) for key in done} == {"original, shadow 3", "cell, shadow 3, set 1, ngp + kick"}
     assert other.read(gone).read(SCORES) == store.read(gone).read(SCORES)
 
 
@@ -223,7 +214,7 @@ def test_the_results_say_what_each_arm_rests_on(plan: CellPlan, store: Store) ->
 def copy_of(store: Store, folder: Path) -> Store:
     pack(store, folder / "p.tar")
     other = Store(folder / "other")
-    take_in(other, folder / "p.tar")
+    merge(other.root, folder / "p.tar")
     return other
 
 
@@ -292,7 +283,7 @@ def of_first_shadows(scores: ArmScores, count: int) -> ArmScores:
 def test_a_shadow_whose_original_was_trained_again_is_named(plan: CellPlan, store: Store, tmp_path: Path) -> None:
     pack(store, tmp_path / "p.tar")
     other = Store(tmp_path / "other")
-    take_in(other, tmp_path / "p.tar")
+    merge(other.root, tmp_path / "p.tar")
     key = plan.key(Cell("cell", 4, 0, "ngp"))
     files = other.read(key).read_all()
     other.remove(key.digest)
@@ -344,9 +335,9 @@ def test_work_travels_without_its_data(plan: CellPlan, store: Store) -> None:
 
     work = CellWork(plan, 7)
     job: Job = next(job for job in plan.jobs if job.key.kind == "scores")
-    found = work(job, store)
+    found = finished(work(job, store))
     assert len(pickle.dumps(work)) < 200_000
-    assert pickle.loads(pickle.dumps(work))(job, store) == found
+    assert finished(pickle.loads(pickle.dumps(work))(job, store)) == found
 
 
 def test_a_gpu_without_room_is_no_failure_of_the_job(plan: CellPlan, store: Store) -> None:
@@ -357,7 +348,7 @@ def test_a_gpu_without_room_is_no_failure_of_the_job(plan: CellPlan, store: Stor
 
     job = next(job for job in plan.jobs if job.key.kind == "scores")
     with pytest.raises(NoRoom, match="no room for scores, shadow 0"):
-        Full(plan, 7)(job, store)
+        finished(Full(plan, 7)(job, store))
 
 
 def test_an_audit_that_finds_memory_taken_is_tried_once_more(
@@ -373,7 +364,7 @@ def test_an_audit_that_finds_memory_taken_is_tried_once_more(
         return plain(self, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PairAuditor, "audit", crowded)
-    found = json.loads(CellWork(plan, 7)(job, store)[ABOUT])
+    found = json.loads(finished(CellWork(plan, 7)(job, store))[ABOUT])
     expected = json.loads(store.read(job.key).read(ABOUT))
     assert not failures
     assert found["pair"]["rows"] == expected["pair"]["rows"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from warp_unlearning.runs.job import NoRoom, Unfit
+from warp_unlearning.runs.jobs import NoRoom, Unfit
 from warp_unlearning.studies.gpu_trouble import gpu_trouble
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ from warp_unlearning.attacks.reconstruction.reconstruct import reconstruct
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.errors import InputError
 from warp_unlearning.report.paper.registry import render
-from warp_unlearning.runs.engine import Engine
-from warp_unlearning.runs.events import ignore
-from warp_unlearning.runs.local_engine import LocalEngine
+from warp_unlearning.runs.drain import Engine
+from warp_unlearning.runs.local import run_local
 from warp_unlearning.runs.store import Store
 from warp_unlearning.studies.planned import Planned
 from warp_unlearning.studies.reconstruction_images import Pictures, pictures_of
@@ -64,7 +64,7 @@ def model(pictures: Pictures) -> nn.Module:
 
 
 def done(planned: Planned, store: Store, engine: Engine) -> dict[str, Any]:
-    outcome = engine.run(planned.to_do(store), work=planned.work, store=store, watch=ignore)
+    outcome = engine(planned.to_do(store), planned.work, store)
     assert outcome.complete, outcome.failed
     results = planned.results(store)
     json.dumps(results, allow_nan=False)
@@ -77,7 +77,7 @@ def test_reconstruction_from_plan_to_table(tmp_path: Path, pictures: Pictures, m
     planned = plan_reconstruction(Asked(), "small", arms=arms, attacks=attacks, settings=TINY)
     assert len(planned.results(store)["missing"]) == 6
     assert [job.key.kind for job in planned.to_do(store)].count("image-prior") == 1
-    results = done(planned, store, LocalEngine(workers=1))
+    results = done(planned, store, partial(run_local, workers=1))
     assert results["missing"] == []
     assert [(row["arm"], row["attack"]) for row in results["rows"]] == [(arm, a) for arm in arms for a in attacks]
     # Jobs in another process, with weights from the store, give what is found here.

@@ -16,8 +16,8 @@ from torch import nn
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.errors import DivergedError, InputError
 from warp_unlearning.report.paper.registry import render
-from warp_unlearning.runs.engine import Engine
-from warp_unlearning.runs.events import ignore
+from warp_unlearning.runs.drain import Engine
+from warp_unlearning.runs.jobs import finished
 from warp_unlearning.runs.store import Store
 from warp_unlearning.studies import runtime_study
 from warp_unlearning.studies.cell_plan import Cell, plan_cells
@@ -74,7 +74,7 @@ def test_from_plan_to_table(tmp_path: Path, serial: Engine) -> None:
         "time of ngp + warp",
         "time of ngp + fastwarp",
     ]
-    outcome = serial.run(jobs, work=planned.work, store=store, watch=ignore)
+    outcome = serial(jobs, planned.work, store)
     assert outcome.complete, outcome.failed
     results = planned.results(store)
     json.dumps(results, allow_nan=False)
@@ -113,7 +113,7 @@ def test_the_first_run_and_what_comes_before_a_run_are_not_counted(
     plan, store = timed_plan(_settings(ASKED, "small"), runs=3, defense_seed=0), Store(tmp_path)
     work = Ticking(plan, 0, runs=3)
     monkeypatch.setattr(runtime_study, "perf_counter", lambda: work.clock[0])
-    store.write(plan.jobs[1].key, work(plan.jobs[1], store))
+    store.write(plan.jobs[1].key, finished(work(plan.jobs[1], store)))
     (row,) = runtime_results(plan, store)["rows"]
     assert (row["each"], row["seconds"]["value"], work.turns) == ([1.0, 2.0, 6.0], 3.0, [])
 
@@ -130,7 +130,7 @@ def test_teleports_are_summed_over_a_run_and_the_first_is_told_apart() -> None:
 def test_what_diverges_is_said_and_has_no_row(tmp_path: Path) -> None:
     plan, store = timed_plan(_settings(ASKED, "small"), runs=2, defense_seed=0), Store(tmp_path)
     work = Ticking(plan, 0, runs=2, diverges=True)
-    store.write(plan.jobs[1].key, work(plan.jobs[1], store))
+    store.write(plan.jobs[1].key, finished(work(plan.jobs[1], store)))
     results = runtime_results(plan, store)
     assert (results["rows"], list(results["diverged"])) == ([], ["ngp"])
     assert results["missing"] == ["ngp + warp", "ngp + fastwarp"]

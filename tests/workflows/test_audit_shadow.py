@@ -5,47 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from warp_unlearning.config import ModelConfig, ShadowConfig, resolve_as
-from warp_unlearning.errors import InputError
-from warp_unlearning.gpu.lanes import Lane
-from warp_unlearning.runs.engine import Outcome
-from warp_unlearning.runs.events import Event, Watch
-from warp_unlearning.runs.fleet_engine import FleetEngine
-from warp_unlearning.runs.job import Job, Steps, Work
-from warp_unlearning.runs.local_engine import LocalEngine
-from warp_unlearning.runs.store import Store
+from warp_unlearning.errors import DataError, InputError
+from warp_unlearning.runs.local import run_here, run_local
 from warp_unlearning.studies.shadow_cost import known_seconds
 from warp_unlearning.studies.shadow_plan import Task
 from warp_unlearning.workflows.audit_secret import FILE
 from warp_unlearning.workflows.audit_shadow import RESULTS, ShadowRequest, carry_out, prepare_shadows
 
 COMMAND = [sys.executable, "-c", "from warp_unlearning.cli.main import main; main()", "audit", "shadow"]
-
-
-class Here:
-    """An engine for where processes are not the point: starts none."""
-
-    def run(
-        self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch, until: float | None = None
-    ) -> Outcome:
-        class Whole:
-            def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
-                return work(job, store)
-
-            def steps(self, job: Job, store: Store) -> Steps:
-                yield None
-                return work(job, store)
-
-        engine = FleetEngine(1, lambda: Lane(torch.device("cpu")))
-        return engine.run(jobs, work=Whole(), store=store, watch=watch, until=until)
 
 
 def settings(blobs: Path) -> dict[str, Any]:
@@ -76,7 +51,7 @@ def digest(folder: Path) -> str:
 @pytest.mark.long
 def test_a_run_is_done_once_and_its_store_can_be_shared(config: ShadowConfig, tmp_path: Path) -> None:
     request = ShadowRequest(config, tmp_path / "run", tmp_path / "store")
-    first = carry_out(prepare_shadows(request), LocalEngine(workers=2))
+    first = carry_out(prepare_shadows(request), partial(run_local, workers=2))
     assert first["failures"] == []
     assert {stage["name"]: stage["done"] for stage in first["stages"]} == {
         "train": 4,
@@ -86,7 +61,7 @@ def test_a_run_is_done_once_and_its_store_can_be_shared(config: ShadowConfig, tm
     }
     again = prepare_shadows(request)
     assert len(known_seconds(again.plan, again.store)) == 42
-    assert carry_out(again, LocalEngine(workers=1)) == first
+    assert carry_out(again, partial(run_local, workers=1)) == first
     # Another run has other secret draws: the trainings and the undefended models are there, the defended are not.
     other = prepare_shadows(ShadowRequest(config, tmp_path / "other", tmp_path / "store"))
     assert len(known_seconds(other.plan, other.store)) == 4 + 4 + 8 + 8 + 1
@@ -106,7 +81,7 @@ def test_a_method_that_fails_leaves_the_rest(config: ShadowConfig, tmp_path: Pat
         "defenses": [],
     }
     request = ShadowRequest(config.model_copy(update=options), tmp_path / "run")
-    results = carry_out(prepare_shadows(request), Here())
+    results = carry_out(prepare_shadows(request), run_here)
     good, bad = results["arms"]
     assert (good["complete"], good["missing"], good["problem"]) == (True, 0, None)
     assert (bad["complete"], bad["missing"], bad["all"]) == (False, 8, None)
@@ -118,15 +93,34 @@ def test_a_method_that_fails_leaves_the_rest(config: ShadowConfig, tmp_path: Pat
 
 def test_a_result_that_is_corrupt_at_the_end_is_made_again(config: ShadowConfig, tmp_path: Path) -> None:
     request = ShadowRequest(config.model_copy(update={"defense_seed": 1}), tmp_path / "run")
-    first = carry_out(prepare_shadows(request), Here())
-    again = ShadowRequest(request.config, tmp_path / "again", tmp_path / "run" / "store")
-    prepared = prepare_shadows(again)
+    first = carry_out(prepare_shadows(request), run_here)
+    other = ShadowRequest(request.config, tmp_path / "again", tmp_path / "run" / "store")
+    prepared = prepare_shadows(other)
     lost = prepared.plan.key(Task("score", 2, 1, 0))
-    (prepared.store.folder(lost.digest) / "scores.npz").write_bytes(b"damaged")
-    events: list[Event] = []
-    results = carry_out(prepared, Here(), watch=events.append)
+    prepared.store.path(lost.digest).write_bytes(b"damaged")
+    made = {entry.key: entry.made for entry in prepared.store.entries()}
+    results = carry_out(prepared, run_here)
     assert results["digests"]["results"] == first["digests"]["results"]
-    assert [event.key for event in events if event.what == "finished"] == [lost]
+    again = {entry.key: entry.made for entry in prepared.store.entries()}
+    assert {key for key in again if again[key] != made.get(key)} == {lost}
+
+
+def test_a_finished_audit_that_was_edited_is_not_believed(config: ShadowConfig, tmp_path: Path) -> None:
+    request = ShadowRequest(config.model_copy(update={"defense_seed": 1}), tmp_path / "run")
+    carry_out(prepare_shadows(request), run_here)
+    assert carry_out(prepare_shadows(request), run_here)["failures"] == []
+    file = tmp_path / "run" / RESULTS
+    file.write_text(file.read_text().replace('"failures": []', '"failures": [1]'))
+    with pytest.raises(DataError, match="not what the manifest says"):
+        carry_out(prepare_shadows(request), run_here)
+
+
+def test_a_plan_of_an_audit_touches_nothing(config: ShadowConfig, tmp_path: Path) -> None:
+    request = ShadowRequest(config, tmp_path / "run")
+    assert len(prepare_shadows(request, plan_only=True).plan.jobs) == 42
+    assert not (tmp_path / "run").exists()
+    keys = {job.key for job in prepare_shadows(request).plan.jobs}
+    assert {job.key for job in prepare_shadows(request, plan_only=True).plan.jobs} == keys
 
 
 def test_a_users_own_network_is_audited(config: ShadowConfig, tmp_path: Path) -> None:
@@ -134,7 +128,7 @@ def test_a_users_own_network_is_audited(config: ShadowConfig, tmp_path: Path) ->
     file.write_text("from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(6, 3))\n")
     own = config.model_copy(update={"model": ModelConfig(name="custom")})
     request = ShadowRequest(own, tmp_path / "run", network_file=f"{file}:build")
-    results = carry_out(prepare_shadows(request), Here())
+    results = carry_out(prepare_shadows(request), run_here)
     assert (results["failures"], results["audited"]["model"]) == ([], f"{file}:build")
     file.write_text(file.read_text().replace("Linear(6, 3)", "Linear(6, 3, bias=False)"))
     with pytest.raises(InputError, match="network_file"):
@@ -155,7 +149,7 @@ def test_two_processes_at_once_end_with_one_result(blobs: Path, tmp_path: Path) 
     assert digests == {digest(tmp_path / "run")}
     prepared = prepare_shadows(ShadowRequest(resolve_as(ShadowConfig, base=settings(blobs)), tmp_path / "run"))
     assert prepared.run.complete
-    assert not prepared.store.verify().corrupt
+    assert not any(map(prepared.store.fault, prepared.store.digests()))
 
 
 def test_bad_settings(config: ShadowConfig, tmp_path: Path) -> None:
@@ -200,6 +194,6 @@ def test_thirty_kills_change_nothing(blobs: Path, tmp_path: Path) -> None:
     request = ShadowRequest(resolve_as(ShadowConfig, file=tmp_path / "config.yaml"), calm, tmp_path / "other store")
     prepare_shadows(request)
     (calm / FILE).write_text(secret)
-    carry_out(prepare_shadows(request), LocalEngine(workers=2))
+    carry_out(prepare_shadows(request), partial(run_local, workers=2))
     assert kills == 30
     assert digest(calm) == digest(tmp_path / "killed")

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 
 import pytest
 import torch
 
 from warp_unlearning.errors import InputError
 from warp_unlearning.gpu import lanes
-from warp_unlearning.runs.lane_worker import Lanes
-from warp_unlearning.runs.local_engine import LocalEngine
+from warp_unlearning.runs.local import Lanes, run_local
 from warp_unlearning.workflows.engines import GpuLane, choose_study_engine
 
 SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -19,18 +19,20 @@ def test_processes_share_a_gpu(processes: int, share: str, monkeypatch: pytest.M
     monkeypatch.delenv(SHARE, raising=False)
     chosen = choose_study_engine("cuda", at_once=3, processes=processes)
     engine = chosen.engine
-    assert isinstance(engine, LocalEngine)
-    assert (engine.workers, engine.lanes) == (processes, Lanes(3, GpuLane("cuda", min(1.0, 2 / processes))))
-    assert engine.environment == {SHARE: share}
+    assert isinstance(engine, partial)
+    assert engine.func is run_local
+    assert engine.keywords["workers"] == processes
+    assert engine.keywords["lanes"] == Lanes(3, GpuLane("cuda", min(1.0, 2 / processes)))
+    assert engine.keywords["environment"] == {SHARE: share}
     assert chosen.workers == 3 * processes
 
 
 def test_a_share_that_was_chosen_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SHARE, "40")
     engine = choose_study_engine("cuda:1", at_once=None, processes=10).engine
-    assert isinstance(engine, LocalEngine)
-    assert engine.environment == {SHARE: "40"}
-    assert engine.lanes == Lanes(2, GpuLane("cuda:1", 0.2))
+    assert isinstance(engine, partial)
+    assert engine.keywords["environment"] == {SHARE: "40"}
+    assert engine.keywords["lanes"] == Lanes(2, GpuLane("cuda:1", 0.2))
 
 
 def test_lanes_travel_to_other_processes() -> None:

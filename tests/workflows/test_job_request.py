@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.keys import Key
 from warp_unlearning.workflows.job_request import JobRequest
 
 

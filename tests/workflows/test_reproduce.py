@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import torch
 from warp_unlearning.config import ReproduceConfig
 from warp_unlearning.errors import InputError
 from warp_unlearning.gpu.lanes import Lane
-from warp_unlearning.runs.events import Event
-from warp_unlearning.runs.fleet_engine import FleetEngine
-from warp_unlearning.runs.idle_engine import IdleEngine
+from warp_unlearning.runs.directory import open_run
+from warp_unlearning.runs.drain import drain_nothing
+from warp_unlearning.runs.local import Lanes, run_here
 from warp_unlearning.runs.store import Store
 from warp_unlearning.studies import study
 from warp_unlearning.studies.cell_settings import StudyArm
@@ -30,7 +31,7 @@ from warp_unlearning.workflows.reproduce import (
     prepare_study,
 )
 
-LANES = FleetEngine(2, lambda: Lane(torch.device("cpu")))
+LANES = partial(run_here, lanes=Lanes(2, lambda: Lane(torch.device("cpu"))))
 NGP = {"epochs": 2, "batch_size": 16}
 TINY = Size({"name": "npz"}, "mlp", {"hidden": [8]}, {"epochs": 5, "batch_size": 16}, 6, 2, 2, 60, 20, 0, 20)
 
@@ -59,18 +60,17 @@ def arms_of(size: str) -> Sequence[StudyArm]:
     return study_settings("table1", size, Asked()).arms
 
 
-def reproduce(request: ReproduceRequest, **options: Any) -> tuple[dict[str, Any], list[Event]]:
-    events: list[Event] = []
-    return carry_out_study(prepare_study(request), LANES, watch=events.append, **options), events
+def reproduce(request: ReproduceRequest, **options: Any) -> dict[str, Any]:
+    return carry_out_study(prepare_study(request), LANES, **options)
 
 
 def test_a_study_is_stopped_goes_on_and_grows(blobs: Path, tmp_path: Path) -> None:
     request = ReproduceRequest(config(blobs), tmp_path / "out")
-    results, _ = reproduce(request, budget=0.0)
+    results = reproduce(request, budget=0.0)
     assert not results["complete"]
     assert results["left"] == 6 * (1 + 1 + 2 * 7)
     assert all(arm["problem"] for arm in results["arms"])
-    results, _ = reproduce(request, command="warp reproduce table1")
+    results = reproduce(request, command="warp reproduce table1")
     assert results["complete"]
     assert not results["failures"]
     assert results["shadows_complete"] == 6
@@ -81,10 +81,58 @@ def test_a_study_is_stopped_goes_on_and_grows(blobs: Path, tmp_path: Path) -> No
     assert "paper 0.545" in table
     assert (tmp_path / "out" / "figures" / "table1.svg").read_bytes().lstrip().startswith(b"<")
     assert json.loads((tmp_path / "out" / RESULTS).read_text())["commands"] == ["warp reproduce table1"]
-    larger, events = reproduce(ReproduceRequest(config(blobs, shadows=8), tmp_path / "out"))
+    before = set(Store(tmp_path / "out" / "store").digests())
+    larger = reproduce(ReproduceRequest(config(blobs, shadows=8), tmp_path / "out"))
     assert larger["complete"]
-    begun = [event for event in events if event.what == "started"]
-    assert len(begun) == 2 * (1 + 1 + 2 * 7)
+    assert len(set(Store(tmp_path / "out" / "store").digests()) - before) == 2 * (1 + 1 + 2 * 7)
+
+
+def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def test_a_plan_touches_nothing(blobs: Path, tmp_path: Path) -> None:
+    prepare_study(ReproduceRequest(config(blobs), tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    few = config(blobs, defenses=["none"])
+    assert reproduce(ReproduceRequest(few, tmp_path / "out"))["complete"]
+    before = listing(tmp_path / "out")
+    prepare_study(ReproduceRequest(few, tmp_path / "out"))
+    prepare_study(ReproduceRequest(config(blobs), tmp_path / "out"))
+    assert listing(tmp_path / "out") == before
+    open_run(tmp_path / "out")
+
+
+def test_a_damaged_result_is_made_again_before_results_are_written(blobs: Path, tmp_path: Path) -> None:
+    few = config(blobs, defenses=["none"])
+    first = reproduce(ReproduceRequest(few, tmp_path / "out"))
+    prepared = prepare_study(ReproduceRequest(few, tmp_path / "out"))
+    for key in [job.key for job in prepared.planned.to_do(prepared.store)][3:5]:
+        path = prepared.store.path(key.digest)
+        path.write_bytes(path.read_bytes()[:-1])
+    again = carry_out_study(prepared, LANES)
+    assert again["complete"]
+    assert again["arms"][0]["all"] == first["arms"][0]["all"]
+    open_run(tmp_path / "out")
+    # Where nothing may be done, what is damaged is missing.
+    path.write_bytes(b"")
+    missing = carry_out_study(prepare_study(ReproduceRequest(few, tmp_path / "out", only_results=True)), drain_nothing)
+    assert missing["complete"]  # The sealed results stay.
+    open_run(tmp_path / "out")
+
+
+def test_of_two_studies_in_one_folder_the_later_keeps_it(blobs: Path, tmp_path: Path) -> None:
+    first = prepare_study(ReproduceRequest(config(blobs, defenses=["none"]), tmp_path / "out"))
+    grown = config(blobs, defenses=["none", "cob"])
+
+    def meanwhile(*given: Any, **options: Any) -> Any:
+        assert reproduce(ReproduceRequest(grown, tmp_path / "out"))["complete"]
+        return LANES(*given, **options)
+
+    with pytest.raises(InputError, match="was started with other settings meanwhile"):
+        carry_out_study(first, meanwhile)
+    assert len(open_run(tmp_path / "out").read_json(RESULTS)["arms"]) == 2
 
 
 @pytest.mark.parametrize("name", ["whitebox", "radar", "risk-vs-norm"])
@@ -178,13 +226,11 @@ def test_results_of_a_device_that_is_not_here_can_be_read(blobs: Path, tmp_path:
     prepared = prepare_study(ReproduceRequest(asked, tmp_path / "out", only_results=True))
     first = prepared.planned.to_do(prepared.store)[1]
     prepared.store.write(first.key, {"scores.npz": b"", "about.json": b"{}"}, seconds=1.0)
-    outcome = IdleEngine().run(
-        prepared.planned.to_do(prepared.store), work=lambda *_: {}, store=prepared.store, watch=lambda _: None
-    )
-    assert outcome.skipped == (first.key,)
+    outcome = drain_nothing(prepared.planned.to_do(prepared.store), prepared.planned.work, prepared.store)
+    assert outcome.found == (first.key,)
     assert not outcome.complete
     results = carry_out_study(
-        prepare_study(ReproduceRequest(asked, tmp_path / "other", only_results=True)), IdleEngine()
+        prepare_study(ReproduceRequest(asked, tmp_path / "other", only_results=True)), drain_nothing
     )
     assert results["left"] == 6 * (1 + 1 + 2 * 7)
     assert "other machines" in results["hardware"]["device"]
@@ -193,7 +239,7 @@ def test_results_of_a_device_that_is_not_here_can_be_read(blobs: Path, tmp_path:
 
 def test_results_of_version_0_1_are_read_under_names_of_their_own(blobs: Path, tmp_path: Path) -> None:
     asked = config(blobs, made_with="0.1", methods=["ngp", "srf_on"], defense_options={"warp": {"radius": 0.3}})
-    results, _ = reproduce(ReproduceRequest(asked, tmp_path / "out", only_results=True), budget=0.0)
+    results = reproduce(ReproduceRequest(asked, tmp_path / "out", only_results=True), budget=0.0)
     assert [arm["name"] for arm in results["arms"]] == [
         *("ngp", "ngp + warp_guarded (0.1)"),
         *("srf_on_strict (0.1)", "srf_on_strict (0.1) + warp_guarded (0.1)"),
@@ -225,7 +271,7 @@ def test_a_table_is_not_written_over_by_one_that_leaves_out_what_it_has(
     blobs: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     first: dict[str, Any] = {"defenses": ["none", "warp"], "shadows": 8}
-    prepare_study(ReproduceRequest(config(blobs, **first), tmp_path / "out"))
+    reproduce(ReproduceRequest(config(blobs, **first), tmp_path / "out"), budget=0.0)
     before = (tmp_path / "out" / "config.yaml").read_bytes()
     with pytest.raises(InputError, match=message):
         prepare_study(ReproduceRequest(config(blobs, **first | changes), tmp_path / "out"))
@@ -250,10 +296,12 @@ def test_a_folder_of_something_else_is_left_alone(blobs: Path, tmp_path: Path) -
 
 
 def test_results_may_be_merged_before_a_study_is_begun(blobs: Path, tmp_path: Path) -> None:
-    Store(tmp_path / "out" / "store")
-    prepare_study(ReproduceRequest(config(blobs), tmp_path / "out"))
+    assert Store(tmp_path / "out" / "store").identity
+    prepared = prepare_study(ReproduceRequest(config(blobs), tmp_path / "out"))
+    assert [path.name for path in prepared.out.iterdir()] == ["store"]
+    carry_out_study(prepared, LANES, budget=0.0)
     assert (tmp_path / "out" / "config.yaml").is_file()
-    Store(tmp_path / "other" / "store")
+    assert Store(tmp_path / "other" / "store").identity
     (tmp_path / "other" / "thesis.tex").touch()
     with pytest.raises(InputError, match="holds files and no study"):
         prepare_study(ReproduceRequest(config(blobs), tmp_path / "other"))
@@ -262,7 +310,7 @@ def test_results_may_be_merged_before_a_study_is_begun(blobs: Path, tmp_path: Pa
 def test_a_study_of_times_is_done_alone_and_shown(blobs: Path, tmp_path: Path) -> None:
     prepared = prepare_study(ReproduceRequest(config(blobs, study="runtime"), tmp_path / "out"))
     assert prepared.planned.alone
-    results = carry_out_study(prepared, FleetEngine(1, lambda: Lane(torch.device("cpu"))))
+    results = carry_out_study(prepared, run_here)
     assert results["complete"]
     assert [row["defense"] for row in results["rows"]] == list(study.DEFENSES)
     assert "NGP + WARP" in (tmp_path / "out" / TABLE).read_text()

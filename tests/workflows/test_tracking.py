@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.runs.events import Event
-from warp_unlearning.runs.key import Key
+from warp_unlearning.runs.keys import Key
+from warp_unlearning.runs.progress import Event
 from warp_unlearning.workflows.tracking import tracked
 
 KEY = Key("train", 1, {})
@@ -18,7 +18,7 @@ KEY = Key("train", 1, {})
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with tracked(None) as note:
-        note(Event("finished", KEY, seconds=1.0))
+        assert note is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -34,9 +34,10 @@ def test_seconds_and_counts_by_kind(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with tracked(tmp_path) as note:
+        assert note is not None
         for seconds in (1.0, 2.0):
-            note(Event("finished", KEY, seconds=seconds))
-        note(Event("failed", KEY, reason="x"))
+            note(Event("finished", KEY, 1.0, seconds))
+        note(Event("failed", KEY, 1.0, reason="x"))
     found = EventAccumulator(str(tmp_path))
     found.Reload()
     assert [event.value for event in found.Scalars("train/seconds")] == [1.0, 2.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,9 @@ from warp_unlearning.gpu.lanes import Lane
 from warp_unlearning.methods.registry import make_method
 from warp_unlearning.randomness import Streams
 from warp_unlearning.runs.directory import open_run
-from warp_unlearning.runs.engine import Outcome
-from warp_unlearning.runs.events import Watch
-from warp_unlearning.runs.fleet_engine import FleetEngine
-from warp_unlearning.runs.job import Job, Work
+from warp_unlearning.runs.drain import Outcome, Watch
+from warp_unlearning.runs.jobs import Job, Work, finished
+from warp_unlearning.runs.local import Lanes, run_here
 from warp_unlearning.runs.store import Store
 from warp_unlearning.studies.shadow_work import new_network
 from warp_unlearning.studies.stored import weights_of
@@ -58,16 +58,18 @@ class Serial:
     limit: int = 10**9
     done: list[str] = field(default_factory=list)
 
-    def run(self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch) -> Outcome:
-        finished = []
+    def __call__(
+        self, jobs: Sequence[Job], work: Work, store: Store, *, watch: Watch | None = None, until: float | None = None
+    ) -> Outcome:
+        done = []
         for job in jobs:
             if not store.has(job.key):
                 if len(self.done) == self.limit:
                     raise KeyboardInterrupt
-                store.write(job.key, work(job, store), seconds=0.5)
+                store.write(job.key, finished(work(job, store)), seconds=0.5)
                 self.done.append(job.key.kind)
-                finished.append(job.key)
-        return Outcome(tuple(finished), (), {}, ())
+                done.append(job.key)
+        return Outcome(tuple(done), (), {}, ())
 
 
 def config(blobs: Path, **changed: Any) -> TuneConfig:
@@ -276,7 +278,7 @@ def test_a_run_is_complete_and_done_once(tuned: Tuned, blobs: Path, audited: Pat
 
 def test_lanes_come_to_the_same_trials(tuned: Tuned, blobs: Path, audited: Path, tmp_path: Path) -> None:
     request = TuneRequest(config(blobs, audited=str(audited)), tmp_path / "run")
-    lanes = FleetEngine(3, lambda: Lane(torch.device("cpu")))
+    lanes = partial(run_here, lanes=Lanes(3, lambda: Lane(torch.device("cpu"))))
     assert carry_out_tuning(prepare_tuning(request), lanes)["arms"] == tuned.results["arms"]
 
 
@@ -327,9 +329,9 @@ def test_a_trial_that_diverges_is_recorded_with_its_reason(blobs: Path, tmp_path
 
 def test_any_other_error_ends_the_run(blobs: Path, tmp_path: Path) -> None:
     class Failing(Serial):
-        def run(self, jobs: Sequence[Job], *, work: Work, store: Store, watch: Watch) -> Outcome:
+        def __call__(self, jobs: Sequence[Job], work: Work, store: Store, **options: Any) -> Outcome:
             if jobs[0].key.kind != "tuning-trial":
-                return super().run(jobs, work=work, store=store, watch=watch)
+                return super().__call__(jobs, work, store)
             return Outcome((), (), {jobs[1].key: "RuntimeError: of some kind"}, ())
 
     settings = config(blobs, defenses=[], trials=2)
@@ -348,7 +350,7 @@ def test_another_configuration_is_refused_by_key(tuned: Tuned, blobs: Path, audi
 
 def test_two_processes_do_not_search_in_one_run(blobs: Path, tmp_path: Path) -> None:
     prepared = prepare_tuning(TuneRequest(config(blobs), tmp_path / "run"))
-    with FileLock(tmp_path / "run" / ".lock"), pytest.raises(InputError, match="another process is tuning in"):
+    with FileLock(tmp_path / "run" / ".lock"), pytest.raises(InputError, match="another process is at work in"):
         carry_out_tuning(prepared, Serial())
 
 

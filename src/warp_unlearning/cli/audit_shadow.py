@@ -10,7 +10,6 @@ import typer
 
 from .estimate import estimate
 from .options import Json, Overrides, Plan, ProgressStyle, RunFolder, SettingsFile, UserModel, assign
-from .run_progress import RunProgress, in_words, planned_text
 
 
 def shadow(
@@ -40,9 +39,8 @@ def shadow(
     the results rest on the others and say so.
     """
     from ..config import ShadowConfig, resolve_as
-    from ..runs.cores import use_threads
-    from ..runs.events import told_to
-    from ..runs.tally import Tally
+    from ..runs.local import use_threads
+    from ..runs.progress import Progress, in_words, planned_text
     from ..studies.shadow_cost import known_seconds, seconds_to_come
     from ..workflows.audit_shadow import ShadowRequest, carry_out, carry_out_pilot, prepare_shadows
     from ..workflows.engines import choose_engine
@@ -51,22 +49,24 @@ def shadow(
     use_threads(1)
     settings = assign(override, model__name="custom" if model else None)
     resolved = resolve_as(ShadowConfig, file=config, overrides=settings)
-    prepared = prepare_shadows(ShadowRequest(resolved, out, store, model))
+    prepared = prepare_shadows(ShadowRequest(resolved, out, store, model), plan_only=plan)
     engine = choose_engine(workers=workers, ray=ray, device=prepared.plan.settings.device)
     known = known_seconds(prepared.plan, prepared.store)
-    tally = Tally(prepared.plan.jobs, workers=engine.workers or 1, known=known)
+    jobs = prepared.plan.jobs
     if in_words(progress):
         at_once = f"{engine.workers} at once" if engine.workers else "on the cluster"
-        typer.echo(f"{planned_text(tally, len(known))}; {at_once}", err=True)
+        typer.echo(f"{planned_text(jobs, prepared.store)}; {at_once}", err=True)
     if plan:
         return
-    with RunProgress(tally, progress) as shown, tracked(track) as tracking:
-        watch = told_to(shown, tracking)
+    with (
+        tracked(track) as tracking,
+        Progress(jobs, prepared.store, progress, workers=engine.workers or 1, tell=tracking) as shown,
+    ):
         if not known and not prepared.run.complete:
-            carry_out_pilot(prepared, engine.engine, watch=watch)
+            carry_out_pilot(prepared, engine.engine, watch=shown)
         if in_words(progress):
             shown.say(_cost(seconds_to_come(prepared.plan, prepared.store), engine.workers))
-        results = carry_out(prepared, engine.engine, watch=watch)
+        results = carry_out(prepared, engine.engine, watch=shown)
     _tell(results, out, as_json=as_json)
 
 

@@ -28,7 +28,7 @@ def bench(
 
     What defences cost is a study: `warp reproduce runtime`.
     """
-    from ..runs.cores import use_threads
+    from ..runs.local import use_threads
     from ..workflows.bench import TABLE, BenchRequest
     from ..workflows.bench import bench as measure
 

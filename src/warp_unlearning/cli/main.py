@@ -85,9 +85,8 @@ def _options(version: _Version = False) -> None:
 
 def main() -> None:
     """Run a command; expected errors become one line and an exit code."""
-    from ..runs.cores import be_patient
-
-    be_patient()
+    # Idle threads sleep instead of spin; said before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except WarpError as error:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, fields
 from functools import update_wrapper
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
 from ..errors import InputError
-from .run_progress import Style
 
 
 def _shared(text: str, *names: str, metavar: str | None = None, least: int | None = None) -> Any:
@@ -36,7 +35,8 @@ Processes = Annotated[
     typer.Option(min=1, help="Processes that share the GPU, each with lanes of its own; good where MPS runs."),
 ]
 Plan = Annotated[bool, typer.Option("--plan", help="Only say what would be done.")]
-ProgressStyle = Annotated[Style, typer.Option(help="auto, bars, lines, json (one object a line) or none.")]
+_STYLES = "auto, bars, lines, json (one object a line) or none."
+ProgressStyle = Annotated[Literal["auto", "bars", "lines", "json", "none"], typer.Option(help=_STYLES)]
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A run of check, train or unlearn, or a weight file.")]
 _REQUEST = "Rows to forget: .csv, .txt or .npy of row numbers, ids, names or a mask."
@@ -124,7 +124,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def prepare(threads: int | None) -> None:
     """Set the CPU threads."""
-    from ..runs.cores import available_cores, use_threads
+    from ..runs.local import available_cores, use_threads
 
     use_threads(threads or available_cores())
 

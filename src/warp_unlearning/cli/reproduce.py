@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from .options import ConfigFile, Device, Json, Overrides, Plan, Processes, ProgressStyle, assign
-from .run_progress import RunProgress, in_words, planned_text
 
 
 def reproduce(
@@ -71,10 +70,9 @@ def reproduce(
     jobs failed; 3: the time was up before all were done. The table rests on the others and says so.
     """
     from ..config import ReproduceConfig, resolve_as
-    from ..runs.cores import use_threads
-    from ..runs.engine import Engine
-    from ..runs.idle_engine import IdleEngine
-    from ..runs.tally import Tally
+    from ..runs.drain import Engine, drain_nothing
+    from ..runs.local import use_threads
+    from ..runs.progress import Progress, in_words, planned_text
     from ..workflows.engines import choose_study_engine
     from ..workflows.reproduce import TABLE, ReproduceRequest, carry_out_study, prepare_study
 
@@ -98,17 +96,16 @@ def reproduce(
     resolved = resolve_as(ReproduceConfig, file=config, overrides=settings)
     prepared = prepare_study(ReproduceRequest(resolved, out, store, anyway, only_results))
     jobs = prepared.planned.to_do(prepared.store)
-    tally = Tally(jobs)
     if in_words(progress):
-        typer.echo(planned_text(tally, sum(prepared.store.has(job.key) for job in jobs)), err=True)
+        typer.echo(planned_text(jobs, prepared.store), err=True)
     if plan:
         return
-    engine: Engine = IdleEngine()
+    engine: Engine = drain_nothing
     if not only_results:
         engine = choose_study_engine(
             prepared.config.device, at_once=at_once, processes=processes, alone=prepared.planned.alone
         ).engine
-    with RunProgress(tally, progress) as shown:
+    with Progress(jobs, prepared.store, progress) as shown:
         results = carry_out_study(prepared, engine, budget=budget, watch=shown, command=_command())
     if as_json:
         typer.echo(json.dumps(results, indent=2))

@@ -26,17 +26,17 @@ Kind = Annotated[str | None, typer.Option("--kind", help="Only jobs of this kind
 @runs_app.command("list")
 def list_entries(store: StorePath, kind: Kind = None, as_json: Json = False) -> None:
     """List the results: key, kind, when they were made, how long that took, and their size."""
-    from ..runs.store_selection import select
     from .show import print_table
 
     opened = _open(store)
-    entries = sorted(select(opened.entries(), kind=kind), key=lambda entry: entry.manifest.made)
-    unreadable = len(opened.digests()) - sum(1 for _ in opened.entries())
+    readable = list(opened.entries())
+    entries = sorted((e for e in readable if kind in (None, e.key.kind)), key=lambda entry: entry.made)
+    unreadable = len(opened.digests()) - len(readable)
     if as_json:
         typer.echo(json.dumps({"entries": [_about(entry) for entry in entries], "unreadable": unreadable}, indent=2))
         return
     print_table(
-        f"{len(entries)} results, {_size(sum(entry.manifest.size for entry in entries))}",
+        f"{len(entries)} results, {_size(sum(entry.size for entry in entries))}",
         ["key", "kind", "version", "made", "seconds", "size", "files"],
         [_row(entry) for entry in entries],
     )
@@ -52,21 +52,20 @@ def show(
 ) -> None:
     """Show one result: everything that decided it, its files, and whether they are intact."""
     from ..errors import DataError
-    from ..runs.store_entry import Damage
-    from ..runs.store_selection import find_digest
+    from ..runs.entry import Fault
 
     opened = _open(store)
-    digest = find_digest(opened, key)
+    digest = _find(opened, key)
     try:
         entry = opened.look(digest)
-    except Damage as damage:
-        raise DataError(f"the entry {digest} is corrupt: {damage}; run its job again") from damage
-    fault = opened.fault(digest)
+    except Fault as fault:
+        raise DataError(f"the entry {digest} is damaged: {fault}; run its job again") from fault
+    wrong = opened.fault(digest)
     if as_json:
-        typer.echo(json.dumps(_about(entry) | {"fault": fault or None}, indent=2))
+        typer.echo(json.dumps(_about(entry) | {"fault": wrong or None}, indent=2))
     else:
-        _show(entry, fault)
-    if fault:
+        _show(entry, wrong)
+    if wrong:
         raise typer.Exit(1)
 
 
@@ -74,26 +73,28 @@ def show(
 def verify(
     store: StorePath,
     set_aside: Annotated[
-        bool, typer.Option("--set-aside", help="Take corrupt results out of their place, to be made again.")
+        bool, typer.Option("--set-aside", help="Take damaged results out of their place, to be made again.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every file of every result and compare it with its checksum. Exit code 1 where one is corrupt."""
+    """Read every file of every result and compare it with its checksum. Exit code 1 where one is damaged."""
     opened = _open(store)
-    found = opened.verify()
+    faults = {digest: opened.fault(digest) for digest in opened.digests()}
+    damaged = {digest: fault for digest, fault in faults.items() if fault}
+    intact = len(faults) - len(damaged)
     if set_aside:
-        for digest in found.corrupt:
+        for digest in damaged:
             opened.set_aside(digest)
     if as_json:
-        data = {"intact": found.intact, "corrupt": dict(found.corrupt), "set_aside": set_aside and bool(found.corrupt)}
+        data = {"intact": intact, "corrupt": damaged, "set_aside": set_aside and bool(damaged)}
         typer.echo(json.dumps(data, indent=2))
     else:
-        for digest, fault in found.corrupt.items():
-            typer.echo(f"corrupt: {digest[:12]}  {fault}")
-        typer.echo(f"{found.intact} intact, {len(found.corrupt)} corrupt")
-        if found.corrupt:
+        for digest, fault in damaged.items():
+            typer.echo(f"damaged: {digest[:12]}  {fault}")
+        typer.echo(f"{intact} intact, {len(damaged)} damaged")
+        if damaged:
             typer.echo("set aside: the next run makes them again" if set_aside else "--set-aside has them made again")
-    if found.corrupt:
+    if damaged:
         raise typer.Exit(1)
 
 
@@ -111,23 +112,18 @@ def gc(
     as_json: Json = False,
 ) -> None:
     """Remove leftovers of killed processes and what was set aside; and results that meet every condition given."""
-    from datetime import UTC, datetime
-
-    from ..runs.store_selection import days_before, select
-
     opened = _open(store)
     chosen: list[Entry] = []
     if kind is not None or older_than is not None or superseded:
-        before = None if older_than is None else days_before(datetime.now(UTC), older_than)
-        chosen.extend(select(opened.entries(), kind=kind, before=before, superseded=superseded))
-    size = sum(entry.manifest.size for entry in chosen)
-    leftovers = 0
+        chosen = _selected(list(opened.entries()), kind=kind, older_than=older_than, superseded=superseded)
+    digests = [entry.key.digest for entry in chosen]
+    size, leftovers = sum(entry.size for entry in chosen), 0
     if not dry_run:
-        size = sum(opened.remove(entry.digest) for entry in chosen)
-        cleared = opened.clear_leftovers()
-        size, leftovers = size + cleared.size, cleared.leftovers
+        size = opened.remove(*digests)
+        leftovers, cleared = opened.gc()
+        size += cleared
     if as_json:
-        data = {"removed": [e.digest for e in chosen], "leftovers": leftovers, "bytes": size, "dry_run": dry_run}
+        data = {"removed": digests, "leftovers": leftovers, "bytes": size, "dry_run": dry_run}
         typer.echo(json.dumps(data, indent=2))
         return
     verb = "would remove" if dry_run else "removed"
@@ -147,7 +143,7 @@ def pack_results(
     ] = None,
 ) -> None:
     """Write results to a file, for a store on another machine or for keeping."""
-    from ..runs.store_pack import pack
+    from ..runs.pack import pack
 
     done = pack(_open(store), file, without=without or ())
     typer.echo(f"packed {done.results} results, {_size(file.stat().st_size)}")
@@ -156,15 +152,19 @@ def pack_results(
 @runs_app.command("merge")
 def merge_results(
     store: StorePath,
-    files: Annotated[list[Path], typer.Argument(help="Files that `warp runs pack` wrote.", show_default=False)],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Files that `warp runs pack` wrote, or stores, also of version 0.1.", show_default=False),
+    ],
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Take uncompressed files of version 0.1, which have no checksums.")
+    ] = False,
 ) -> None:
     """Take packed results into a store; those that are there already stay as they are."""
-    from ..runs.store import Store
-    from ..runs.store_pack import require_packed, take_in
+    from ..runs.pack import merge
 
     for file in files:
-        require_packed(file)
-        done = take_in(Store(store), file)
+        done = merge(store, file, unchecked=unchecked)
         typer.echo(f"{file}: took {done.results} results; {done.known} were there already")
 
 
@@ -174,39 +174,72 @@ def _open(path: Path) -> Store:
     return Store(path, create=False)
 
 
+def _find(store: Store, beginning: str) -> str:
+    """The one digest that begins so."""
+    from ..errors import InputError
+
+    found = [digest for digest in store.digests() if digest.startswith(beginning.lower())]
+    if not beginning or not found:
+        raise InputError(
+            f"no entry of {store.root} has a key that begins with {beginning!r}; `warp runs list` shows them"
+        )
+    if len(found) > 1:
+        raise InputError(f"{len(found)} keys begin with {beginning!r}; give more of it: {', '.join(found[:3])}")
+    return found[0]
+
+
+def _selected(entries: list[Entry], *, kind: str | None, older_than: float | None, superseded: bool) -> list[Entry]:
+    """Entries of this kind, made so many days ago, and of an older version than another of their kind."""
+    from datetime import UTC, datetime, timedelta
+
+    from ..errors import InputError
+
+    newest: dict[str, int] = {}
+    for entry in entries:
+        newest[entry.key.kind] = max(entry.key.version, newest.get(entry.key.kind, 0))
+    try:
+        before = datetime.now(UTC) - timedelta(days=older_than or 0.0)
+    except OverflowError as error:
+        raise InputError(f"{older_than:g} days ago is before the calendar begins; give fewer") from error
+    return [
+        entry
+        for entry in entries
+        if kind in (None, entry.key.kind)
+        and (older_than is None or entry.made < before)
+        and (not superseded or entry.key.version < newest[entry.key.kind])
+    ]
+
+
 def _about(entry: Entry) -> dict[str, Any]:
-    manifest = entry.manifest
     return {
-        "key": entry.digest,
-        "kind": manifest.key.kind,
-        "version": manifest.key.version,
-        "made": manifest.made.isoformat(),
-        "seconds": manifest.seconds,
-        "bytes": manifest.size,
-        "package": manifest.package,
-        "ingredients": manifest.key.ingredients,
-        "files": {name: {"bytes": f.size, "sha256": f.sha256} for name, f in sorted(manifest.files.items())},
+        "key": entry.key.digest,
+        "kind": entry.key.kind,
+        "version": entry.key.version,
+        "made": entry.made.isoformat(),
+        "seconds": entry.seconds,
+        "bytes": entry.size,
+        "package": entry.package,
+        "ingredients": entry.key.ingredients,
+        "files": {name: {"bytes": f.size, "sha256": f.sha256} for name, f in entry.files.items()},
     }
 
 
 def _row(entry: Entry) -> list[str]:
-    manifest = entry.manifest
-    made = manifest.made.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    seconds = "" if manifest.seconds is None else f"{manifest.seconds:.2f}"
-    key, size, count = manifest.key, _size(manifest.size), str(len(manifest.files))
-    return [entry.digest[:12], key.kind, str(key.version), made, seconds, size, count]
+    made = entry.made.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    seconds = "" if entry.seconds is None else f"{entry.seconds:.2f}"
+    key, size, count = entry.key, _size(entry.size), str(len(entry.files))
+    return [key.digest[:12], key.kind, str(key.version), made, seconds, size, count]
 
 
 def _show(entry: Entry, fault: str) -> None:
-    manifest = entry.manifest
-    typer.echo(f"{manifest.key.kind}, version {manifest.key.version}: {entry.digest}")
-    typer.echo(f"made {manifest.made.isoformat()} by version {manifest.package} of this package")
-    if manifest.seconds is not None:
-        typer.echo(f"took {manifest.seconds:.2f} seconds")
-    typer.echo(json.dumps(manifest.key.ingredients, indent=2))
-    for name, file in sorted(manifest.files.items()):
+    typer.echo(f"{entry.key.kind}, version {entry.key.version}: {entry.key.digest}")
+    typer.echo(f"made {entry.made.isoformat()} by version {entry.package} of this package")
+    if entry.seconds is not None:
+        typer.echo(f"took {entry.seconds:.2f} seconds")
+    typer.echo(json.dumps(entry.key.ingredients, indent=2))
+    for name, file in entry.files.items():
         typer.echo(f"{name}  {_size(file.size)}  {file.sha256[:12]}")
-    typer.echo(f"corrupt: {fault}" if fault else "intact")
+    typer.echo(f"damaged: {fault}" if fault else "intact")
 
 
 def _size(count: int) -> str:

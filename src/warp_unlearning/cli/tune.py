@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import Device, Json, Overrides, Processes, ProgressStyle, RunFolder, SettingsFile, UserModel, assign
-from .run_progress import RunProgress, Style, in_words
 
 if TYPE_CHECKING:
-    from ..runs.events import Watch
-    from ..runs.job import Job
+    from ..runs.drain import Watch
+    from ..runs.jobs import Job
     from ..workflows.engines import ChosenEngine
     from ..workflows.tune import PreparedTuning, Watching
 
@@ -54,7 +53,8 @@ def tune(
     retrained models: an oracle. Exit code 1: an arm has no complete trial.
     """
     from ..config import TuneConfig, resolve_as
-    from ..runs.cores import use_threads
+    from ..runs.local import use_threads
+    from ..runs.progress import in_words
     from ..workflows.engines import choose_study_engine
     from ..workflows.tune import TuneRequest, carry_out_tuning, prepare_tuning
 
@@ -74,7 +74,7 @@ def tune(
     engine = choose_study_engine(prepared.plan.settings.device, at_once=jobs, processes=processes)
     if in_words(progress):
         typer.echo(_planned(prepared, engine), err=True)
-    results = carry_out_tuning(prepared, engine.engine, watching=_watching(engine, progress))
+    results = carry_out_tuning(prepared, engine.engine, watching=_watching(prepared, engine, progress))
     if as_json:
         typer.echo(json.dumps(results, indent=2))
     else:
@@ -91,13 +91,13 @@ def _planned(prepared: PreparedTuning, engine: ChosenEngine) -> str:
     )
 
 
-def _watching(engine: ChosenEngine, progress: Style) -> Watching:
+def _watching(prepared: PreparedTuning, engine: ChosenEngine, progress: str) -> Watching:
     """Progress of its own for every round of jobs, under its heading."""
-    from ..runs.tally import Tally
+    from ..runs.progress import Progress, in_words
 
     @contextmanager
     def watching(heading: str, planned: Sequence[Job]) -> Iterator[Watch]:
-        with RunProgress(Tally(planned, workers=engine.workers or 1), progress) as shown:
+        with Progress(planned, prepared.store, progress, workers=engine.workers or 1) as shown:
             if in_words(progress):
                 shown.say(heading)
             yield shown

@@ -25,8 +25,8 @@ from ..data.preprocess import ImageData
 from ..data.table import Index
 from ..errors import InputError
 from ..randomness import Streams
-from ..runs.job import Job
-from ..runs.key import Key
+from ..runs.jobs import Job
+from ..runs.keys import Key
 from ..runs.store import Store
 from .cell_settings import CellSettings
 

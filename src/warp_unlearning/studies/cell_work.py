@@ -26,7 +26,7 @@ from ..methods.registry import make_method
 from ..models.networks import build_model, suggest_options
 from ..models.weights import model_digest
 from ..randomness import Streams
-from ..runs.job import Job, Steps, finished
+from ..runs.jobs import Job, Steps
 from ..runs.store import Store
 from ..training.scoring import logit_confidence, logits
 from ..training.training import Recipe, Training, training_steps
@@ -57,12 +57,8 @@ class CellWork:
         settings = self.plan.settings
         object.__setattr__(self, "_place", Workplace(settings.data, settings.device))
 
-    def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
-        """The files of the job's result, all at once."""
-        return finished(self.steps(job, store))
-
-    def steps(self, job: Job, store: Store) -> Steps:
-        """The same, an update at a time."""
+    def __call__(self, job: Job, store: Store) -> Steps:
+        """Do a job, an update at a time; returns the files of its result."""
         cell = self.plan.cells[job.key.digest]
         self._place.tidy()
         done: Steps = getattr(self, f"_{cell.kind}")(cell, store)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ..runs.job import NoRoom, Unfit
+from ..runs.jobs import NoRoom, Unfit
 
 # Libraries that are refused memory say so in words of their own.
 _REFUSED = ("out of memory", "ALLOC_FAILED", "cusolverDnCreate", "cublasCreate", "cudnnCreate")

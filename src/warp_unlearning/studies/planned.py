@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..runs.job import Job, Work
-from ..runs.key import Key
+from ..runs.jobs import Job, Work
+from ..runs.keys import Key
 from ..runs.store import Store
 
 

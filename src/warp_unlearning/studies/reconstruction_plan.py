@@ -16,8 +16,8 @@ from typing import Any
 from ..data.files import to_json
 from ..data.preprocess import ImageData
 from ..errors import InputError
-from ..runs.job import Job
-from ..runs.key import Key
+from ..runs.jobs import Job
+from ..runs.keys import Key
 from ..runs.store import Store
 from .reconstruction_models import ImageArm
 from .reconstruction_rows import ImageAttack

@@ -14,7 +14,7 @@ from ..data.files import to_json
 from ..data.preprocess import load_data
 from ..gpu.precision import lay_out
 from ..models.generator import ConvGenerator
-from ..runs.job import Job, Steps, finished
+from ..runs.jobs import Job, Steps
 from ..runs.store import Store
 from ..training.training import check_finite
 from .gpu_trouble import gpu_trouble
@@ -42,12 +42,8 @@ class ReconstructionWork:
     plan: ReconstructionPlan
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
-    def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
-        """The files of the job's result, all at once."""
-        return finished(self.steps(job, store))
-
-    def steps(self, job: Job, store: Store) -> Steps:
-        """The same, an update of a training at a time; a row is one step."""
+    def __call__(self, job: Job, store: Store) -> Steps:
+        """Do a job, an update of a training at a time, a row in one step; returns the files of its result."""
         with gpu_trouble(self.plan.told(job.key)):
             if job.key.kind == MODEL:
                 return (yield from self._train_model())

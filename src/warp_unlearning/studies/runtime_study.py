@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,8 @@ from ..data.preprocess import load_data
 from ..errors import DivergedError, InputError
 from ..models.modes import choose_device
 from ..models.weights import model_digest
-from ..runs.job import Job, Steps
-from ..runs.key import Key
+from ..runs.jobs import Job, Steps, finished
+from ..runs.keys import Key
 from ..runs.store import Store
 from ..stats.intervals import mean
 from ..unlearning.driver import Driven, working_copy
@@ -126,7 +126,7 @@ class RuntimeWork(CellWork):
             self._wait()
             began = perf_counter()
             try:
-                driven = _to_the_end(self._unlearn(model, task, arm, cell))
+                driven = finished(self._unlearn(model, task, arm, cell))
             except DivergedError as error:
                 return {ABOUT: json.dumps({"diverged": str(error)}).encode()}
             self._wait()
@@ -203,12 +203,3 @@ def _summed(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 def _told(plan: CellPlan, key: Key) -> str:
     cell = plan.cells[key.digest]
     return f"time of {cell.arm}" if cell.kind == KIND else str(cell)
-
-
-def _to_the_end(steps: Generator[object, None, Driven]) -> Driven:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: Driven = end.value
-            return found

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from ..runs.job import Job
-from ..runs.store import Store
+from contextlib import suppress
+
+from ..runs.jobs import Job
+from ..runs.store import Missing, Store
 from .shadow_plan import ShadowPlan, Task
 
 
 def known_seconds(plan: ShadowPlan, store: Store) -> dict[str, float]:
-    """What the results that are in the store took, by digest."""
-    there = [job.key for job in plan.jobs if store.has(job.key)]
-    return {key.digest: store.read(key).manifest.seconds or 0.0 for key in there}
+    """What the results that are in the store took, by digest; damaged ones are set aside."""
+    found = {}
+    for job in plan.jobs:
+        with suppress(Missing):
+            found[job.key.digest] = store.read(job.key).seconds or 0.0
+    return found
 
 
 def pilot(plan: ShadowPlan) -> list[Job]:

@@ -22,8 +22,8 @@ from ..data.files import array_digest, to_json
 from ..data.preprocess import ImageData
 from ..data.table import Index
 from ..randomness import Streams
-from ..runs.job import Job
-from ..runs.key import Key
+from ..runs.jobs import Job
+from ..runs.keys import Key
 from .shadow_settings import Arm, ShadowSettings
 
 # A change of what a kind of job computes changes its number, so that results of before are not taken for it.

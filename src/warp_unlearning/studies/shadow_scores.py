@@ -70,7 +70,7 @@ def arm_scores(plan: ShadowPlan, store: Store, arm: int) -> ArmScores:
     asked = [task for task in unlearnings(plan.settings) if task.arm == arm]
     there = [t for t in asked if store.has(plan.key(_as(t, "score"))) and store.has(plan.key(t))]
     scores = [_scores(plan, store, _as(t, "score")) for t in there]
-    seconds = [store.read(plan.key(t)).manifest.seconds for t in there]
+    seconds = [store.read(plan.key(t)).seconds for t in there]
     design = plan.design
     rows = [(t.shadow, t.part) for t in there]
     shape = (len(there), design.trained.shape[1])

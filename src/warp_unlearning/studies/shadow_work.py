@@ -25,8 +25,8 @@ from ..models.modes import choose_device
 from ..models.networks import build_model, suggest_options
 from ..models.own import load_builder
 from ..randomness import Streams
-from ..runs.job import Job
-from ..runs.key import Key
+from ..runs.jobs import Job, Steps
+from ..runs.keys import Key
 from ..runs.store import Store
 from ..training.scoring import accuracy, logit_confidence, logits
 from ..training.training import Recipe, Training, run_training
@@ -47,8 +47,9 @@ class ShadowWork:
     defense_seed: int = field(repr=False)
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
-    def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
-        """The files of the job's result."""
+    def __call__(self, job: Job, store: Store) -> Steps:
+        """Do a job, in one step; returns the files of its result."""
+        yield None
         task = self.plan.tasks[job.key.digest]
         done: Mapping[str, bytes] = getattr(self, f"_{task.kind}")(task, store)
         return done

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from ..data.files import array_digest, to_json
 from ..data.preprocess import ImageData
-from ..runs.job import Job
-from ..runs.key import Key
+from ..runs.jobs import Job
+from ..runs.keys import Key
 from .shadow_settings import Arm
 from .tuning_design import TuningShadow
 from .tuning_settings import TuningSettings

@@ -19,8 +19,8 @@ from ..gpu.precision import lay_out
 from ..methods.base import Task
 from ..methods.registry import make_method
 from ..randomness import Streams
-from ..runs.job import Job, Steps, finished
-from ..runs.key import Key
+from ..runs.jobs import Job, Steps
+from ..runs.keys import Key
 from ..runs.store import Store
 from ..training.scoring import logits
 from ..training.training import Recipe, Training, training_steps
@@ -48,12 +48,8 @@ class TuningWork:
     tasks: Mapping[str, TuningTask]
     place: Workplace
 
-    def __call__(self, job: Job, store: Store) -> Mapping[str, bytes]:
-        """The files of the job's result, all at once."""
-        return finished(self.steps(job, store))
-
-    def steps(self, job: Job, store: Store) -> Steps:
-        """The same, an update at a time."""
+    def __call__(self, job: Job, store: Store) -> Steps:
+        """Do a job, an update at a time; returns the files of its result."""
         task = self.tasks[job.key.digest]
         self.place.tidy()
         work = {TRAIN: self._train, RETRAIN: self._retrain, TRIAL: self._trial}[task.kind]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
+from pathlib import Path
 from typing import NamedTuple
 
 from ..data.files import write_atomically
 from ..errors import DataError
 from ..runs.directory import RunDirectory
-from .shared_run import run_lock
 
 FILE = "private/secret.json"
 
@@ -21,19 +21,20 @@ class AuditSecret(NamedTuple):
     name: str | int
 
 
-def audit_secret(run: RunDirectory, fixed: int | None) -> AuditSecret:
-    """Return the secret of a run: 256 bits, drawn when the run is first planned, or `fixed` for an experiment.
+def audit_secret(run: RunDirectory, fixed: int | None, *, draw: bool = True) -> AuditSecret:
+    """Return the secret of a run: 256 bits, drawn when the run is first started, or `fixed` for an experiment. Without
+    `draw`, a run that has none yet gets one of no use.
 
     Whoever can draw a defence's moves again can undo them.
     """
     if fixed is not None:
         return AuditSecret(fixed, fixed)
     file = run.path / FILE
-    with run_lock(run):
-        if not file.is_file():
-            file.parent.mkdir(mode=0o700, exist_ok=True)
-            drawn = {"name": secrets.token_hex(16), "secret": secrets.token_hex(32)}
-            write_atomically(file, json.dumps(drawn).encode())
+    if not file.is_file():
+        if not draw:
+            return AuditSecret(0, "")
+        with run.lock():
+            _draw_once(file)
     try:
         found = json.loads(file.read_text())
         return AuditSecret(int(found["secret"], 16), str(found["name"]))
@@ -41,3 +42,10 @@ def audit_secret(run: RunDirectory, fixed: int | None) -> AuditSecret:
         raise DataError(
             f"{file} cannot be read ({error}); the audit cannot go on without it: begin a new run"
         ) from error
+
+
+def _draw_once(file: Path) -> None:
+    if not file.is_file():
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        drawn = {"name": secrets.token_hex(16), "secret": secrets.token_hex(32)}
+        write_atomically(file, json.dumps(drawn).encode())

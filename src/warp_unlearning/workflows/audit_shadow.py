@@ -19,13 +19,11 @@ from ..methods.registry import SMALL_DATA, make_method
 from ..models.modes import choose_device
 from ..models.own import check_examples, file_digest
 from ..randomness import Streams
-from ..runs.directory import RunDirectory
-from ..runs.engine import Engine, Outcome
-from ..runs.events import Watch, ignore, told_to
-from ..runs.store import Store
-from ..runs.store_errors import MissingEntry
-from ..runs.tally import Tally
-from ..studies.shadow_cost import known_seconds, pilot
+from ..runs.directory import RunDirectory, open_run, start_run
+from ..runs.drain import Engine, Outcome, Watch
+from ..runs.progress import stages_of
+from ..runs.store import Missing, Store
+from ..studies.shadow_cost import pilot
 from ..studies.shadow_plan import ShadowPlan, plan_shadows
 from ..studies.shadow_results import shadow_results
 from ..studies.shadow_settings import Arm, ShadowSettings
@@ -34,7 +32,6 @@ from ..unlearning.record import now, versions
 from .audit_secret import AuditSecret, audit_secret
 from .job_request import JobRequest
 from .run_account import jobs_account, machine_account
-from .shared_run import run_lock, start_shared_run
 
 RESULTS = "results.json"
 # Results that are corrupt when they are read are made again so often.
@@ -59,52 +56,51 @@ class Prepared:
     secret: AuditSecret = field(repr=False)
 
 
-def prepare_shadows(request: ShadowRequest) -> Prepared:
-    """Read the data, check the settings, open the run and plan the jobs; nothing is trained."""
+def prepare_shadows(request: ShadowRequest, *, plan_only: bool = False) -> Prepared:
+    """Read the data, check the settings, open the run and plan the jobs; nothing is trained. Where it is for the plan
+    only, nothing is written.
+    """
     data = load_data(**request.config.data.load_options())
     settings = shadow_settings(request.config, data, request.network_file)
     network_digest = None if request.network_file is None else file_digest(request.network_file)
     check_examples(new_network(settings, data, Streams(0, "check")), {"points": data.train, "test": data.test})
     found = {"data": data.digest, "network_file": network_digest, "versions": versions()}
-    run = start_shared_run(request.out, kind="audit shadow", config=as_plain(request.config) | {RESOLVED: found})
-    secret = audit_secret(run, request.config.defense_seed)
+    run = RunDirectory(request.out, "audit shadow")
+    if not plan_only:
+        run = start_run(request.out, kind=run.kind, config=as_plain(request.config) | {RESOLVED: found})
+    secret = audit_secret(run, request.config.defense_seed, draw=not plan_only)
     plan = plan_shadows(settings, data, network_digest=network_digest, secret_name=secret.name)
     return Prepared(run, request.open_store(), plan, data, secret)
 
 
-def carry_out_pilot(prepared: Prepared, engine: Engine, *, watch: Watch = ignore) -> None:
+def carry_out_pilot(prepared: Prepared, engine: Engine, *, watch: Watch | None = None) -> None:
     """Do one job of each kind and arm, from which the cost of the rest is known."""
-    work = ShadowWork(prepared.plan, prepared.secret.seed)
-    engine.run(pilot(prepared.plan), work=work, store=prepared.store, watch=watch)
+    engine(pilot(prepared.plan), ShadowWork(prepared.plan, prepared.secret.seed), prepared.store, watch=watch)
 
 
-def carry_out(prepared: Prepared, engine: Engine, *, watch: Watch = ignore) -> dict[str, Any]:
+def carry_out(prepared: Prepared, engine: Engine, *, watch: Watch | None = None) -> dict[str, Any]:
     """Do what is not done yet, and write the results; a run in which jobs failed stays open, to be tried again."""
     if prepared.run.complete:
-        return prepared.run.read_json(RESULTS)
-    jobs, store = prepared.plan.jobs, prepared.store
-    tally, work = (
-        Tally(jobs, known=known_seconds(prepared.plan, store)),
-        ShadowWork(prepared.plan, prepared.secret.seed),
-    )
+        return open_run(prepared.run.path).read_json(RESULTS)
+    work = ShadowWork(prepared.plan, prepared.secret.seed)
     for _ in range(TRIES):
-        outcome = engine.run(jobs, work=work, store=store, watch=told_to(tally.note, watch))
+        outcome = engine(prepared.plan.jobs, work, prepared.store, watch=watch)
         try:
-            results = _results(prepared, outcome, tally)
+            results = _results(prepared, outcome)
             break
-        except MissingEntry as lost:
+        except Missing as lost:
             # A corrupt result is set aside when it is read, and made again.
             problem = lost
     else:
         raise problem
-    with run_lock(prepared.run):
+    with prepared.run.lock():
         return _settled(prepared.run, results, complete=outcome.complete)
 
 
 def _settled(run: RunDirectory, results: dict[str, Any], *, complete: bool) -> dict[str, Any]:
     """Write the results, unless another process has finished the run meanwhile: then its results."""
     if run.complete:
-        return run.read_json(RESULTS)
+        return open_run(run.path).read_json(RESULTS)
     run.write_json(RESULTS, results)
     if complete:
         run.finish()
@@ -143,8 +139,9 @@ def shadow_settings(config: ShadowConfig, data: ImageData, network_file: str | N
     )
 
 
-def _results(prepared: Prepared, outcome: Outcome, tally: Tally) -> dict[str, Any]:
+def _results(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
     plan, config = prepared.plan, prepared.run.config()
+    stages = stages_of(plan.jobs, prepared.store, outcome, found=True)
     device = torch.cuda.get_device_name() if plan.settings.device.startswith("cuda") else "CPU"
     found = shadow_results(plan, prepared.store)
     found["audited"] |= {
@@ -154,7 +151,7 @@ def _results(prepared: Prepared, outcome: Outcome, tally: Tally) -> dict[str, An
     }
     return found | {
         "date": now(),
-        **jobs_account(outcome, tally, told=lambda key: str(plan.tasks[key.digest])),
+        **jobs_account(outcome, stages, told=lambda key: str(plan.tasks[key.digest])),
         "notes": _notes(config),
         "configuration": {k: v for k, v in config.items() if k != RESOLVED},
         "digests": {"data": prepared.data.digest, "results": results_digest(found)},

@@ -16,8 +16,7 @@ from ..config import resolve
 from ..data.examples import as_tensors
 from ..data.table import FORGET, RETAIN, TEST
 from ..methods.registry import SMALL_DATA
-from ..runs.cores import available_cores, use_threads
-from ..runs.workers import run_all
+from ..runs.local import available_cores, run_all, use_threads
 from ..stats.intervals import Estimate
 from ..training.scoring import mean_energy
 from ..unlearning.judge import compare

@@ -9,8 +9,7 @@ from typing import Any
 
 from ..config import ShadowConfig, resolve_as
 from ..report.write import write_report
-from ..runs.cores import available_cores
-from ..runs.local_engine import LocalEngine
+from ..runs.local import run_local
 from .audit_shadow import RESULTS, ShadowRequest, carry_out, prepare_shadows
 
 # A network small enough for 768 unlearnings in minutes, trained long enough to know some digits by heart.
@@ -34,5 +33,5 @@ def audit_demo(folder: Path, report: Path, *, seed: int, say: Callable[[str], No
         f"{', '.join(config.methods)}, alone and with {', '.join(config.defenses)}, and attacking them all: "
         f"{len(prepared.plan.jobs):,} jobs ..."
     )
-    results = carry_out(prepared, LocalEngine(workers=available_cores()))
+    results = carry_out(prepared, run_local)
     return DemoAudit(results, write_report(folder / RESULTS, out=report).page)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from ..runs.cores import available_cores
-from ..runs.engine import Engine
-from ..runs.fleet_engine import FleetEngine
-from ..runs.lane_worker import Lanes
-from ..runs.local_engine import LocalEngine
+from ..runs.drain import Engine
+from ..runs.local import Lanes, available_cores, run_here, run_local
 
 if TYPE_CHECKING:
     from ..gpu.lanes import Lane
@@ -89,9 +87,9 @@ def choose_study_engine(
             sleep_while_waiting(place.index or 0)
         # The same lanes whenever the engine is used: memory is kept for each.
         lanes = cycle([Lane(place) for _ in range(count)])
-        return ChosenEngine(FleetEngine(count, lambda: next(lanes)), count)
+        return ChosenEngine(partial(run_here, lanes=Lanes(count, lambda: next(lanes))), count)
     count = 1 if alone else at_once or available_cores()
-    return ChosenEngine(LocalEngine(workers=count), count)
+    return ChosenEngine(partial(run_local, workers=count), count)
 
 
 def _sharing_a_gpu(device: str, processes: int, lanes: int) -> ChosenEngine:
@@ -100,7 +98,9 @@ def _sharing_a_gpu(device: str, processes: int, lanes: int) -> ChosenEngine:
     share = os.environ.get(_SHARE, str(max(1, min(100, 250 // processes))))
     # Few need much at the same moment, and nobody is to take all.
     lane = GpuLane(device, min(1.0, 2 / processes))
-    engine = LocalEngine(workers=processes, retries=_DEATHS, lanes=Lanes(lanes, lane), environment={_SHARE: share})
+    engine = partial(
+        run_local, workers=processes, retries=_DEATHS, lanes=Lanes(lanes, lane), environment={_SHARE: share}
+    )
     return ChosenEngine(engine, processes * lanes)
 
 
@@ -108,9 +108,9 @@ def choose_engine(*, workers: int | None, ray: str | None, device: str) -> Chose
     """Processes on this machine, one a core or one for a GPU, or the nodes of a Ray cluster."""
     if ray is not None:
         # Ray is an extra, and slow to import.
-        from ..runs.ray_engine import RayEngine
+        from ..runs.ray import run_ray
 
         gpus = 1.0 if device.startswith("cuda") else 0.0
-        return ChosenEngine(RayEngine(address=ray, gpus=gpus), None)
+        return ChosenEngine(partial(run_ray, address=ray, gpus=gpus), None)
     count = workers or (1 if device.startswith("cuda") else available_cores())
-    return ChosenEngine(LocalEngine(workers=count), count)
+    return ChosenEngine(partial(run_local, workers=count), count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import time
 from typing import Any
 
 import torch
@@ -16,12 +16,11 @@ from ..data.files import write_atomically
 from ..errors import InputError, nearest
 from ..models.modes import choose_device
 from ..report.paper.registry import render
-from ..runs.directory import CONFIG, MANIFEST, RunDirectory
-from ..runs.engine import Engine, Outcome
-from ..runs.events import Watch, ignore, told_to
-from ..runs.store import Store
-from ..runs.tally import Tally
-from ..runs.yaml_text import dump_yaml, load_yaml
+from ..runs.directory import CONFIG, LOCK, MANIFEST, RunDirectory, dump_yaml, load_yaml, open_run
+from ..runs.drain import Engine, Outcome, Watch
+from ..runs.jobs import Job
+from ..runs.progress import stages_of
+from ..runs.store import Missing, Store
 from ..studies.planned import Planned
 from ..studies.study import NEEDS_DATA
 from ..unlearning.record import now, versions
@@ -31,6 +30,8 @@ from .study_cost import require_gpu
 from .study_plans import plan_study, study_names
 
 RESULTS, TABLE, FIGURES = "results.json", "table.md", "figures"
+# Results that are damaged when they are read are made again so often.
+TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -48,43 +49,61 @@ class ReproduceRequest(JobRequest[ReproduceConfig]):
 class PreparedStudy:
     """A study ready to be carried out."""
 
-    run: RunDirectory
+    out: Path
     store: Store
     planned: Planned
     config: ReproduceConfig
 
 
 def prepare_study(request: ReproduceRequest) -> PreparedStudy:
-    """Read the data, check what is asked for and plan the jobs; nothing is trained."""
+    """Read the data, check what is asked for and plan the jobs; nothing is trained or written."""
     if request.config.made_with is not None and not request.only_results:
         raise InputError(f"arms of version {request.config.made_with} can only be read; add --only-results")
     config = _settled(request.config, uses_device=not request.only_results)
     if not request.anyway and not request.only_results:
         require_gpu(config)
     planned = plan_study(config)
-    run = _open(request.out, config)
-    for name, data in planned.files.items():
-        write_atomically(run.path / name, data)
-    return PreparedStudy(run, request.open_store(), planned, config)
+    _require_growth(request.out, config)
+    return PreparedStudy(request.out, request.open_store(), planned, config)
 
 
 def carry_out_study(
-    prepared: PreparedStudy, engine: Engine, *, budget: float | None = None, watch: Watch = ignore, command: str = ""
+    prepared: PreparedStudy,
+    engine: Engine,
+    *,
+    budget: float | None = None,
+    watch: Watch | None = None,
+    command: str = "",
 ) -> dict[str, Any]:
     """Do what is not done yet, for about `budget` minutes, and write results, table and figures from what is there."""
-    jobs = prepared.planned.to_do(prepared.store)
-    tally = Tally(jobs)
-    until = None if budget is None else monotonic() + 60 * budget
-    outcome = engine.run(
-        jobs, work=prepared.planned.work, store=prepared.store, watch=told_to(tally.note, watch), until=until
-    )
-    found = prepared.planned.results(prepared.store)
-    results = found | _about(prepared, outcome, tally, command, made_on=found.get("made_on", []))
-    _write(prepared.run, results, complete=outcome.complete)
+    run = _open(prepared)
+    until = None if budget is None else time() + 60 * budget
+    for _ in range(TRIES):
+        jobs = prepared.planned.to_do(prepared.store)
+        outcome = engine(jobs, prepared.planned.work, prepared.store, watch=watch, until=until)
+        try:
+            found = prepared.planned.results(prepared.store)
+            break
+        except Missing as lost:
+            # A damaged result is set aside when it is read, and made again.
+            problem = lost
+    else:
+        raise problem
+    results = found | _about(prepared, outcome, jobs, command, made_on=found.get("made_on", []))
+    with run.lock():
+        if run.config() != load_yaml(dump_yaml(as_plain(prepared.config))):
+            raise InputError(
+                f"{run.path} was started with other settings meanwhile, and is theirs; what was done here is in the "
+                "store: start again to have it in the results"
+            )
+        if run.complete and not outcome.complete:
+            return open_run(run.path).read_json(RESULTS)
+        _write(run, results, complete=outcome.complete)
     return results
 
 
 def _write(run: RunDirectory, results: dict[str, Any], *, complete: bool) -> None:
+    (run.path / MANIFEST).unlink(missing_ok=True)
     run.write_json(RESULTS, results)
     rendered = render(results, folder=FIGURES)
     write_atomically(run.path / TABLE, rendered.markdown.encode())
@@ -96,14 +115,14 @@ def _write(run: RunDirectory, results: dict[str, Any], *, complete: bool) -> Non
 
 
 def _about(
-    prepared: PreparedStudy, outcome: Outcome, tally: Tally, command: str, *, made_on: Sequence[str]
+    prepared: PreparedStudy, outcome: Outcome, jobs: Sequence[Job], command: str, *, made_on: Sequence[str]
 ) -> dict[str, Any]:
     gpu = prepared.config.device.startswith("cuda")
     return {
         "date": now(),
         "complete": outcome.complete,
         "left": len(outcome.left),
-        **jobs_account(outcome, tally, told=prepared.planned.told),
+        **jobs_account(outcome, stages_of(jobs, prepared.store, outcome), told=prepared.planned.told),
         "notes": list(prepared.planned.said),
         "commands": [command] if command else [],
         "configuration": as_plain(prepared.config),
@@ -135,7 +154,15 @@ def _settled(config: ReproduceConfig, *, uses_device: bool) -> ReproduceConfig:
 
 
 def _require_growth(out: Path, config: ReproduceConfig) -> None:
-    """Refuse to write over the table of another study, or of arms and shadows that this one leaves out."""
+    """Refuse to write over files that are no study's, the table of another study, or arms and shadows that this one
+    leaves out.
+    """
+    # Results may have been merged into its store before it is begun here.
+    others = [each for each in out.iterdir() if each.name not in (STORE, LOCK)] if out.is_dir() else []
+    if not others:
+        return
+    if not (out / CONFIG).is_file():
+        raise InputError(f"{out} holds files and no study; give another folder with --out")
     old, new = _configuration_in(out), as_plain(config)
     for name in ("study", "size", "seed"):
         if name in old and old[name] != new[name]:
@@ -158,17 +185,17 @@ def _configuration_in(out: Path) -> dict[str, Any]:
     return found
 
 
-def _open(out: Path, config: ReproduceConfig) -> RunDirectory:
+def _open(prepared: PreparedStudy) -> RunDirectory:
     """The folder of a study. Another configuration is no other run: the store tells its results apart by their keys, so
-    that a study can grow.
+    that a study can grow. One that is finished stays so until its results are written again.
     """
-    # Results may have been merged into its store before it is begun here.
-    others = [each for each in out.iterdir() if each.name != STORE] if out.is_dir() else []
-    if others and not (out / CONFIG).is_file():
-        raise InputError(f"{out} holds files and no study; give another folder with --out")
-    if (out / CONFIG).is_file():
-        _require_growth(out, config)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / MANIFEST).unlink(missing_ok=True)
-    write_atomically(out / CONFIG, dump_yaml(as_plain(config)).encode())
-    return RunDirectory(out, "study")
+    run, text = RunDirectory(prepared.out, "study"), dump_yaml(as_plain(prepared.config)).encode()
+    run.path.mkdir(parents=True, exist_ok=True)
+    with run.lock():
+        _require_growth(run.path, prepared.config)
+        if not (run.path / CONFIG).is_file() or (run.path / CONFIG).read_bytes() != text:
+            (run.path / MANIFEST).unlink(missing_ok=True)
+            write_atomically(run.path / CONFIG, text)
+        for name, data in prepared.planned.files.items():
+            write_atomically(run.path / name, data)
+    return run

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..runs.engine import Outcome
-from ..runs.key import Key
-from ..runs.tally import Tally
+from ..runs.drain import Outcome
+from ..runs.keys import Key
 
 
-def jobs_account(outcome: Outcome, tally: Tally, *, told: Callable[[Key], str]) -> dict[str, Any]:
+def jobs_account(
+    outcome: Outcome, stages: Sequence[Mapping[str, Any]], *, told: Callable[[Key], str]
+) -> dict[str, Any]:
     """Stages with their jobs and seconds, and the jobs that failed, `told` in words, with the reason."""
     failures = {**outcome.failed, **dict.fromkeys(outcome.blocked, "something it needs failed")}
     return {
-        "stages": [stage.as_json() for stage in tally.stages.values()],
+        "stages": list(stages),
         "failures": [{"job": told(key), "reason": why} for key, why in failures.items()],
     }
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import InputError
-from ..runs.events import Event, Watch, ignore
+from ..runs.progress import Event
 
 
 @contextmanager
-def tracked(folder: Path | None) -> Iterator[Watch]:
-    """What writes an event to `folder`: by kind of job, the seconds of each and how many ended; nothing without one."""
+def tracked(folder: Path | None) -> Iterator[Callable[[Event], object] | None]:
+    """What writes an event to `folder`: by kind of job, the seconds of each and how many ended; None without one."""
     if folder is None:
-        yield ignore
+        yield None
         return
     try:
         from torch.utils.tensorboard import SummaryWriter

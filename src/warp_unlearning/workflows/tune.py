@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
-
-from filelock import Timeout
 
 from ..config import RESOLVED, TuneConfig, as_plain
 from ..data.files import array_digest, write_atomically
@@ -20,12 +18,10 @@ from ..models.modes import choose_device
 from ..models.own import check_examples, file_digest
 from ..randomness import Streams
 from ..report.frontier_plots import frontier_plot
-from ..runs.directory import MANIFEST, RunDirectory
-from ..runs.engine import Engine
-from ..runs.events import Watch, ignore
-from ..runs.job import Job
+from ..runs.directory import MANIFEST, RunDirectory, dump_yaml, open_run, start_run
+from ..runs.drain import Engine, Watch
+from ..runs.jobs import Job
 from ..runs.store import Store
-from ..runs.yaml_text import dump_yaml
 from ..studies.shadow_work import new_network
 from ..studies.tuning_design import audited_rows, tuning_design
 from ..studies.tuning_plan import Planned, TuningPlan, make_plan
@@ -39,13 +35,12 @@ from ..studies.workplace import Workplace
 from ..unlearning.record import now, versions
 from .job_request import JobRequest
 from .run_account import machine_account
-from .shared_run import run_lock, start_shared_run
 from .tuned_arms import tuned_arms
 
 RESULTS, TABLE, FRONTIER, RECIPES, TRIALS = "results.json", "tuning.md", "frontier.json", "recipes.yaml", "trials.db"
 MATCHED_RECIPES = "recipes-matched.yaml"
-_NO_WATCH: AbstractContextManager[Watch] = nullcontext(ignore)
-Watching = Callable[[str, Sequence[Job]], AbstractContextManager[Watch]]
+_NO_WATCH: AbstractContextManager[Watch | None] = nullcontext()
+Watching = Callable[[str, Sequence[Job]], AbstractContextManager[Watch | None]]
 """Given a heading and the jobs that come next: a context with what is told of them."""
 
 
@@ -98,7 +93,7 @@ def prepare_tuning(request: TuneRequest) -> PreparedTuning:
     }
     # The number of trials may grow from one start to the next; all else is another run.
     decides = {name: value for name, value in as_plain(config).items() if name != "trials"}
-    run = start_shared_run(request.out, kind="tune", config=decides | {RESOLVED: found})
+    run = start_run(request.out, kind="tune", config=decides | {RESOLVED: found})
     plan = make_plan(settings, data, network_digest=network_digest, design=design)
     return PreparedTuning(run, request.open_store(), plan, data, config, found)
 
@@ -107,9 +102,9 @@ def carry_out_tuning(
     prepared: PreparedTuning, engine: Engine, *, watching: Watching = lambda heading, jobs: _NO_WATCH
 ) -> dict[str, Any]:
     """Do what is not done yet and write the results; where all trials are there, only read them."""
-    with _alone(prepared.run):
+    with prepared.run.lock(wait=False):  # Rounds follow each other, so only one process may search.
         if prepared.run.complete:
-            results = prepared.run.read_json(RESULTS)
+            results = open_run(prepared.run.path).read_json(RESULTS)
             there = int(results["search"]["trials"])
             if there == prepared.config.trials:
                 return results
@@ -180,7 +175,7 @@ def _do(
     jobs = [job for _, job in tasks]
     work = TuningWork(prepared.plan, {job.key.digest: task for task, job in tasks}, place)
     with watching(heading, jobs) as watch:
-        outcome = engine.run(jobs, work=work, store=prepared.store, watch=watch)
+        outcome = engine(jobs, work, prepared.store, watch=watch)
     for task, job in tasks:
         if job.key in outcome.failed:
             of = task.arm.name if task.arm is not None else "the model"
@@ -251,17 +246,3 @@ def _provenance(results: Mapping[str, Any]) -> dict[str, Any]:
         "versions": results["versions"],
         "notes": results["notes"],
     }
-
-
-@contextmanager
-def _alone(run: RunDirectory) -> Iterator[None]:
-    """Rounds follow each other, so only one process may search."""
-    lock = run_lock(run)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise InputError(f"another process is tuning in {run.path}; wait for it, or choose another --out") from error
-    try:
-        yield
-    finally:
-        lock.release()

@@ -3,7 +3,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warp_unlearning.runs.yaml_text import RepeatedKey, dump_yaml, load_yaml
+from warp_unlearning.runs.directory import RepeatedKey, dump_yaml, load_yaml
 
 # PyYAML loses the line separators of Unicode in keys that start with one; no setting or path of ours has them.
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Zl", "Zp"], exclude_characters="\x85"))

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.runs.key import Key, canonical_json
+from warp_unlearning.runs.keys import Key, canonical_json
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT
@@ -110,7 +110,7 @@ def test_the_digest_is_that_of_the_text_in_this_and_any_other_process() -> None:
     assert key.digest == sha256('["warp key 1","train",2,{"a":"é","b":[1,0.1]}]'.encode()).hexdigest()
     assert json.loads(key.text) == {"a": "é", "b": [1, 0.1]}
     made = "Key('train', 2, {'a': '\\u00e9', 'b': (1, 0.1)})"
-    program = f"from warp_unlearning.runs.key import Key; print({made}.digest, end='')"
+    program = f"from warp_unlearning.runs.keys import Key; print({made}.digest, end='')"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert other.stdout == key.digest
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import TypeVar
 
 from ..errors import InputError, WarpError
-from .key import Key
+from .keys import Key
 from .store import Store
 
 Result = TypeVar("Result")
@@ -42,26 +42,15 @@ class Unfit(WarpError):
     """Raised by work where its process can do no more of it, and another one could."""
 
 
-Work = Callable[[Job, Store], Mapping[str, bytes]]
+Steps = Generator[object, None, Mapping[str, bytes]]
+"""A job done step by step, so that several can take turns in one process; it returns the files of the result."""
+
+Work = Callable[[Job, Store], Steps]
 """Does a job: reads what the job needs from the store and returns the files of its result.
 
 A function of a module, or an instance of a class of a module, so that it can be pickled to another process. It may be
 called more than once for a job, in several processes, and returns the same bytes each time.
 """
-
-Steps = Generator[object, None, Mapping[str, bytes]]
-"""A job done step by step, so that several can take turns in one process; it returns the files of the result."""
-
-SteppedWork = Callable[[Job, Store], Steps]
-
-
-def stepped(work: Work) -> SteppedWork:
-    """The same work step by step, by its method `steps`."""
-    steps = getattr(work, "steps", None)
-    if steps is None:
-        raise InputError("this work cannot be done step by step; use another engine")
-    found: SteppedWork = steps
-    return found
 
 
 def finished(steps: Generator[object, None, Result]) -> Result:
@@ -72,3 +61,34 @@ def finished(steps: Generator[object, None, Result]) -> Result:
         except StopIteration as end:
             found: Result = end.value
             return found
+
+
+def graph(jobs: Sequence[Job]) -> tuple[Job, ...]:
+    """The jobs, each once, in the order in which those that can start are taken.
+
+    One key twice with the same needs is one job; with other needs, or in a circle, an error.
+    """
+    unique: dict[Key, Job] = {}
+    for job in jobs:
+        before = unique.setdefault(job.key, job)
+        if set(before.needs) != set(job.needs):
+            raise InputError(f"the job {job.key} is given twice, with different needs; give it once")
+    dependants: dict[Key, list[Key]] = {key: [] for key in unique}
+    unmet = dict.fromkeys(unique, 0)
+    for job in unique.values():
+        for need in {*job.needs} & unique.keys():
+            dependants[need].append(job.key)
+            unmet[job.key] += 1
+    ready = [key for key, count in unmet.items() if not count]
+    for key in ready:
+        for other in dependants[key]:
+            unmet[other] -= 1
+            if not unmet[other]:
+                ready.append(other)
+    if len(ready) < len(unique):
+        circle = [str(key) for key, count in unmet.items() if count]
+        raise InputError(f"jobs need each other in a circle, or hang on one: {', '.join(circle[:4])}; break it")
+    chain: dict[Key, float] = {}
+    for key in reversed(ready):
+        chain[key] = unique[key].cost + max((chain[other] for other in dependants[key]), default=0.0)
+    return tuple(sorted(unique.values(), key=lambda job: (job.order, -chain[job.key])))

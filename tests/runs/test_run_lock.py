@@ -5,16 +5,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from filelock import Timeout
 
 from warp_unlearning.errors import InputError
-from warp_unlearning.workflows.shared_run import run_lock, start_shared_run
+from warp_unlearning.runs.directory import start_run
 
 START = """
 import sys
 from pathlib import Path
-from warp_unlearning.workflows.shared_run import start_shared_run
-print(start_shared_run(Path(sys.argv[1]), kind="tune", config={"a": 1}).path)
+from warp_unlearning.runs.directory import start_run
+print(start_run(Path(sys.argv[1]), kind="tune", config={"a": 1}).path)
 """
 
 
@@ -25,11 +24,13 @@ def test_processes_that_start_together_open_one_run(tmp_path: Path) -> None:
     assert [process.returncode for process in started] == [0] * 4, answers
     assert {out.strip() for out, _ in answers} == {str(tmp_path / "run")}
     with pytest.raises(InputError, match="another configuration"):
-        start_shared_run(tmp_path / "run", kind="tune", config={"a": 2})
+        start_run(tmp_path / "run", kind="tune", config={"a": 2})
 
 
 def test_one_process_at_a_time_writes_in_a_run(tmp_path: Path) -> None:
-    run = start_shared_run(tmp_path / "run", kind="tune", config={})
-    with run_lock(run), pytest.raises(Timeout):
-        run_lock(run).acquire(timeout=0)
-    run_lock(run).acquire(timeout=0).lock.release()
+    run = start_run(tmp_path / "run", kind="tune", config={})
+    with run.lock(), pytest.raises(InputError, match="another process is at work"), run.lock(wait=False):
+        pass
+    with run.lock(wait=False):
+        pass
+    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
