@@ -1,4 +1,4 @@
-"""docs/claims.md has a row for every table and figure of the paper; its numbers are those of the files that it links to,
+"""docs/claims.md has a row for every table and figure of the paper; its numbers are those of the files it links to,
 and its commands exist.
 """
 
