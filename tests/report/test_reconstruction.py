@@ -177,7 +177,8 @@ def test_with_pictures_each_is_the_image_in_its_place(plain, write, sample):
             assert np.array_equal(np.asarray(picture), sample[1][array][row, 0])
     style = re.search(r"<style>(.*)</style>", html, re.DOTALL)[1]
     digest = base64.b64encode(sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    style = f"style-src 'sha256-{digest}'; style-src-attr 'unsafe-inline'"
+    policy = f"default-src 'none'; img-src data:; {style}; base-uri 'none'; form-action 'none'"
     assert f'content="{policy}"' in html
 
 

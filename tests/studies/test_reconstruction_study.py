@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from warp_unlearning.attacks.reconstruction.reconstruct import reconstruct
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.errors import InputError
-from warp_unlearning.report.paper.registry import render
+from warp_unlearning.report.paper_tables import render
 from warp_unlearning.runs.drain import Engine
 from warp_unlearning.runs.local import run_local
 from warp_unlearning.runs.store import Store

@@ -15,7 +15,7 @@ from torch import nn
 
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.errors import DivergedError, InputError
-from warp_unlearning.report.paper.registry import render
+from warp_unlearning.report.paper_tables import render
 from warp_unlearning.runs.drain import Engine
 from warp_unlearning.runs.jobs import finished
 from warp_unlearning.runs.store import Store

@@ -8,7 +8,7 @@ import pytest
 
 from warp_unlearning.config import ReproduceConfig
 from warp_unlearning.errors import InputError
-from warp_unlearning.report.paper.registry import STUDIES as SHOWN
+from warp_unlearning.report.paper_tables import STUDIES as SHOWN
 from warp_unlearning.workflows.study_plans import plan_study, study_names
 
 

@@ -17,6 +17,13 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Risk(Curve):
+    """Norms of forget gradients beside scores; `model` is the one whose gradients they are, original or unlearned."""
+
+    model: str
+
+
+@dataclass(frozen=True)
 class Histogram:
     """Densities of the log likelihood ratio under the two hypotheses."""
 
@@ -45,11 +52,12 @@ def read_histogram(field: Field) -> Histogram | None:
     return Histogram(edges, forgotten, never) if len(edges) > 1 else None
 
 
-def read_risk(field: Field) -> Curve | None:
+def read_risk(field: Field) -> Risk | None:
     """Gradient norms and scores where both are known; None where none are."""
     norms = [norm.maybe_number() for norm in field["gradient_norm"]]
     scores = [score.maybe_number() for score in field["score"]]
     if len(norms) != len(scores):
         field.wrong(f"as many scores as gradient norms ({len(scores)} and {len(norms)} found)")
     known = [(n, s) for n, s in zip(norms, scores, strict=True) if n is not None and s is not None]
-    return Curve(tuple(n for n, _ in known), tuple(s for _, s in known)) if known else None
+    model = field["model"].one_of("original", "unlearned") if "model" in field else "unlearned"
+    return Risk(tuple(n for n, _ in known), tuple(s for _, s in known), model) if known else None

@@ -10,7 +10,7 @@ from ..bounds.information import MonteCarlo
 from ..bounds.report import ReconstructionFloor
 from ..data.files import write_atomically
 from ..errors import InputError
-from .style import FAINT, FORGOTTEN, INK, NEVER, blank, house_style
+from .drawing import FAINT, FORGOTTEN, INK, NEVER, blank, house_style
 
 _FORMATS = ("png", "svg", "pdf")
 _CURVES = (

@@ -14,24 +14,26 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..version import __version__
-from .attack_plots import attack_gallery
-from .cost_plots import cost_gallery
-from .histogram_plots import histogram_gallery
+from .drawing import Gallery, Plot
+from .figures import (
+    attack_gallery,
+    cost_gallery,
+    histogram_gallery,
+    reconstruction_gallery,
+    risk_gallery,
+    roc_gallery,
+)
 from .opening import pair_opening, shadow_opening
 from .pair_results import PairResults
-from .plots import Gallery, Plot
-from .radar_plots import radar_gallery
 from .reconstruction_images import Pictures
 from .reconstruction_opening import reconstruction_opening
-from .reconstruction_plots import reconstruction_gallery
 from .reconstruction_results import ReconstructionResults
 from .reconstruction_tables import score_table, way_table
 from .results import Results
-from .risk_plots import risk_gallery
-from .roc_plots import roc_gallery
 from .shadow_results import ShadowResults
 from .tables import attack_table, further_table, matrix, privacy_table, settings_table, stage_table
 from .untested import not_tested
+from .utility_figures import radar_gallery
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ..stats.evidence import beyond_half, from_half, judge_shadows
 from ..stats.intervals import normal_beyond
 from ..stats.verdict import Evidence, Verdict
 from . import schema
-from .audit_shapes import Curve, Histogram, read_histogram, read_risk, read_roc
+from .audit_shapes import Curve, Histogram, Risk, read_histogram, read_risk, read_roc
 from .fields import Field, Pairs, showable
 from .measures import Estimate, Rate, Score, read_estimate, read_rate, read_score
 
@@ -102,7 +102,7 @@ class Arm:
     accuracy: Accuracy | None
     roc: Curve | None
     histogram: Histogram | None
-    risk: Curve | None
+    risk: Risk | None
     seconds: Seconds | None
 
 

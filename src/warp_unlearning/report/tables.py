@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..stats.verdict import Outcome
+from .figures import SHOWN
 from .labels import DEFENSES, counted, defense_label, method_label
 from .measures import NOT_MEASURED, Estimate, Written, written, written_rate
 from .pair_results import PairResults
-from .roc_plots import SHOWN
 from .shadow_arm import Arm
 from .shadow_results import ShadowResults
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .figures import SHOWN
 from .labels import DEFENSES, arm_label, counted, defense_label, listed
-from .roc_plots import SHOWN
 from .shadow_arm import Arm
 from .shadow_results import ShadowResults
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..data.files import write_atomically
 from ..errors import InputError
+from .drawing import Form
 from .page import Report, make_report
-from .plots import Form
 from .reconstruction_images import read_pictures
 from .reconstruction_results import ReconstructionResults
 from .results import Results, read_results, results_file

@@ -15,7 +15,7 @@ from ..config import ReproduceConfig, as_plain
 from ..data.files import write_atomically
 from ..errors import InputError, nearest
 from ..models.modes import choose_device
-from ..report.paper.registry import render
+from ..report.paper_tables import render
 from ..runs.directory import CONFIG, LOCK, MANIFEST, RunDirectory, dump_yaml, load_yaml, open_run
 from ..runs.drain import Engine, Outcome, Watch
 from ..runs.jobs import Job

@@ -17,7 +17,7 @@ from ..errors import InputError, WarpError
 from ..models.modes import choose_device
 from ..models.own import check_examples, file_digest
 from ..randomness import Streams
-from ..report.frontier_plots import frontier_plot
+from ..report.utility_figures import frontier_plot
 from ..runs.directory import MANIFEST, RunDirectory, dump_yaml, open_run, start_run
 from ..runs.drain import Engine, Watch
 from ..runs.jobs import Job
