@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from warp_unlearning.attacks.membership.pair_attacks import PairAttacker
+from warp_unlearning.attacks.membership.pair_scores import DEFAULT, PairScorer, as_attack
 from warp_unlearning.attacks.undo import pre_steps
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.models.networks import MLP, SmallResNet
@@ -32,7 +32,9 @@ def examples(network: str) -> TensorExamples:
     """40 examples to forget and 60 never seen, 100 of the background, then those learned."""
     x, y = load_digits(return_X_y=True)
     labels = np.random.RandomState(3).randint(0, 10, len(y)) if network == "planted" else y
-    return TensorExamples(torch.from_numpy(x[:LEARNED] / 8 - 1).reshape(-1, 1, 8, 8), torch.from_numpy(labels[:LEARNED]).long())
+    return TensorExamples(
+        torch.from_numpy(x[:LEARNED] / 8 - 1).reshape(-1, 1, 8, 8), torch.from_numpy(labels[:LEARNED]).long()
+    )
 
 
 def part(data: TensorExamples, begin: int, end: int) -> TensorExamples:
@@ -52,17 +54,16 @@ def model(network: str, which: str) -> nn.Module:
 def scores(network: str) -> dict[str, NDArray[np.float64]]:
     """The scores of the candidates by the name of the attack."""
     data = examples(network)
-    attacker = PairAttacker(
+    scorer = PairScorer(
         model(network, "original"),
         candidates=part(data, 0, CANDIDATES),
         background=part(data, CANDIDATES, BACKGROUND),
         probes=part(data, BACKGROUND, BACKGROUND + 64),
-        steps=tuple(pre_steps()),
-        ridge=1e-3,
-        relative_ridge=True,
     )
-    found = attacker.attack(model(network, "new"))
-    return {str(attack): values for attack, values in found.scores.items()}
+    attacks = [as_attack(name) for name in DEFAULT if name != "accuracy"]
+    found, _ = scorer.score({"new": model(network, "new")}, attacks, steps=tuple(pre_steps()))
+    # The norm of the gradient was recorded; now a flat loss scores high.
+    return {each.name: each.scores["new"] * (-1 if each.name == "gradient norm" else 1) for each in found}
 
 
 def _record_networks(kept: dict[str, NDArray[np.generic]]) -> None:
@@ -75,7 +76,8 @@ def _record_networks(kept: dict[str, NDArray[np.generic]]) -> None:
     for network in NETWORKS:
         data = examples(network)
         learned = TensorExamples(
-            torch.cat([data.x[:FORGOTTEN], data.x[BACKGROUND:]]).float(), torch.cat([data.y[:FORGOTTEN], data.y[BACKGROUND:]])
+            torch.cat([data.x[:FORGOTTEN], data.x[BACKGROUND:]]).float(),
+            torch.cat([data.y[:FORGOTTEN], data.y[BACKGROUND:]]),
         )
         original = NETWORKS[network]()
         reinitialise(original, generator=Streams(7).generator("weights"))

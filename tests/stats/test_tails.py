@@ -39,7 +39,7 @@ def test_ends() -> None:
     assert student_beyond(0.25, 1) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("module", ["cli.request", "cli.subject", "workflows.audit_pair", "workflows.reproduce"])
+@pytest.mark.parametrize("module", ["cli.request", "cli.subject", "cli.audit_pair", "workflows.reproduce"])
 def test_no_command_waits_for_scipy_stats(module: str) -> None:
     code = f"import sys, warp_unlearning.{module}; sys.exit('scipy.stats' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,7 +15,7 @@ EXIT = {"holds": 0, "does not hold": 1, "inconclusive": 3}
 
 
 def check(
-    audit: Annotated[Path, typer.Argument(help="The --out of `warp audit pair`, or its audit.json.")],
+    audit: Annotated[Path, typer.Argument(help="The --out of `warp audit pair`, or its results.json.")],
     max_auc: Annotated[float | None, typer.Option(help="Largest max(AUC, 1 - AUC) that any attack may have.")] = None,
     max_beyond: Annotated[
         float | None, typer.Option(help="Largest excess over a retrained model that any attack may have.")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def diff(
-    first: Annotated[Path, typer.Argument(help="The --out of `warp audit pair`, or its audit.json.")],
+    first: Annotated[Path, typer.Argument(help="The --out of `warp audit pair`, or its results.json.")],
     second: Annotated[Path, typer.Argument(help="The audit to compare with it.")],
     as_json: Json = False,
 ) -> None:

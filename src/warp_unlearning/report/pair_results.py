@@ -1,13 +1,24 @@
-"""The results of an audit of two checkpoints (kind "pair", schema version 1) as plain dataclasses."""
+"""The results of an audit of two checkpoints (kind "pair", schema versions 1 and 2) as plain dataclasses."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
+from pydantic import ValidationError
+
+from ..errors import DataError
 from ..stats.reading import Verdict
+from . import schema
 from .fields import Field, Pairs
-from .measures import Estimate, Rate, read_estimate, read_rate, read_verdict
+from .measures import Estimate, Rate, read_estimate, read_rate, read_verdict, reading
+
+_VERDICTS: Mapping[str, Verdict] = {
+    "holds": "no leak found",
+    "does not hold": "leak",
+    "cannot be said": "inconclusive",
+}
 
 
 @dataclass(frozen=True)
@@ -84,4 +95,47 @@ def _row(field: Field) -> AttackRow:
         field["retrained"].maybe(read_estimate),
         field["beyond"].maybe(read_estimate),
         field["null"].maybe(read_estimate),
+    )
+
+
+def read_judged_pair(data: Mapping[str, Any], file: str) -> PairResults:
+    """The results from the whole of a file of schema version 2."""
+    try:
+        found = schema.Pair.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DataError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}; make the audit again") from error
+    if not found.rows:
+        raise DataError(f"{file} compares no row, as no unseen row has a class of the forgotten ones; nothing to show")
+    evidence = {e.attack: e for e in found.verdict.evidence}
+    outcomes = {claim.name: _VERDICTS[claim.outcome] for claim in found.verdict.claims}
+
+    def known(estimate: object) -> Estimate | None:
+        return None if estimate is None else Estimate(**asdict(estimate))  # type: ignore[call-overload]
+
+    rows = []
+    for row in found.rows:
+        area, own = Estimate(**asdict(row.auc)), evidence.get(row.name)
+        rates = tuple(Rate(r.fpr, r.resolved, r.negatives, known(r.tpr)) for r in row.rates)
+        retrained = known(row.retrained[0]) if row.retrained else None
+        beyond = known(own.deviation) if own is not None and own.claim == "hidden" else None
+        p = None if own is None else own.adjusted
+        rows.append(
+            AttackRow(row.name, row.needs, area, p, reading(area) or "inconclusive", rates, retrained, beyond, None)
+        )
+    return PairResults(
+        found.date,
+        tuple(rows),
+        found.strongest,
+        Estimate(**asdict(found.strongest_strength)),
+        _VERDICTS[found.verdict.outcome],
+        outcomes.get("hidden"),
+        tuple(found.not_tried.items()),
+        tuple((name, f"{number:,}") for name, number in found.counts.items()),
+        tuple(found.digests.items()),
+        tuple((name, str(value)) for name, value in found.settings.items()),
+        found.threat,
+        (*found.verdict.lines, *found.notes),
+        found.verdict.level,
+        found.verdict.margin,
     )

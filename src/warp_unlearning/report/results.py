@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from ..errors import DataError, InputError
 from .fields import Field
-from .pair_results import PairResults, read_pair
+from .pair_results import PairResults, read_judged_pair, read_pair
 from .reconstruction_results import ReconstructionResults, read_reconstruction
 from .shadow_results import ShadowResults, read_shadow
 
@@ -53,6 +53,8 @@ def read_results(path: Path) -> Results:
             f"its figures in {file.parent}; `warp report` is for an audit or a reconstruction"
         )
     version = whole["schema_version"].value
+    if version == 2 and isinstance(data, dict) and data.get("kind") == "pair":
+        return read_judged_pair(data, str(file))
     if type(version) is not int or version != SCHEMA_VERSION:
         raise DataError(
             f"{file} has schema version {version!r}; this program reads {SCHEMA_VERSION}: make the audit again, or use "

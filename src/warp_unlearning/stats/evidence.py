@@ -18,7 +18,7 @@ from .holm import holm
 from .intervals import Estimate
 from .roc import Floats
 from .tails import student_beyond, student_tail
-from .verdict import MARGIN, STILL, Evidence, Needs, Null, Verdict, judge
+from .verdict import MARGIN, MAX_DROP, STILL, Evidence, Needs, Null, Verdict, judge
 
 # As many unseen rows as this say how far the outputs moved.
 MOVED_ROWS = 2000
@@ -101,7 +101,7 @@ def alone(
     return tuple(found)
 
 
-def beside(attacks: Sequence[AttackScores], rows: Matched) -> tuple[Evidence, ...]:
+def beside(attacks: Sequence[AttackScores], rows: Matched, *, margin: float = MARGIN) -> tuple[Evidence, ...]:
     """Attacks on the new model and on m retrained ones over the same rows.
 
     p is the largest over references of P(T > (|d| − margin (1 + 1/m)) / error), 1 where the new model is not on the
@@ -111,20 +111,20 @@ def beside(attacks: Sequence[AttackScores], rows: Matched) -> tuple[Evidence, ..
     found: list[Evidence] = []
     for both in (False, True):
         same = [a for a in attacks if a.both == both and not matched_area(a.new, rows).void]
-        parts = [_beside(attack, rows, len(same)) for attack in same]
+        parts = [_beside(attack, rows, len(same), margin) for attack in same]
         adjusted = holm([e.p for e in parts]) if parts else ()
         found += [replace(e, adjusted=float(q)) for e, q in zip(parts, adjusted, strict=True)]
     return tuple(found)
 
 
-def _beside(attack: AttackScores, rows: Matched, attacks: int) -> Evidence:
+def _beside(attack: AttackScores, rows: Matched, attacks: int, margin: float) -> Evidence:
     if not attack.retrained:
         raise InputError(f"the attack {attack.name} was made on no retrained model; give one score a row for each")
     areas = [matched_area(scores, rows) for scores in (attack.new, *attack.retrained)]
     estimates = [area_estimate(a, rows)[0] for a in areas]
     new, *references = [a.strength for a in areas] if attack.both else areas
     before, tail = attack.before(rows), (1 - LEVEL) / 2
-    slack, ps, ends, errors, seen = MARGIN * (1 + 1 / len(references)), [], [], [], []
+    slack, ps, ends, errors, seen = margin * (1 + 1 / len(references)), [], [], [], []
     for reference in references:
         d, power = new - reference, reference - before
         error, freedom = standard_error(d.influence, rows)
@@ -165,6 +165,8 @@ def judge_outputs(
     ours: bool = False,
     word: str | None = None,
     draws: int = DRAWS,
+    margin: float = MARGIN,
+    max_drop: float = MAX_DROP,
 ) -> Verdict:
     """The verdict on a new model from what the models say of the same n rows.
 
@@ -209,10 +211,10 @@ def judge_outputs(
         fake = "{} gives {} outputs".format(*same[0]) if same else ""
         given = [attack.on(here) for attack in (*every, *attacks) if models or not attack.both]
         if null == "retrained":
-            evidence = beside(given, rows)
+            evidence = beside(given, rows, margin=margin)
         else:
             evidence = alone([a for a in given if not a.both], rows, generator=generator, draws=draws)
-            evidence += beside([a for a in given if a.both], rows)
+            evidence += beside([a for a in given if a.both], rows, margin=margin)
     up, down = int((after & ~before).sum()), int((before & ~after).sum())
     return judge(
         evidence,
@@ -229,6 +231,8 @@ def judge_outputs(
         closer=closer,
         left=0 if ours else int((mask & ~here).sum()),
         word=word,
+        margin=margin,
+        max_drop=max_drop,
     )
 
 

@@ -59,12 +59,9 @@ def strongest_attack(scores: ArmScores) -> dict[str, Any] | None:
         return None
     if len(scores.pairs) == 1:
         (pair,) = scores.pairs
-        return {
-            "attack": pair["strongest"],
-            "strength": pair["strongest_strength"],
-            "pairs": 1,
-            "verdict": pair["verdict"],
-        }
+        strength = pair["strongest_strength"]
+        verdict = "leak" if strength["low"] > 0.5 else "inconclusive"
+        return {"attack": pair["strongest"], "strength": strength, "pairs": 1, "verdict": verdict}
     names = [row["name"] for row in scores.pairs[0]["rows"]]
     areas = {
         name: [row["auc"] for pair in scores.pairs for row in pair["rows"] if row["name"] == name] for name in names

@@ -52,7 +52,7 @@ def check_audit(audit: Mapping[str, Any], thresholds: Thresholds) -> tuple[Answe
     if thresholds.auc is not None:
         answers.append(_area(audit, thresholds.auc))
     if thresholds.beyond is not None:
-        answers.append(_beyond(audit["rows"], thresholds.beyond))
+        answers.append(_beyond(audit["verdict"]["evidence"], thresholds.beyond))
     if thresholds.tpr is not None:
         answers.append(_rate(audit, thresholds.tpr, thresholds.fpr))
     if not answers:
@@ -69,12 +69,13 @@ def worst(answers: Sequence[Answered]) -> Answer:
 
 
 def _area(audit: Mapping[str, Any], bound: float) -> Answered:
-    what = "max(AUC, 1 - AUC) of every attack"
-    highest = max(audit["rows"], key=_upper)
-    low = float(audit["strongest_strength"]["low"])
-    if low > bound:
-        reason = f"{audit['strongest']}: at least {low:.3f}, corrected for {len(audit['rows'])} attacks"
-        return Answered(what, bound, "does not hold", reason)
+    what = "max(AUC, 1 - AUC) of every attack on the new model"
+    rows = [row for row in audit["rows"] if row["needs"].startswith("new")]
+    if not rows:
+        return Answered(what, bound, "inconclusive", "nothing was compared")
+    highest, lowest = max(rows, key=_upper), max(rows, key=_lower)
+    if _lower(lowest) > bound:
+        return Answered(what, bound, "does not hold", f"{lowest['name']}: at least {_lower(lowest):.3f}")
     reason = f"{highest['name']}: at most {_upper(highest):.3f}"
     return Answered(what, bound, "holds" if _upper(highest) <= bound else "inconclusive", reason)
 
@@ -83,23 +84,27 @@ def _upper(row: Mapping[str, Any]) -> float:
     return max(float(row["auc"]["high"]), 1 - float(row["auc"]["low"]))
 
 
-def _beyond(rows: Sequence[Mapping[str, Any]], bound: float) -> Answered:
+def _lower(row: Mapping[str, Any]) -> float:
+    return max(float(row["auc"]["low"]), 1 - float(row["auc"]["high"]))
+
+
+def _beyond(evidence: Sequence[Mapping[str, Any]], bound: float) -> Answered:
     what = "excess of |AUC - 1/2| over a retrained model"
-    known = [row for row in rows if row["beyond"] is not None]
+    known = [e for e in evidence if e["needs"].startswith("both")]
     if not known:
         return Answered(what, bound, "inconclusive", "the audit has no retrained model to compare with")
-    lowest = max(known, key=lambda row: float(row["beyond"]["low"]))
-    highest = max(known, key=lambda row: float(row["beyond"]["high"]))
-    if lowest["beyond"]["low"] > bound:
-        reason = f"{lowest['name']}: at least {lowest['beyond']['low']:.3f}"
+    lowest = max(known, key=lambda e: float(e["deviation"]["low"]))
+    highest = max(known, key=lambda e: float(e["deviation"]["high"]))
+    if lowest["deviation"]["low"] > bound:
+        reason = f"{lowest['attack']}: at least {lowest['deviation']['low']:.3f}"
         return Answered(what, bound, "does not hold", reason)
-    reason = f"{highest['name']}: at most {highest['beyond']['high']:.3f}"
-    return Answered(what, bound, "holds" if highest["beyond"]["high"] <= bound else "inconclusive", reason)
+    reason = f"{highest['attack']}: at most {highest['deviation']['high']:.3f}"
+    return Answered(what, bound, "holds" if highest["deviation"]["high"] <= bound else "inconclusive", reason)
 
 
 def _rate(audit: Mapping[str, Any], bound: float, fpr: float) -> Answered:
     what = f"true-positive rate at {100 * fpr:g} % false positives"
-    offered = [rate["fpr"] for rate in audit["rows"][0]["rates"]]
+    offered = [rate["fpr"] for row in audit["rows"][:1] for rate in row["rates"]]
     if fpr not in offered:
         raise InputError(f"the audit has no rate at a false-positive rate of {fpr}; it has {offered}")
     rates = [(row["name"], rate) for row in audit["rows"] for rate in row["rates"] if rate["fpr"] == fpr]
@@ -108,7 +113,7 @@ def _rate(audit: Mapping[str, Any], bound: float, fpr: float) -> Answered:
         reason = f"{open_ones[0]['negatives']} examples never seen cannot resolve it; {round(10 / fpr):,} are needed"
         return Answered(what, bound, "inconclusive", reason)
     for name, rate in rates:
-        low = _corrected_low(rate["tpr"], float(audit["level"]), len(rates))
+        low = _corrected_low(rate["tpr"], float(audit["verdict"]["level"]), len(rates))
         if low > bound:
             return Answered(
                 what, bound, "does not hold", f"{name}: at least {low:.3f}, corrected for {len(rates)} attacks"

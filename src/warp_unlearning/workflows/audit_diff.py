@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..stats.independent_area import area_difference
-from ..stats.influence import area_influence
+from ..stats.area import LEVEL, match, matched_area, standard_error
 from ..stats.intervals import Estimate
+from ..stats.tails import student_beyond
 from .audit_results import Scores, read_audit, read_scores
 
 
@@ -69,9 +69,9 @@ def diff_audits(first: Path, second: Path) -> AuditDiff:
 
 
 def _facts(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    names = ("verdict", "beyond_retrained", "strongest", "strongest_strength", "level", "margin")
     flat = [
-        {name: audit.get(name) for name in names}
+        {name: audit[name] for name in ("strongest", "strongest_strength")}
+        | {name: audit["verdict"][name] for name in ("outcome", "reasons", "margin", "max_drop")}
         | {
             f"{group}.{key}": value
             for group in ("digests", "counts", "settings")
@@ -96,5 +96,8 @@ def _same_examples(
 def _difference(name: str, positives: int, first: Scores | None, second: Scores | None) -> Estimate | None:
     if first is None or second is None or name not in first or name not in second:
         return None
-    areas = [area_influence(scores[name][:positives], scores[name][positives:]) for scores in (second, first)]
-    return area_difference(*areas)
+    rows = match(np.arange(len(first["classes"])) < positives, first["classes"])
+    found = matched_area(second[name], rows) - matched_area(first[name], rows)
+    error, freedom = standard_error(found.influence, rows)
+    reach = student_beyond((1 - LEVEL) / 2, freedom) * error
+    return Estimate(found.value, max(found.value - reach, -1.0), min(found.value + reach, 1.0))
