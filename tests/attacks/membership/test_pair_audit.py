@@ -315,6 +315,7 @@ def test_bad_input(problem: PlantedProblem) -> None:
         ({"test": (test.x[:2], test.y[:2])}, "there are 2 test examples"),
         ({"steps": ("canonic",)}, "there is no pre-step 'canonic'"),
         ({"steps": ()}, "give at least"),
+        ({"steps": "span", "attacks": ["accuracy"]}, "there is nothing to undo; give no step"),
         ({"background": 1}, "background is 1"),
         ({"background": 6, "repetitions": 4}, "the background has 6 examples for 4 repetitions"),
         ({"steps": None, "defense": "wrap"}, "there is no defence 'wrap'; did you mean 'warp'"),

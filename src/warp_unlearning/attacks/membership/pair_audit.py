@@ -33,12 +33,11 @@ from ...stats.reading import strength_of
 from ...stats.verdict import MARGIN, MAX_DROP, Needs, Verdict
 from ...training.scoring import logit_confidence
 from ...unlearning.checks import check_disjoint, copies_of, finite_logits, network_for
-from ...unlearning.judge import word_of
 from ...unlearning.record import examples_digest
 from ..undo import default_steps
-from .base import Attack, check_pair, device_of
+from .base import NAIVE, Attack, check_pair, device_of
 from .gradient_difference import GradientDifference
-from .pair_scores import DEFAULT, PairScorer, PairScores, as_attack
+from .pair_scores import DEFAULT, ORIGINAL, PairScorer, PairScores, as_attack
 
 Floats = NDArray[np.float64]
 SCHEMA_VERSION = 2
@@ -208,8 +207,8 @@ class PairAuditor:
             raise InputError(f"probes is {probes}; give the attacker at least one example")
         streams = Streams(seed, "pair audit")
         self._seed = seed
-        self._judging: dict[str, Any] = {"drawn": bool(drawn), "word": word_of(drawn), "margin": margin}
-        self._judging["max_drop"] = max_drop
+        self._judging: dict[str, Any] = {"drawn": bool(drawn), "word": drawn if isinstance(drawn, str) else None}
+        self._judging |= {"margin": margin, "max_drop": max_drop}
         fit: dict[str, Any] = {"ridge": ridge, "relative_ridge": relative_ridge, "repetitions": repetitions}
         self._attacks = [_made(attack, streams=streams, **fit) for attack in attacks or DEFAULT]
         names = [a.name for a in self._attacks]
@@ -233,21 +232,33 @@ class PairAuditor:
         self, unlearned: nn.Module, *, defense: str | None = None, steps: Sequence[str] | str | None = None
     ) -> PairAudit:
         """Attack the original and this model, and judge it."""
-        tried = tuple(default_steps(defense) if steps is None else [steps] if isinstance(steps, str) else steps)
-        if not tried:
+        asked = (steps,) if isinstance(steps, str) else steps
+        if asked is not None and not asked:
             raise InputError('no pre-step was given; give at least "naive"')
+        if any(a.needs == "both weights" for a in self._attacks):
+            tried = tuple(default_steps(defense) if asked is None else asked)
+        elif set(asked or ()) <= {NAIVE}:
+            tried = (NAIVE,)
+        else:
+            raise InputError(
+                "no attack here holds the weights of both models, so there is nothing to undo; give no step"
+            )
         models = {"unlearned": self._network(unlearned, "unlearned"), **self._references}
-        logits = {name: self._logits_of(name, model) for name, model in models.items()}
-        found, not_tried = self._scored(models, logits, tried)
+        logits = {ORIGINAL: self._logits} | {name: self._logits_of(name, model) for name, model in models.items()}
+        found, not_tried = list[PairScores](), dict[str, str]()
+        if self._matched is not None:
+            at = torch.from_numpy(self._here)
+            known = {name: z[at] for name, z in logits.items()}
+            found, not_tried = self._scorer.score(models, self._attacks, steps=tried, logits=known)
         table = tuple(self._row(each) for each in found)
         digests = {"original": self._known_digests["original"], "unlearned": model_digest(models["unlearned"])}
         forgotten, probes, background = int(self._forgot[self._here].sum()), len(self._probes), len(self._background)
         equal = [f"{each.name}: all scores of a class are equal" for each in found if self._area(each).void]
         return PairAudit(
-            verdict=self._judged(found, {"original": self._logits} | logits),
+            verdict=self._judged(found, logits),
             rows=table,
             not_tried=not_tried,
-            models={name: self._about(z) for name, z in {"original": self._logits, **logits}.items()},
+            models={name: self._about(z) for name, z in logits.items()},
             counts={"forgotten": forgotten, "never seen": int(self._here.sum()) - forgotten}
             | {"test": int((~self._forgot).sum()), "background": background, "probes": probes},
             digests=digests | self._known_digests | self._set_digests,
@@ -315,27 +326,6 @@ class PairAuditor:
             row_name=row_name,
         )
 
-    @cached_property
-    def _alone(self) -> dict[str, Floats]:
-        """The scores of the original by itself, under the attacks on one model."""
-        single = [a for a in self._attacks if a.needs.startswith("new")]
-        logits = {"original": self._logits[torch.from_numpy(self._here)]}
-        found, _ = self._scorer.score({"original": self._original}, single, logits=logits)
-        return {each.name: each.scores["original"] for each in found}
-
-    def _scored(
-        self, models: Mapping[str, nn.Module], logits: Mapping[str, Tensor], steps: Sequence[str]
-    ) -> tuple[list[PairScores], dict[str, str]]:
-        if self._matched is None:
-            return [], {}
-        at = torch.from_numpy(self._here)
-        known = {name: z[at] for name, z in {"original": self._logits, **logits}.items()}
-        found, not_tried = self._scorer.score(models, self._attacks, steps=steps, logits=known)
-        for each in found:
-            if each.name in self._alone:
-                each.scores["original"] = self._alone[each.name]
-        return found, not_tried
-
     def _judged(self, found: Sequence[PairScores], logits: Mapping[str, Tensor]) -> Verdict:
         y = torch.from_numpy(self._classes)
         outputs = {
@@ -343,29 +333,19 @@ class PairAuditor:
             for name, z in logits.items()
         }
 
-        def everywhere(scores: Floats | None) -> Floats | None:
-            if scores is not None:
-                # Rows of other classes are compared with nothing.
-                whole = np.zeros(len(y))
-                whole[self._here] = scores
-                scores = whole
-            return scores
-
-        attacks = [
-            AttackScores(
-                each.name,
-                each.attack.needs,
-                everywhere(each.scores["unlearned"]),  # type: ignore[arg-type]
-                everywhere(each.scores.get("original")),
-                [everywhere(each.scores[name]) for name in self._references],  # type: ignore[misc]
-            )
-            for each in found
-            if each.name not in ("accuracy", "confidence")  # the judge has these of its own
-        ]
+        attacks = []
+        for each in found:
+            if each.name in ("accuracy", "confidence"):
+                continue  # the judge has these of its own
+            whole = {name: np.zeros(len(y)) for name in each.scores}
+            for name, scores in each.scores.items():
+                whole[name][self._here] = scores  # rows of other classes are compared with nothing
+            new, beside = whole["unlearned"], [whole[name] for name in self._references]
+            attacks.append(AttackScores(each.name, each.attack.needs, new, whole.get(ORIGINAL), beside))
         retain, test = self._sets.get("retain"), self._sets["test"]
         seed = Streams(self._seed, "judge").number("permutations")
         return judge_outputs(
-            outputs.pop("original"),
+            outputs.pop(ORIGINAL),
             outputs.pop("unlearned"),
             forgot=self._forgot,
             classes=self._classes,
@@ -388,7 +368,7 @@ class PairAuditor:
         retrained = tuple(areas[name] for name in self._references)
         rates = tuple(_rate(forgotten, never, fpr) for fpr in RATES)
         about = (each.name, each.attack.name, each.step, each.attack.needs)
-        return AttackRow(*about, areas["unlearned"], areas.get("original"), retrained, rates)
+        return AttackRow(*about, areas["unlearned"], areas.get(ORIGINAL), retrained, rates)
 
     def _about(self, logits: Tensor) -> dict[str, float]:
         y, found = torch.from_numpy(self._classes), dict[str, float]()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import get_args
 
 import numpy as np
@@ -26,29 +26,17 @@ from ..undo import make_pre_step
 from ..undo.base import CachedState, Held, NotApplicable, undone_model
 from .base import NAIVE, Attack, Batch, Fitted, Pair, checked_score, compared_parameters, gradient_copy
 from .gradient_difference import GradientDifference, algorithm_ggd
-from .gradient_rows import held_at_once, row_bytes, rows_at_once, spans
+from .gradient_rows import held_at_once, row_bytes, rows_at_once
 from .simple import Accuracy, Confidence, ConfidenceDrop, GradientNorm
 from .update_alignment import UpdateAlignment
 
 Floats = NDArray[np.float64]
+Job = tuple[str, str]  # a model and a pre-step
+ORIGINAL = "original"
 # Examples at once for attacks that hold no gradients, on a CPU and elsewhere.
 _AT_ONCE, _AT_ONCE_ELSEWHERE = 256, 1024
 # Of what is free on a GPU: a batch of candidates exists twice at once, and the largest parameter's part of it again.
 _BATCH = 1 / 8
-
-
-@dataclass(frozen=True, eq=False)
-class PairScores:
-    """The scores (n,) of one attack after one pre-step, by the name of the model."""
-
-    attack: Attack
-    step: str
-    scores: dict[str, Floats]
-
-    @property
-    def name(self) -> str:
-        """The attack and its pre-step, if it has one: "update alignment after span"."""
-        return _name(self.attack, self.step)
 
 
 ATTACKS: dict[str, Callable[[], Attack]] = {
@@ -91,6 +79,20 @@ def as_attack(attack: str | Attack) -> Attack:
     return found  # type: ignore[return-value]
 
 
+@dataclass(frozen=True, eq=False)
+class PairScores:
+    """The scores (n,) of one attack after one pre-step, by model; "original" among them for attacks on one model."""
+
+    attack: Attack
+    step: str
+    scores: dict[str, Floats]
+
+    @property
+    def name(self) -> str:
+        """The attack and its pre-step, if it has one: "update alignment after span"."""
+        return self.attack.name if self.step == NAIVE else f"{self.attack.name} after {self.step}"
+
+
 class PairScorer:
     """An attacker who holds `original`, and examples: `background`, which no model has seen, and `probes`, drawn as the
     training data were. `row_name` names a candidate in errors.
@@ -119,14 +121,12 @@ class PairScorer:
         """The scores of every model under every attack, those on both weights after each of `steps`; and what was not
         tried, with the reason. `logits` are those of the candidates, by model, where they are known.
         """
-        for step in steps:
-            make_pre_step(step)
         plain = [a for a in attacks if a.needs != "both weights"]
         weighing = [a for a in attacks if a.needs == "both weights"]
         not_tried: dict[str, str] = {}
-        with full_precision():
-            found = self._plainly(models, plain, logits or {}, not_tried)
-            if weighing:
+        found = self._plainly(models, plain, logits or {}, not_tried) if plain else []
+        if weighing:
+            with full_precision():
                 found += self._by_weights(models, weighing, steps, not_tried)
         return found, not_tried
 
@@ -138,15 +138,6 @@ class PairScorer:
     def _held(self) -> Held:
         return Held(self._original, (self._probes.x, self._probes.y))
 
-    def _pairs(self, states: Mapping[tuple[str, str], CachedState]) -> dict[tuple[str, str], Pair]:
-        made, held = partial(undone_model, self._original), (self._background, self._probes)
-        return {job: Pair(self._original, made(state), *held, job[1], state) for job, state in states.items()}
-
-    def _batches(self, size: int, original: nn.Module) -> Iterator[tuple[slice, Batch]]:
-        for begin, end in spans(len(self._candidates), size):
-            at = slice(begin, end)
-            yield at, Batch(self._candidates.x[at], self._candidates.y[at], original)
-
     def _plainly(
         self,
         models: Mapping[str, nn.Module],
@@ -154,18 +145,15 @@ class PairScorer:
         logits: Mapping[str, Tensor],
         not_tried: dict[str, str],
     ) -> list[PairScores]:
-        original = _in_eval(self._given)
-        pairs = {name: Pair(original, _in_eval(m), self._background, self._probes) for name, m in models.items()}
-        table = _Table(not_tried, self._row_name)
+        copies = {name: _in_eval(model) for name, model in {ORIGINAL: self._given, **models}.items()}
+        original, held = copies[ORIGINAL], (self._background, self._probes)
+        pairs = {(name, NAIVE): Pair(original, model, *held) for name, model in copies.items()}
+        known = {copies[name]: z for name, z in logits.items()}
         size = _AT_ONCE if self._candidates.x.device.type == "cpu" else _AT_ONCE_ELSEWHERE
-        for at, batch in self._batches(size, original):
-            known = {original: logits["original"][at]} if "original" in logits else {}
-            known |= {pair.new: logits[name][at] for name, pair in pairs.items() if name in logits}
-            batch.known.update(known)
-            for name, pair in pairs.items():
-                for attack in attacks:
-                    table.add(attack, pair, batch, name)
-        return [table.scores(attack, NAIVE, {n: (n, NAIVE) for n in models}) for attack in attacks if table.has(attack)]
+        parts = self._pass(pairs, attacks, size, not_tried, known)
+        tried = [a for a in attacks if a.name not in not_tried]
+        same = {name: (name, NAIVE) for name in copies}
+        return [self._collected(a, NAIVE, parts, same) for a in tried]
 
     def _by_weights(
         self,
@@ -175,86 +163,89 @@ class PairScorer:
         not_tried: dict[str, str],
     ) -> list[PairScores]:
         states = self._states(models, steps, not_tried)
-        first: dict[tuple[str, str], tuple[str, str]] = {}
+        first: dict[Job, Job] = {}
         for job, state in states.items():
             alike = (one for one in first.values() if one[0] == job[0] and state.is_same(states[one]))
             first[job] = next(alike, job)
-        table = _Table(not_tried, self._row_name)
         size = rows_at_once(row_bytes(self._original), self._candidates.y.device, share=_BATCH)
+        parts: dict[tuple[str, Job], list[Tensor]] = {}
+        held = (self._background, self._probes)
         for group in self._groups(list(dict.fromkeys(first.values())), attacks):
-            pairs = self._pairs({job: states[job] for job in group})
+            undone = {job: undone_model(self._original, states[job]) for job in group}
+            pairs = {job: Pair(self._original, new, *held, job[1], states[job]) for job, new in undone.items()}
             for attack in attacks:
                 if isinstance(attack, Fitted):
                     attack.fit(list(pairs.values()))
-            for _, batch in self._batches(size, self._original):
-                for job, pair in pairs.items():
-                    for attack in attacks:
-                        table.add(attack, pair, batch, *job)
-        done = [step for step in steps if all((name, step) in states for name in models)]
+            parts |= self._pass(pairs, attacks, size, not_tried, {})
         return [
-            table.scores(attack, step, {name: first[name, step] for name in models})
+            self._collected(attack, step, parts, {name: first[name, step] for name in models})
             for attack in attacks
-            for step in done
-            if table.has(attack)
+            for step in steps
+            if attack.name not in not_tried and f"after {step}" not in not_tried
         ]
+
+    def _pass(
+        self,
+        pairs: Mapping[Job, Pair],
+        attacks: Sequence[Attack],
+        size: int,
+        not_tried: dict[str, str],
+        known: Mapping[nn.Module, Tensor],
+    ) -> dict[tuple[str, Job], list[Tensor]]:
+        """Scores by attack and job, batch by batch; an attack that does not apply to one model is tried on none."""
+        found: dict[tuple[str, Job], list[Tensor]] = {}
+        original = next(iter(pairs.values())).original
+        for begin in range(0, len(self._candidates), size):
+            at = slice(begin, begin + size)
+            batch = Batch(
+                self._candidates.x[at], self._candidates.y[at], original, {m: z[at] for m, z in known.items()}
+            )
+            for job, pair in pairs.items():
+                for attack in attacks:
+                    # An attack on both models has nothing to see in the original and itself.
+                    if attack.name in not_tried or (job[0] == ORIGINAL and attack.needs.startswith("both")):
+                        continue
+                    try:
+                        found.setdefault((attack.name, job), []).append(checked_score(attack, pair, batch))
+                    except NotApplicable as error:
+                        not_tried[attack.name] = str(error)
+        return found
+
+    def _collected(
+        self, attack: Attack, step: str, parts: Mapping[tuple[str, Job], list[Tensor]], jobs: Mapping[str, Job]
+    ) -> PairScores:
+        """The scores of each model, which are those of the job that it equals."""
+        known = {model: parts[attack.name, job] for model, job in jobs.items() if (attack.name, job) in parts}
+        found = PairScores(attack, step, {model: torch.cat(part).numpy() for model, part in known.items()})
+        for model, scores in found.scores.items():
+            wrong = np.flatnonzero(~np.isfinite(scores))
+            if wrong.size:
+                raise InputError(
+                    f"the attack {found.name} gives {self._row_name(int(wrong[0]))} under the {model} model the score "
+                    f"{scores[wrong[0]]}, as {wrong.size} rows in all; the weights are damaged or the loss overflows: "
+                    "use finite weights, or leave out those rows"
+                )
+        return found
 
     def _states(
         self, models: Mapping[str, nn.Module], steps: Sequence[str], not_tried: dict[str, str]
-    ) -> dict[tuple[str, str], CachedState]:
+    ) -> dict[Job, CachedState]:
         """The weights of each model after each pre-step, of steps that apply to all."""
         given = {name: CachedState(model.state_dict()) for name, model in models.items()}
-        found: dict[tuple[str, str], CachedState] = {}
-        for step in steps:
+        found: dict[Job, CachedState] = {}
+        for step in [(name, make_pre_step(name)) for name in steps]:
             try:
-                undo = self._held.prepared(make_pre_step(step))
-                found |= {(name, step): state.after(undo) for name, state in given.items()}
+                undo = self._held.prepared(step[1])
+                found |= {(name, step[0]): state.after(undo) for name, state in given.items()}
             except NotApplicable as error:
-                not_tried[f"after {step}"] = str(error)
+                not_tried[f"after {step[0]}"] = str(error)
         return found
 
-    def _groups(self, jobs: list[tuple[str, str]], attacks: Sequence[Attack]) -> Iterator[list[tuple[str, str]]]:
+    def _groups(self, jobs: list[Job], attacks: Sequence[Attack]) -> Iterator[list[Job]]:
         """The jobs in groups whose fits can be held together."""
         fits = [a.fit_bytes(len(self._background), row_bytes(self._original)) for a in attacks if isinstance(a, Fitted)]
         size = held_at_once(sum(fits), self._background.y.device) if fits else max(1, len(jobs))
-        return (jobs[begin:end] for begin, end in spans(len(jobs), size))
-
-
-class _Table:
-    """Scores by attack, model and pre-step, collected batch by batch."""
-
-    def __init__(self, not_tried: dict[str, str], row_name: Callable[[int], str]) -> None:
-        self._not_tried, self._row_name = not_tried, row_name
-        self._parts: dict[tuple[str, str, str], list[Tensor]] = {}
-
-    def has(self, attack: Attack) -> bool:
-        return attack.name not in self._not_tried
-
-    def add(self, attack: Attack, pair: Pair, batch: Batch, model: str, step: str = NAIVE) -> None:
-        """Score a batch; an attack that does not apply to one model is tried on none."""
-        if not self.has(attack):
-            return
-        try:
-            self._parts.setdefault((attack.name, model, step), []).append(checked_score(attack, pair, batch))
-        except NotApplicable as error:
-            self._not_tried[attack.name] = str(error)
-
-    def scores(self, attack: Attack, step: str, of: Mapping[str, tuple[str, str]]) -> PairScores:
-        """The scores after a pre-step, each model's being those of the model and step that it equals."""
-        found = {}
-        for model, job in of.items():
-            found[model] = torch.cat(self._parts[attack.name, *job]).numpy()
-            wrong = np.flatnonzero(~np.isfinite(found[model]))
-            if wrong.size:
-                raise InputError(
-                    f"the attack {_name(attack, step)} gives {self._row_name(int(wrong[0]))} under the {model} model "
-                    f"the score {found[model][wrong[0]]}, as {wrong.size} rows in all; the weights are damaged or the "
-                    "loss overflows: use finite weights, or leave out those rows"
-                )
-        return PairScores(attack, step, found)
-
-
-def _name(attack: Attack, step: str) -> str:
-    return attack.name if step == NAIVE else f"{attack.name} after {step}"
+        return (jobs[begin : begin + size] for begin in range(0, len(jobs), size))
 
 
 def _in_eval(model: nn.Module) -> nn.Module:
