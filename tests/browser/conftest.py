@@ -43,7 +43,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "demo": sample.shadow_sample(
             methods=("ngp", "bad_teacher"), defenses=tuple(sample.KEPT), points=120, shadows=8
         ),
-        "pair": json.loads((HERE.parent / "report" / "pair_version_1.json").read_text()),
+        "pair": _load(HERE.parent / "report" / "sample_pair.py").pair_sample(),
         "hostile": _hostile(sample.shadow_sample(methods=("ngp",), points=80, shadows=8)),
     }
     for name, data in found.items():

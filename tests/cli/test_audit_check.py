@@ -23,7 +23,7 @@ from warp_unlearning.stats.verdict import Evidence, Needs, Verdict, judge
 Warp = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
 WORKS = Estimate(0.001, -0.002, 0.004)
-VERSION_1 = ROOT / "tests" / "report" / "pair_version_1.json"
+VERSION_1 = ROOT / "tests" / "report" / "pair_0.1.json"
 
 
 def attack(

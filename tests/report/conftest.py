@@ -39,13 +39,20 @@ def data(_shadow_data: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def _pair_data() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(__file__).with_name("pair_version_1.json").read_text())
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("pair_0.1.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="session")
+def judged_pair() -> dict[str, Any]:
+    """The results of a pair audit as this version writes them."""
+    found: dict[str, Any] = _load("sample_pair").pair_sample()
     return found
 
 
 @pytest.fixture
 def pair_data(_pair_data: dict[str, Any]) -> dict[str, Any]:
-    """The results of a pair audit of version 1, to be changed at will."""
+    """The results of a pair audit of version 0.1, to be changed at will."""
     return deepcopy(_pair_data)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+import torch
 
-from warp_unlearning.attacks.membership import pair_attacks
-from warp_unlearning.data.examples import TensorExamples
+from warp_unlearning.attacks.membership import simple
+from warp_unlearning.attacks.membership.base import Batch
 from warp_unlearning.workflows import selftest as module
 from warp_unlearning.workflows.planted_leak import PlantedProblem, planted_problem
 from warp_unlearning.workflows.selftest import Check, selftest
@@ -38,8 +38,8 @@ def test_every_check_holds() -> None:
 
 
 def test_a_blind_audit_is_noticed(problem: PlantedProblem, monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = np.random.default_rng(0)
-    monkeypatch.setattr(pair_attacks, "_confidence", lambda model, examples: generator.normal(size=len(examples)))
+    generator = torch.Generator().manual_seed(0)
+    monkeypatch.setattr(simple, "_confidence", lambda model, batch: torch.randn(len(batch.y), generator=generator))
     checks = {(check.what, check.attack): check.holds for check in module._pairs(problem, 0)}
     assert not checks["a model that forgot nothing", "confidence"]
     assert not checks["a model taught other labels", "confidence drop"]
@@ -47,10 +47,10 @@ def test_a_blind_audit_is_noticed(problem: PlantedProblem, monkeypatch: pytest.M
 
 
 def test_an_audit_that_sees_ghosts_is_noticed(problem: PlantedProblem, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ghosts(model: object, examples: TensorExamples) -> np.ndarray:
-        return -np.arange(float(len(examples)))
+    def ghosts(model: object, batch: Batch) -> torch.Tensor:
+        return (batch.x[:, None] == problem.forget.x).flatten(2).all(2).any(1).double()
 
-    monkeypatch.setattr(pair_attacks, "_confidence", ghosts)
+    monkeypatch.setattr(simple, "_confidence", ghosts)
     checks = {check.what: check.holds for check in module._pairs(problem, 0)}
     assert not checks["a retrained model against another"]
 

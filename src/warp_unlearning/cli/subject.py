@@ -212,6 +212,16 @@ def check_reference(retrained: Subject, forget: Index, path: Path) -> None:
         )
 
 
+def check_known(original: Subject, forget: Index) -> None:
+    """Refuse rows to forget that the original never learned from."""
+    unknown = np.setdiff1d(forget, np.concatenate([original.known, original.forgotten]))
+    if len(unknown):
+        raise DataError(
+            f"the original model never learned from {len(unknown)} of the {len(forget)} forgotten rows (first: "
+            f"{unknown[0]}); give the model from before the request, or leave them out"
+        )
+
+
 def new_subject(config: Config, options: Options) -> Subject:
     """An untrained network with its data: what `warp train` starts from."""
     network, table, record = _named_network(options), open_table(config), DeletionRecord()

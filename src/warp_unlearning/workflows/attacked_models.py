@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cli.subject import Subject, on_one_table
+from ..cli.subject import Subject, check_known, on_one_table
 from ..data.table import FORGET, Index, Parts, find, read_request
-from ..errors import DataError, InputError
+from ..errors import InputError
 from ..models.weights import model_digest
 from .known_unlearning import KnownUnlearning, known_unlearning
 
@@ -124,13 +124,3 @@ def asked_parts(file: Path, original: Subject) -> Parts:
     rows = find(read_request(file), original.table)
     check_known(original, rows)
     return original.parts.request(original.table, rows)
-
-
-def check_known(original: Subject, forget: Index) -> None:
-    """Refuse rows to forget that the original never learned from."""
-    unknown = np.setdiff1d(forget, np.concatenate([original.known, original.forgotten]))
-    if len(unknown):
-        raise DataError(
-            f"the original model never learned from {len(unknown)} of the {len(forget)} forgotten rows (first: "
-            f"{unknown[0]}); give the model from before the request, or leave them out"
-        )

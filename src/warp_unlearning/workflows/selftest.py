@@ -90,9 +90,9 @@ def _pairs(problem: PlantedProblem, seed: int) -> Iterator[Check]:
     ):
         found = audit(start, model, forget=few, steps=("naive", "canonical"))
         yield _found(what, attack, found.row(attack).strength)
-    found = audit(*problem.retrained, forget=problem.forget, level=SURE)
+    found = audit(*problem.retrained, forget=problem.forget)
     attack = f"strongest of {len(found.rows)}: {found.strongest}"
-    yield _clean("a retrained model against another", attack, found.strongest_strength)
+    yield _clean("a retrained model against another", attack, found.strongest_strength(level=SURE))
 
 
 def _shadows(seed: int) -> Iterator[Check]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...data.preprocess import Pixels
 from ...errors import DataError, InputError
 from ...models.generator import Staged
-from ..membership.model_pair import are_identical, check_pair
+from ..membership.base import are_identical, check_pair
 from ..undo.base import Held
 
 
