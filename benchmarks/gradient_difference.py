@@ -1,10 +1,10 @@
 """How long does the gradient-difference test take? `python benchmarks/gradient_difference.py [--model resnet18]`.
 
 Random images and weights; the unlearned models are the original with noise on every weight. Seconds of a call with the
-two models; of preparing an original; of a call with what was prepared, for other unlearned models; and seconds a
-gradient in batches against a plain loop of single backward passes, and against vmap(grad), over `--looped` examples in
-the same run. Memory is the peak of this process, and of the GPU where there is one. The same statistic is computed
-from float64 gradients of a loop for some candidates against as many background examples, to show what float32 costs.
+two models; of one pass for several unlearned models; and seconds a gradient in batches against a plain loop of single
+backward passes, and against vmap(grad), over `--looped` examples in the same run. Memory is the peak of this process,
+and of the GPU where there is one. The same statistic is computed from float64 gradients of a loop for some candidates
+against as many background examples, to show what float32 costs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from warp_unlearning.attacks.membership.background_fits import fit_backgrounds
-from warp_unlearning.attacks.membership.gradient_difference import gradient_difference
-from warp_unlearning.attacks.membership.gradient_rows import ComputedRows, HeldRows
-from warp_unlearning.attacks.membership.original_gradients import prepare_original
+from warp_unlearning.attacks.membership.gradient_difference import GradientDifference, gradient_difference
+from warp_unlearning.attacks.membership.gradient_rows import gradient_rows
+from warp_unlearning.attacks.membership.pair_scores import PairScorer
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.gpu.precision import full_precision
 from warp_unlearning.gradients.per_sample import per_sample_gradients
@@ -81,10 +80,8 @@ def looped(model: nn.Module, examples: Pair) -> Tensor:
 
 def compare_gradients(model: nn.Module, examples: Pair) -> None:
     """Seconds a gradient: the loop, vmap(grad) and the rules, warm, medians of three turns."""
-    some = TensorExamples(*examples)
-    rows = ComputedRows(model, some, "examples", "original")
     ways: dict[str, Callable[[], Tensor]] = {
-        "rules": lambda: rows.part(0, len(some)),
+        "rules": lambda: gradient_rows(model, *examples),
         "vmap": lambda: torch.cat([g.flatten(1) for g in per_sample_gradients(model, *examples)[0].values()], 1),
         "loop": lambda: looped(model, examples),
     }
@@ -94,7 +91,7 @@ def compare_gradients(model: nn.Module, examples: Pair) -> None:
         for name, way in ways.items():
             found[name], seconds = timed(way)
             if turn:
-                times[name].append(seconds / len(some))
+                times[name].append(seconds / len(examples[1]))
     base = median(times["rules"])
     for name, each in times.items():
         apart = float((found[name] - found["loop"]).norm() / found["loop"].norm())
@@ -109,9 +106,14 @@ def compare_precision(original: nn.Module, unlearned: nn.Module, background: Pai
     found = gradient_difference(original, unlearned, candidates=candidates, background=background, relative_ridge=True)
     exact = [deepcopy(m).double() for m in (original, unlearned)]
     rows = [looped(exact[1], (x.double(), y)) - looped(exact[0], (x.double(), y)) for x, y in (background, candidates)]
-    every = [torch.arange(len(rows[0]))]
-    (fit,) = fit_backgrounds(HeldRows(rows[0]), every, keep=0.1, ridge=1e-3, relative=True, batch_size=len(rows[0]))
-    truth = fit.statistic(rows[1]).cpu().numpy()
+    centred, v = rows[0] - rows[0].mean(0), rows[1] - rows[0].mean(0)
+    variance = centred.square().mean(0)
+    chosen = variance.topk(round(0.1 * len(variance))).indices
+    centred, v = centred[:, chosen], v[:, chosen]
+    ridge = 1e-3 * centred.square().sum() / (len(centred) - 1) / len(chosen)
+    gram = centred @ centred.T + ridge * (len(centred) - 1) * torch.eye(len(centred), device=v.device).double()
+    z = centred @ v.T
+    truth = ((v.square().sum(1) - (z * torch.linalg.solve(gram, z)).sum(0)) / ridge).cpu().numpy()
     print(f"  largest relative error of the statistic: {np.abs(found.statistic / truth - 1).max():.1e}")
 
 
@@ -145,18 +147,16 @@ def main() -> None:
             lambda: gradient_difference(original, models[0], background=background, candidates=candidates)
         )
         print(f"{turn} call: {seconds:.2f} s, {scores.coordinates[0]} coordinates", flush=True)
-    prepared, seconds = timed(lambda: prepare_original(original, background=background, candidates=candidates))
-    print(f"preparing the original: {seconds:.2f} s, held: {sorted(prepared.held)}", flush=True)
-    for model in models:
-        shared, seconds = timed(partial(gradient_difference, prepared, model))
-        print(f"shared call: {seconds:.2f} s", flush=True)
-        if model is models[0]:
-            print(f"  differs from the first by {np.abs(shared.statistic / scores.statistic - 1).max():.1e}")
+    sets = {"candidates": TensorExamples(*candidates), "background": TensorExamples(*background)}
+    scorer = PairScorer(original, **sets, probes=sets["background"])
+    named = {str(i): model for i, model in enumerate(models)}
+    (found, _), seconds = timed(partial(scorer.score, named, [GradientDifference(relative=False)]))
+    apart = np.abs(found[0].scores["0"] / scores.statistic - 1).max()
+    print(f"{len(models)} models in one pass: {seconds:.2f} s; the first differs by {apart:.1e}", flush=True)
     print(f"peak of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB", end="")
     if options.device == "cuda":
         print(f", of the GPU: {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", end="")
     print()
-    del prepared
     some = (background[0][: options.looped], background[1][: options.looped])
     with full_precision():
         compare_gradients(original, some)

@@ -1,11 +1,12 @@
 """How often the judge is right on real networks: retrained models, and models that must not pass.
 
-    python benchmarks/verdicts.py --fashion FOLDER --out results_verdicts [--models 100]
+    python benchmarks/verdicts.py [--fashion FOLDER] --out results_verdicts [--models 100] [--attacks]
 
 Ten originals of each size are trained, and three models without the rows of each request: rows drawn at random,
 neighbours of one row (clustered), or those the original is surest of (easy). Every retrained model is an honest result;
 it is judged as an unknown checkpoint (not drawn), with the rows called drawn, beside two of the others, and as our own.
-Writes OUT.json and OUT.txt after each step; one thread, half an hour.
+With --attacks digits alone are judged, by `audit_pair`: all attacks after all pre-steps, random requests. Writes
+OUT.json and OUT.txt after each step; one thread, half an hour.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from warp_unlearning import audit_pair
 from warp_unlearning.stats.evidence import Outputs, judge_outputs
 from warp_unlearning.stats.verdict import Verdict
 
@@ -99,13 +101,15 @@ class Task:
         )
 
 
-def tasks(fashion: Path) -> dict[str, Task]:
+def tasks(fashion: Path | None) -> dict[str, Task]:
     """80 of 1,000 digits beside 797; of Fashion-MNIST 200 or 1,500 of 6,000 rows beside 3,000."""
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
     x = torch.from_numpy(digits.data[order] / 16).float()
     y = torch.from_numpy(digits.target[order]).long()
     small = Task("digits", x[:1000], y[:1000], x[1000:], y[1000:], 64, 40, 32, 0.1, 80)
+    if fashion is None:
+        return {small.name: small}
 
     def read(name: str, header: int) -> np.ndarray:
         return np.frombuffer(gzip.decompress((fashion / f"{name}.gz").read_bytes()), np.uint8, offset=header)
@@ -172,16 +176,45 @@ def leaking(task: Task, count: int) -> Iterator[tuple[str, Verdict]]:
             yield "noised, area above .6, drawn", verdict
 
 
+def attacked(task: Task, originals: list[nn.Module], count: int) -> Iterator[tuple[str, Verdict]]:
+    """At least `count` retrained models beside two others, and as many that must not pass, under all attacks."""
+    for number in range((count + 2) // 3):
+        original = originals[number % 10]
+        forget = task.request("random", original, np.random.default_rng(number))
+        keep = task.without(forget)
+        sets = {"forget": (task.x[forget], task.y[forget]), "retain": (task.x[keep], task.y[keep])}
+        sets |= {"test": (task.test_x, task.test_y)}
+        retrained = [task.train(keep, 1000 + 3 * number + i) for i in range(3)]
+        for i, new in enumerate(retrained):
+            others = [retrained[(i + j) % 3] for j in (1, 2)]
+            noisy, copies = noised(original, 0.1, 3 * number + i), [noised(original, 1e-5, j) for j in (1, 2)]
+            yield "retrained, beside two", audit_pair(original, new, **sets, retrained=others).verdict
+            yield (
+                "retrained, beside copies of the original",
+                audit_pair(original, new, **sets, retrained=copies).verdict,
+            )
+            yield "untouched", audit_pair(original, original, **sets).verdict
+            yield "noised, not drawn", audit_pair(original, noisy, **sets).verdict
+            yield "noised, drawn", audit_pair(original, noisy, **sets, drawn=True).verdict
+            yield "noised, beside two", audit_pair(original, noisy, **sets, retrained=others).verdict
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fashion", type=Path, required=True, help="folder of the four idx files")
+    parser.add_argument("--fashion", type=Path, help="folder of the four idx files; digits alone without it")
+    parser.add_argument("--attacks", action="store_true", help="judge digits by all attacks on pairs of models")
     parser.add_argument("--out", type=Path, required=True, help="path of the results, without .json and .txt")
     parser.add_argument("--models", type=int, default=100, help="models of each kind")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     tallies: dict[str, Counter[tuple[int, str]]] = defaultdict(Counter)
-    for name, task in tasks(arguments.fashion).items():
+    for name, task in tasks(None if arguments.attacks else arguments.fashion).items():
         originals = [task.train(torch.arange(len(task.x)), seed) for seed in range(10)]
+        if arguments.attacks:
+            for how, verdict in attacked(task, originals, arguments.models):
+                tallies[f"{name}, all attacks: {how}"][verdict.exit, " + ".join(verdict.reasons)] += 1
+                write(arguments.out, tallies)
+            continue
         kinds = ("random",) if task.size == 1500 else ("random", "clustered", "easy")
         found = {f"{name}, retrained, {kind}": honest(task, originals, kind, arguments.models) for kind in kinds}
         found[f"{name}, must not pass"] = dishonest(task, originals, arguments.models)

@@ -14,8 +14,8 @@ from .version import __version__ as __version__
 if TYPE_CHECKING:
     from .attacks.membership.audit import Audit as Audit
     from .attacks.membership.gradient_difference import gradient_difference as gradient_difference
+    from .attacks.membership.pair_audit import PairAudit as PairAudit
     from .attacks.membership.pair_audit import audit_pair as audit_pair
-    from .attacks.membership.pair_report import PairAudit as PairAudit
     from .attacks.membership.shadow_audit import shadow_audit as shadow_audit
     from .attacks.membership.shadow_design import shadow_design as shadow_design
     from .attacks.reconstruction.reconstruct import Reconstruction as Reconstruction
@@ -54,7 +54,7 @@ _HOMES = {
     "Conjugate": "defense.conjugate",
     "DeletionRecord": "unlearning",
     "NullSpace": "symmetry.null_space",
-    "PairAudit": "attacks.membership.pair_report",
+    "PairAudit": "attacks.membership.pair_audit",
     "Permutation": "symmetry.permutation",
     "Reconstruction": "attacks.reconstruction.reconstruct",
     "ReconstructionFloor": "bounds.report",

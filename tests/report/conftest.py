@@ -52,9 +52,16 @@ def _pair_data() -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="session")
+def judged_pair() -> dict[str, Any]:
+    """The results of a pair audit as this version writes them."""
+    found: dict[str, Any] = _load("sample_pair").pair_sample()
+    return found
+
+
 @pytest.fixture
 def pair_data(_pair_data: dict[str, Any]) -> dict[str, Any]:
-    """The results of a pair audit of version 1, to be changed at will."""
+    """The results of a pair audit of version 0.1, to be changed at will."""
     return deepcopy(_pair_data)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from warp_unlearning.errors import DataError, InputError
+from warp_unlearning.report.page import make_report
 from warp_unlearning.report.pair_results import PairResults
 from warp_unlearning.report.results import read_results
 from warp_unlearning.report.shadow_results import ShadowResults
@@ -57,6 +58,23 @@ def test_numbers_arrive_as_they_were_written(data, read):
     assert dict(found.configuration)["training.betas"] == "0.9, 0.99"
     assert dict(found.configuration)["data.path"] == "(none)"
     assert found.complete
+
+
+def test_a_judged_pair_arrives_and_makes_a_page(judged_pair, read):
+    found = read(judged_pair)
+    assert isinstance(found, PairResults)
+    assert [row.name for row in found.rows] == [row["name"] for row in judged_pair["rows"]]
+    assert vars(found.rows[0].auc) == judged_pair["rows"][0]["auc"]
+    drop = next(row for row in found.rows if row.name == "confidence drop")
+    assert drop.beyond is not None
+    assert drop.retrained is not None
+    assert found.verdict.sentence == judged_pair["verdict"]["sentence"]
+    page = make_report(found).html
+    assert all(row.name in page for row in found.rows)
+    broken = {**judged_pair, "verdict": {**judged_pair["verdict"], "outcome": "holds"}}
+    for other in (broken, {**judged_pair, "rows": []}, {**judged_pair, "counts": None}):
+        with pytest.raises(DataError):
+            read(other)
 
 
 def test_a_pair_arrives(pair_data, read):

@@ -100,7 +100,7 @@ def test_a_level_outside_zero_and_one_is_refused() -> None:
         share_interval(0.5, Spread(0.1, 3.0), level=95)
 
 
-@pytest.mark.parametrize("module", ["cli.request", "cli.subject", "workflows.audit_pair", "workflows.reproduce"])
+@pytest.mark.parametrize("module", ["cli.request", "cli.subject", "cli.audit_pair", "workflows.reproduce"])
 def test_no_command_waits_for_scipy_stats(module: str) -> None:
     code = f"import sys, warp_unlearning.{module}; sys.exit('scipy.stats' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

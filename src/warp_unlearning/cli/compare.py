@@ -39,9 +39,8 @@ def compare(
 
     from ..data.files import safe_output, write_atomically
     from ..data.table import FORGET, RETAIN, TEST
-    from ..errors import InputError
     from ..unlearning.judge import compare as compare_models
-    from .request import requested_rows
+    from .request import asked_parts
     from .subject import check_reference, open_subjects
 
     if out is not None:
@@ -50,17 +49,9 @@ def compare(
     references = {f"retrained {i}": path for i, path in enumerate(retrained or (), 1)}
     subjects = open_subjects({"original": original, "unlearned": unlearned} | references, options, **flags)
     first, after = subjects["original"], subjects["unlearned"]
-    ours, word = False, ""
-    if forget is not None or forget_class is not None:
-        asked = requested_rows(first)
-        parts, word = first.parts.request(first.table, asked.rows), asked.drawn
-    elif after.record.deletions:
-        parts, last = after.parts, after.record.deletions[-1]
-        ours = (last.verdict or {}).get("null") == "ours" and not references
-        if last.request.get("drawn") or drawn:
-            word = "this software" if last.request.get("how") in ("class", "fraction") else "your word"
-    else:
-        raise InputError(f"nothing says which rows {unlearned} forgot; give --forget FILE")
+    asked = forget is not None or forget_class is not None
+    parts, word = asked_parts(first, after, unlearned, given=asked, drawn=drawn)
+    ours = not (asked or references) and (after.record.deletions[-1].verdict or {}).get("null") == "ours"
     # Rows that any of the models has learned from are no unseen rows.
     test = parts.unseen
     for subject in subjects.values():

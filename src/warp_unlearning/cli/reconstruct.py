@@ -165,12 +165,12 @@ def _attacked(path: Path, source: Subject, original: Subject, file: Path | None,
     from ..data.table import FORGET
     from ..errors import InputError
     from ..runs.directory import RunDirectory
-    from .subject import asked_parts, check_known
+    from .subject import read_parts, check_known
 
     told = source.parts.rows(FORGET) if source.record.deletions else None
     if told is not None:
         check_known(original, told)
-    given = told if file is None else asked_parts(file, original).rows(FORGET)
+    given = told if file is None else read_parts(file, original).rows(FORGET)
     if given is None:
         raise InputError(f"nothing says which rows {path} forgot; give --forget FILE")
     if told is not None and not np.array_equal(given, told):

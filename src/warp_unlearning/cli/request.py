@@ -96,6 +96,21 @@ def _rows_of_file(subject: Subject, ask: ForgetConfig, file: Path) -> Asked:
     return Asked(rows, way, words, "your word" if ask.drawn else "")
 
 
+def asked_parts(first: Subject, last: Subject, path: Path, *, given: bool, drawn: bool) -> tuple[Parts, str]:
+    """The part of each row after a request, as the options of the command have it (`given`) or as the run at `path`
+    remembers it; and who says that its rows were drawn at random, empty where nobody does.
+    """
+    if given:
+        asked = requested_rows(first)
+        return first.parts.request(first.table, asked.rows), asked.drawn
+    if not last.record.deletions:
+        raise InputError(f"nothing says which rows {path} forgot; give --forget FILE")
+    request, word = last.record.deletions[-1].request, ""
+    if request.get("drawn") or drawn:
+        word = "this software" if request.get("how") in ("class", "fraction") else "your word"
+    return last.parts, word
+
+
 def unlearn_run(
     source: Path,
     out: Path | None,

@@ -197,7 +197,7 @@ def on_one_table(subjects: Mapping[str, Subject]) -> dict[str, Subject]:
     }
 
 
-def asked_parts(file: Path, original: Subject) -> Parts:
+def read_parts(file: Path, original: Subject) -> Parts:
     """The part of each row once the rows in `file` and their copies are forgotten, all of which the original knew."""
     rows = find(read_request(file), original.table)
     check_known(original, rows)

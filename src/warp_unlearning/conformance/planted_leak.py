@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..attacks.membership.pair_audit import audit_pair
+from ..attacks.membership.pair_audit import PairAudit, audit_pair
 from ..attacks.membership.shadow_audit import shadow_audit
 from ..attacks.membership.shadow_design import ShadowDesign, shadow_design
 from ..data.examples import TensorExamples
@@ -31,6 +31,7 @@ from ..gradients.per_sample import per_sample_gradients
 from ..models.fresh import reinitialise
 from ..models.networks import MLP
 from ..randomness import Streams
+from ..stats.area import strength_of
 from ..stats.intervals import Estimate
 from ..symmetry.rescaling import ChangeOfBasis
 from ..training.scoring import logit_confidence, logits
@@ -41,8 +42,6 @@ RECIPE = Recipe(epochs=100, batch_size=64, lr=0.2, weight_decay=0.0)
 FOUND, SURE = 0.9, 0.999
 FEW = 8
 SHADOWS, FORGET_SETS, POINTS = 16, 2, 200
-# A pair is audited by fewer attacks than this.
-_ATTACKS = 30
 
 Floats = NDArray[np.float64]
 
@@ -143,16 +142,16 @@ def selftest(seed: int = 0, *, watch: Callable[[Check], None] = lambda check: No
 def pair_checks(problem: PlantedProblem, seed: int = 0, *, audit: Callable[..., Any] = audit_pair) -> Iterator[Check]:
     """Check an audit of pairs of models."""
 
-    def areas(original: nn.Module, unlearned: nn.Module, **given: Any) -> dict[str, Estimate]:
+    def run(original: nn.Module, unlearned: nn.Module, **given: Any) -> PairAudit:
         about = {"forget": problem.forget, "test": problem.test, "retain": problem.retain, "steps": ("naive",)}
-        found = audit(original, unlearned, **(about | {"seed": seed} | given))
-        return {row.name: row.auc for row in found.rows}
+        found: PairAudit = audit(original, unlearned, **(about | {"seed": seed} | given))
+        return found
 
-    nothing = areas(problem.original, stepped_up(problem.original, problem.retain, length=0.01))
+    nothing = run(problem.original, stepped_up(problem.original, problem.retain, length=0.01))
     for attack in ("confidence", "gradient norm", "gradient difference"):
-        yield _found("a model that forgot nothing", attack, nothing[attack])
-    drop = areas(problem.original, forgotten_too_well(problem))["confidence drop"]
-    yield _found("a model taught other labels", "confidence drop", drop)
+        yield _found("a model that forgot nothing", attack, nothing.row(attack).strength)
+    drop = run(problem.original, forgotten_too_well(problem)).row("confidence drop")
+    yield _found("a model taught other labels", "confidence drop", drop.strength)
     few, start = problem.forget.select(torch.arange(FEW)), problem.retrained[0]
     up = stepped_up(start, few)
     hidden, _ = teleport(up, ChangeOfBasis(), retain=problem.retain, seed=seed)
@@ -160,11 +159,12 @@ def pair_checks(problem: PlantedProblem, seed: int = 0, *, audit: Callable[..., 
         ("a step up the losses", up, "update alignment"),
         ("the same, hidden by a change of basis", hidden, "update alignment after canonical"),
     ):
-        yield _found(what, attack, areas(start, model, forget=few, steps=("naive", "canonical"))[attack])
+        strength = run(start, model, forget=few, steps=("naive", "canonical")).row(attack).strength
+        yield _found(what, attack, strength)
     # Without `steps` every way to undo a defence is tried, as against an unknown one.
-    clean = areas(*problem.retrained, steps=None, level=1 - (1 - SURE) / _ATTACKS)
-    attack, strongest = max(clean.items(), key=lambda item: _strength(item[1]).low)
-    yield _clean("a retrained model against another", f"strongest of {len(clean)}: {attack}", strongest)
+    clean = run(*problem.retrained, steps=None)
+    attack = f"strongest of {len(clean.rows)}: {clean.strongest}"
+    yield _clean("a retrained model against another", attack, clean.strongest_strength(level=SURE))
 
 
 def _shadow_checks(seed: int) -> Iterator[Check]:
@@ -175,10 +175,10 @@ def _shadow_checks(seed: int) -> Iterator[Check]:
         POINTS, shadows=SHADOWS, forget_sets=FORGET_SETS, generator=np.random.default_rng(streams.number("design"))
     )
     kept = [_confidence(design.trained[i], examples, streams, f"original {i}") for i in range(SHADOWS)]
-    area = _shadow_area(design, np.repeat(np.stack(kept), FORGET_SETS, axis=0))
-    yield _found("shadows that forgot nothing", "U-LiRA", area)
+    strength = _shadow_strength(design, np.repeat(np.stack(kept), FORGET_SETS, axis=0))
+    yield _found("shadows that forgot nothing", "U-LiRA", strength)
     retrained = [_confidence(mask, examples, streams, f"retrained {i}") for i, mask in enumerate(design.retained)]
-    yield _clean("shadows that were retrained", "U-LiRA", _shadow_area(design, np.stack(retrained)))
+    yield _clean("shadows that were retrained", "U-LiRA", _shadow_strength(design, np.stack(retrained)))
 
 
 def _confidence(mask: NDArray[np.bool_], examples: TensorExamples, streams: Streams, name: str) -> Floats:
@@ -188,22 +188,14 @@ def _confidence(mask: NDArray[np.bool_], examples: TensorExamples, streams: Stre
     return logit_confidence(logits(model, examples).double().numpy(), examples.y.numpy())
 
 
-def _shadow_area(design: ShadowDesign, scores: Floats) -> Estimate:
+def _shadow_strength(design: ShadowDesign, scores: Floats) -> Estimate:
     found = shadow_audit(scores, forgotten=design.forgotten, never=design.never, groups=design.groups)
-    return found.interval(SURE)
+    return strength_of(found.interval(SURE))
 
 
-def _found(what: str, attack: str, area: Estimate) -> Check:
-    strength = _strength(area)
+def _found(what: str, attack: str, strength: Estimate) -> Check:
     return Check(what, attack, "a leak", strength, strength.value > FOUND and strength.low > 0.5)
 
 
-def _clean(what: str, attack: str, area: Estimate) -> Check:
-    strength = _strength(area)
+def _clean(what: str, attack: str, strength: Estimate) -> Check:
     return Check(what, attack, "no leak", strength, strength.low == 0.5)
-
-
-def _strength(area: Estimate) -> Estimate:
-    """max(AUC, 1 − AUC), whose lower end is ½ where the interval of the area contains ½."""
-    low = 0.5 if area.low <= 0.5 <= area.high else max(area.low, 1 - area.high)
-    return Estimate(max(area.value, 1 - area.value), low, max(area.high, 1 - area.low))

@@ -1,19 +1,23 @@
-"""The results of an audit of two checkpoints (kind "pair", schema version 1) as plain dataclasses.
+"""The results of an audit of two checkpoints (kind "pair", schema versions 1 and 2) as plain dataclasses.
 
-Their own verdict was another one; the judge's is made of the ends of intervals that they hold. They do not say what an
-attack sees in the original, nor whether the model still works, so that nothing can hold.
+The verdict of version 1 was another one; the judge's is made of the ends of intervals that it holds. It does not say
+what an attack sees in the original, nor whether the model still works, so that nothing can hold.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import ClassVar
 
+from pydantic import ValidationError
+
+from ..errors import DataError
 from ..stats import intervals
 from ..stats.evidence import beyond_half, from_half
 from ..stats.intervals import normal_beyond
 from ..stats.verdict import MARGIN, Evidence, Needs, Verdict, judge
+from . import schema
 from .fields import Field, Pairs
 from .measures import Estimate, Rate, read_estimate, read_rate
 
@@ -58,6 +62,8 @@ class PairResults:
 
 def read_pair(field: Field) -> PairResults:
     """The results from the whole of a file."""
+    if field["schema_version"].value == 2:
+        return _judged_pair(field)
     rows = tuple(_row(row) for row in field["rows"])
     if not rows:
         field["rows"].wrong("at least one attack")
@@ -119,3 +125,42 @@ def _evidence(row: AttackRow, attacks: int) -> Evidence | None:
     more = intervals.Estimate(beyond.value, 0.0, beyond.high)
     test = (more, error, p, min(attacks * p, 1.0), from_half(reference), rates)
     return Evidence(row.name, needs, area, None, (reference,), *test)
+
+
+def _judged_pair(field: Field) -> PairResults:
+    try:
+        found = schema.Pair.model_validate(field.value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(f"{field.file}: {where}: {first['msg']}; make the audit again") from error
+    if not found.rows:
+        raise DataError(f"{field.file} compares no row, as no unseen row has a class of the forgotten ones")
+    evidence = {e.attack: e for e in found.verdict.evidence}
+
+    def known(estimate: intervals.Estimate | None) -> Estimate | None:
+        return None if estimate is None else Estimate(**asdict(estimate))
+
+    rows = []
+    for row in found.rows:
+        own = evidence.get(row.name)
+        rates = tuple(Rate(r.fpr, r.resolved, r.negatives, known(r.tpr)) for r in row.rates)
+        retrained = known(row.retrained[0]) if row.retrained else None
+        beyond = known(own.deviation) if own is not None and own.claim == "hidden" else None
+        p = None if own is None else own.adjusted
+        rows.append(AttackRow(row.name, row.needs, Estimate(**asdict(row.auc)), p, rates, retrained, beyond, None))
+    return PairResults(
+        found.date,
+        tuple(rows),
+        found.strongest,
+        Estimate(**asdict(found.strongest_strength)),
+        found.verdict,
+        tuple(found.not_tried.items()),
+        tuple((name, f"{number:,}") for name, number in found.counts.items()),
+        tuple(found.digests.items()),
+        tuple((name, str(value)) for name, value in found.settings.items()),
+        found.threat,
+        found.notes,
+        found.verdict.level,
+        found.verdict.margin,
+    )

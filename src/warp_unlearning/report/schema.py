@@ -279,3 +279,48 @@ class Bounds(Results):
     data: str
     model: str
     floor: ReconstructionFloor
+
+
+class Rate(Record):
+    """A true-positive rate at a false-positive rate; `tpr` is null where so few unseen rows cannot resolve it."""
+
+    fpr: Share
+    resolved: bool
+    negatives: Count
+    tpr: Estimate | None
+
+
+class AttackRow(Record):
+    """One attack after one pre-step: the area of the unlearned model, of the original where the attack sees one model
+    alone, and of each retrained model; and rates of the unlearned one.
+    """
+
+    name: str
+    attack: str
+    step: str
+    needs: verdict.Needs
+    auc: Estimate
+    original: Estimate | None
+    retrained: tuple[Estimate, ...]
+    rates: tuple[Rate, ...]
+
+
+class Pair(Results):
+    """What `warp audit pair` found. `models` holds accuracy and mean loss of each model on forgotten and unseen rows,
+    `strongest_strength` max(AUC, 1 - AUC) of the strongest row with an interval that holds for all rows at once,
+    `not_tried` why an attack or a pre-step was left out, `threat` what the attacker holds.
+    """
+
+    kind: Literal["pair"] = "pair"
+    verdict: Verdict
+    rows: tuple[AttackRow, ...]
+    strongest: str
+    strongest_strength: Estimate
+    not_tried: dict[str, str]
+    models: dict[str, dict[str, float]]
+    counts: dict[str, Count]
+    digests: dict[str, str]
+    settings: dict[str, Any]
+    threat: tuple[str, ...]
+    notes: tuple[str, ...]
+    date: str

@@ -8,11 +8,10 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 from torch import Tensor, nn
 
-from warp_unlearning.attacks.membership import spare_memory
-from warp_unlearning.attacks.membership.background_fits import parts_of
-from warp_unlearning.attacks.membership.gradient_difference import Scores, gradient_difference
-from warp_unlearning.attacks.membership.gradient_rows import ComputedRows
-from warp_unlearning.attacks.membership.original_gradients import prepare_original
+from warp_unlearning.attacks.membership.background import parts_of
+from warp_unlearning.attacks.membership.base import Batch, Pair
+from warp_unlearning.attacks.membership.gradient_difference import GradientDifference, gradient_difference, log_tail
+from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.errors import InputError, WarpError, WarpWarning
 from warp_unlearning.models.fresh import reinitialise
@@ -22,11 +21,11 @@ from warp_unlearning.stats.roc import roc
 from warp_unlearning.training.scoring import accuracy
 from warp_unlearning.training.training import Recipe, Training, run_training
 
-Pair = tuple[Tensor, Tensor]
+Points = tuple[Tensor, Tensor]
 Floats = NDArray[np.float64]
 
 
-def pair(count: int, seed: int) -> Pair:
+def pair(count: int, seed: int) -> Points:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, 1, 8, 8, generator=generator, dtype=torch.float64)
     return x, torch.randint(0, 10, (count,), generator=generator)
@@ -45,7 +44,7 @@ def models() -> tuple[nn.Module, nn.Module]:
     return original, unlearned
 
 
-def gradients_by_loop(model: nn.Module, examples: Pair) -> Floats:
+def gradients_by_loop(model: nn.Module, examples: Points) -> Floats:
     found = []
     for x, y in zip(*examples, strict=True):
         loss = F.cross_entropy(model(x[None]), y[None])
@@ -98,7 +97,10 @@ def test_scores_equal_brute_force(
     mean = {what: np.mean(collected, axis=0) for what, collected in statistic.items()}
     np.testing.assert_allclose(found.statistic, mean["candidates"], rtol=1e-8)
     np.testing.assert_allclose(found.calibration_statistic, mean["calibration"], rtol=1e-8)
-    np.testing.assert_allclose(found.chi2_log_p, np.mean(log_p, axis=0), rtol=1e-7, atol=1e-9)
+    evidence = -np.sum(log_p, axis=0)
+    known = np.isfinite(evidence)  # where p does not round to 0
+    np.testing.assert_allclose(found.evidence[known], evidence[known], rtol=1e-7, atol=1e-9)
+    assert np.isfinite(found.evidence).all()
     np.testing.assert_allclose(found.ridge, levels, rtol=1e-9)
     expected = [(1 + (mean["calibration"] >= s).sum()) / 8 for s in mean["candidates"]]
     np.testing.assert_allclose(found.calibrated_p, expected, rtol=1e-12)
@@ -106,27 +108,54 @@ def test_scores_equal_brute_force(
     assert found.coordinates == (count,) * repetitions
 
 
-def same(one: Scores, other: Scores) -> None:
-    np.testing.assert_allclose(one.statistic, other.statistic, rtol=1e-8)
-    np.testing.assert_allclose(one.chi2_log_p, other.chi2_log_p, rtol=1e-6, atol=1e-9)
-    np.testing.assert_array_equal(one.calibrated_p, other.calibrated_p)
-    assert (one.coordinates, one.background) == (other.coordinates, other.background)
-
-
-def test_a_prepared_original_gives_the_same_scores_held_or_not(
-    models: tuple[nn.Module, nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_algorithm_ggd_is_the_sum_of_log_p_over_backgrounds(models: tuple[nn.Module, nn.Module]) -> None:
     original, unlearned = models
-    sets = {"candidates": pair(5, 1), "background": pair(30, 2), "calibration": pair(7, 3)}
-    direct = gradient_difference(original, unlearned, **sets)
-    held = prepare_original(original, **sets)
-    assert len(held.held) == 3
-    same(gradient_difference(held, unlearned), direct)
-    same(gradient_difference(held, unlearned), direct)
-    monkeypatch.setattr(spare_memory, "CPU_HELD", 0)
-    computed = prepare_original(original, **sets, batch_size=3)
-    assert computed.held == set()
-    same(gradient_difference(computed, unlearned), direct)
+    candidates, background = pair(6, 1), pair(40, 2)
+    before, after = (gradients_by_loop(m, candidates) for m in models)
+    back = gradients_by_loop(unlearned, background) - gradients_by_loop(original, background)
+    parts = parts_of(40, repetitions=4, generator=torch.Generator().manual_seed(4))
+    expected = np.zeros(6)
+    for part in parts:
+        s, count, _ = brute_force(back[part.numpy()], after - before, keep=0.1, ridge=1e-3, relative=False)
+        expected -= log_tail(s, count)
+    attack = GradientDifference(
+        relative=False, repetitions=4, by="log p", generator=torch.Generator().manual_seed(4), batch_size=7
+    )
+    examples = TensorExamples(*background)
+    held = Pair(original, unlearned, examples, examples)
+    np.testing.assert_allclose(attack.score(held, Batch(*candidates, original)), expected, rtol=1e-7)
+    found = gradient_difference(
+        *models, candidates=candidates, background=background, repetitions=4, generator=torch.Generator().manual_seed(4)
+    )
+    np.testing.assert_allclose(found.evidence, expected, rtol=1e-7)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 481, 100_000])
+def test_the_tail_of_chi_square_has_no_ties_where_p_rounds(freedom: int) -> None:
+    import mpmath
+
+    values = np.array([0.1, 0.8, 1.0, 1.2, 3.0, 40.0, 1000.0]) * freedom
+    found = log_tail(values, freedom)
+    with mpmath.workdps(320):
+        for s, log_p in zip(values, found, strict=True):
+            whole = mpmath.gammainc(mpmath.mpf(freedom) / 2, mpmath.mpf(s) / 2, mpmath.inf, regularized=True)
+            expected = float(mpmath.log(whole))
+            assert log_p == pytest.approx(expected, rel=1e-9, abs=1e-250)
+
+
+def test_fits_together_are_fits_alone_held_or_not(models: tuple[nn.Module, nn.Module]) -> None:
+    original, unlearned = models
+    other = deepcopy(unlearned)
+    with torch.no_grad():
+        next(other.parameters()).mul_(1.1)
+    background, batch = TensorExamples(*pair(30, 2)), Batch(*pair(5, 1), original)
+    together = GradientDifference()
+    pairs = [Pair(original, new, background, background) for new in (unlearned, other, original)]
+    together.fit(pairs)
+    for held, new in zip(pairs, (unlearned, other, original), strict=True):
+        alone = GradientDifference(batch_size=4).score(Pair(original, new, background, background), batch)
+        np.testing.assert_allclose(together.score(held, batch), alone, rtol=1e-9)
+    assert not alone.any()  # the original beside itself
 
 
 def test_neither_model_is_changed(models: tuple[nn.Module, nn.Module]) -> None:
@@ -151,17 +180,14 @@ def test_without_calibration_there_is_no_calibrated_p(models: tuple[nn.Module, n
     assert found.calibration_statistic is None
 
 
-def test_identical_models_tell_nothing(models: tuple[nn.Module, nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identical_models_tell_nothing(models: tuple[nn.Module, nn.Module]) -> None:
     original, _ = models
-    # A GPU need not compute the same gradient twice, so none may be computed.
-    monkeypatch.delattr(ComputedRows, "part")
     sets = {"candidates": pair(3, 1), "background": pair(9, 2), "calibration": pair(4, 3)}
     with pytest.warns(WarpWarning, match="every statistic is 0"):
         found = gradient_difference(original, deepcopy(original), **sets)
-    assert found.statistic.tolist() == found.chi2_log_p.tolist() == [0.0, 0.0, 0.0]
+    assert found.statistic.tolist() == found.evidence.tolist() == [0.0, 0.0, 0.0]
     assert found.calibrated_p is not None
     assert found.calibrated_p.tolist() == [1.0, 1.0, 1.0]
-    assert found.coordinates == (0,)
 
 
 def test_a_difference_that_is_the_same_for_all_tells_nothing() -> None:
@@ -189,20 +215,13 @@ def test_a_difference_that_is_the_same_for_all_tells_nothing() -> None:
         ({"batch_size": 0}, "batch_size is 0"),
         ({"background": pair(1, 2)}, "background has 1 examples"),
         ({"background": pair(3, 1)}, "also in the candidates set"),
-        ({"background": None}, "candidates and background are needed"),
+        ({"background": None}, "background set is a NoneType"),
     ],
 )
 def test_bad_options(models: tuple[nn.Module, nn.Module], options: dict[str, object], said: str) -> None:
     given: dict[str, object] = {"candidates": pair(3, 1), "background": pair(9, 2), **options}
     with pytest.raises(WarpError, match=said):
         gradient_difference(*models, **given)  # type: ignore[arg-type]
-
-
-def test_sets_are_given_once(models: tuple[nn.Module, nn.Module]) -> None:
-    original, unlearned = models
-    prepared = prepare_original(original, candidates=pair(3, 1), background=pair(9, 2))
-    with pytest.raises(InputError, match="calibration belongs to the prepared original"):
-        gradient_difference(prepared, unlearned, calibration=pair(4, 3))
 
 
 def test_models_that_cannot_be_compared(models: tuple[nn.Module, nn.Module]) -> None:
@@ -220,11 +239,11 @@ def test_models_that_cannot_be_compared(models: tuple[nn.Module, nn.Module]) -> 
     broken = deepcopy(unlearned)
     with torch.no_grad():
         next(broken.parameters())[0] = torch.nan
-    with pytest.raises(WarpError, match="row 0 of the background set at the unlearned model is not finite"):
+    with pytest.raises(WarpError, match="row 0 of the background at the unlearned model is not finite"):
         gradient_difference(original, broken, **sets)
 
 
-def planted(seed: int) -> tuple[nn.Module, nn.Module, Pair, float]:
+def planted(seed: int) -> tuple[nn.Module, nn.Module, Points, float]:
     """A network trained on digits, and the same made to misclassify 8 of them by ascent; the 8; and its accuracy on
     the test digits.
     """

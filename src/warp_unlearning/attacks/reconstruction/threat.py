@@ -20,7 +20,7 @@ from ...methods.langevin import Langevin
 from ...models.generator import Staged
 from ...training.update import cosine
 from ...unlearning.record import Deletion
-from ..membership.model_pair import are_identical, check_pair
+from ..membership.base import are_identical, check_pair
 from ..undo.base import Held
 
 # Methods whose steps go up the loss of the forgotten examples under their own labels, whatever else they do.
