@@ -1,8 +1,8 @@
 """Scores in float64 of every attack on two models, after every pre-step, which `tests/test_goldens.py` compares.
 
-`python tests/goldens/attacks.py` records them with the networks: a perceptron that learned digits with random labels by
-heart, and a residual network with batch norm; each took a step up the losses of some examples, behind a change of
-basis. Recorded from f0bb349.
+`python tests/goldens/pair_attacks.py` records them with the networks: a perceptron that learned digits with random
+labels by heart, and a residual network with batch norm; each took a step up the losses of some examples, behind a
+change of basis. Recorded from f0bb349.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from warp_unlearning.attacks.undo import pre_steps
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.models.networks import MLP, SmallResNet
 
-FILE = Path(__file__).with_name("attacks.npz")
+FILE = Path(__file__).with_name("pair_attacks.npz")
 NETWORKS = {
     "planted": lambda: MLP(inputs=64, classes=10, hidden=(64,)),
     "resnet": lambda: SmallResNet(width=6),
