@@ -21,7 +21,7 @@ def _script(name: str) -> ModuleType:
     return module
 
 
-goldens, attacks = _script("make"), _script("attacks")
+goldens, attacks = _script("make"), _script("pair_attacks")
 
 
 @pytest.fixture(scope="module")

@@ -320,6 +320,7 @@ def test_bad_input(problem: PlantedProblem) -> None:
         ({"background": 6, "repetitions": 4}, "the background has 6 examples for 4 repetitions"),
         ({"steps": None, "defense": "wrap"}, "there is no defence 'wrap'; did you mean 'warp'"),
         ({"probes": 0}, "probes is 0"),
+        ({"drawn": 3}, "drawn is 3"),
         ({"ridge": -1}, "ridge is -1"),
         ({"attacks": ["acuracy"]}, "no attack 'acuracy'"),
         ({"attacks": ["accuracy", "accuracy"]}, "have one name"),

@@ -73,7 +73,7 @@ class Batch:
         """The logits (k, classes) of a model."""
         if model not in self.known:
             self.known[model] = logits(model, TensorExamples(self.x, self.y))
-        return self.known[model]
+        return self.known[model].to(self.x.device)
 
     @property
     def logits(self) -> Tensor:

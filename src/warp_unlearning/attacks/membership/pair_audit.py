@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ...data.examples import TensorExamples, as_examples, as_tensors
 from ...data.files import to_json
-from ...errors import DataError, InputError
+from ...errors import InputError
 from ...models.own import check_examples
 from ...models.weights import model_digest
 from ...randomness import Streams
@@ -31,17 +31,15 @@ from ...stats.intervals import Estimate
 from ...stats.roc import RATES, Rate, independent_rate
 from ...stats.verdict import MARGIN, MAX_DROP, Needs, Verdict
 from ...training.scoring import logit_confidence
-from ...unlearning.checks import check_disjoint, copies_of, finite_logits, network_for
+from ...unlearning.checks import finite_logits, network_for
 from ...unlearning.record import examples_digest
 from ..undo import default_steps
 from .base import NAIVE, Attack, check_pair, device_of
 from .gradient_difference import GradientDifference
-from .pair_scores import DEFAULT, ORIGINAL, PairScorer, PairScores, as_attack
+from .pair_scores import DEFAULT, ORIGINAL, PairScorer, PairScores, as_attack, divide, unseen_rows
 
 Floats = NDArray[np.float64]
 SCHEMA_VERSION = 2
-# Of the test set, what the background may take at most, and what may have copies in a retain set, as natural data do.
-_SHARE, _BY_CHANCE = 3, 0.01
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ def audit_pair(
     test: object,
     retain: object | None = None,
     retrained: nn.Module | Sequence[nn.Module] = (),
-    attacks: Sequence[str | Attack] | None = None,
+    attacks: Sequence[str | Attack] | str | None = None,
     steps: Sequence[str] | str | None = None,
     defense: str | None = None,
     drawn: bool | str = False,
@@ -189,7 +187,7 @@ class PairAuditor:
         test: object,
         retain: object | None = None,
         retrained: nn.Module | Sequence[nn.Module] = (),
-        attacks: Sequence[str | Attack] | None = None,
+        attacks: Sequence[str | Attack] | str | None = None,
         drawn: bool | str = False,
         margin: float = MARGIN,
         max_drop: float = MAX_DROP,
@@ -204,12 +202,15 @@ class PairAuditor:
             raise InputError(f"background is {background}; attacks need at least 2 examples to fit")
         if probes < 1:
             raise InputError(f"probes is {probes}; give the attacker at least one example")
+        if not isinstance(drawn, bool | str):
+            raise InputError(f"drawn is {drawn!r}; give True, False, or who says that the rows were drawn at random")
         streams = Streams(seed, "pair audit")
         self._seed = seed
         self._judging: dict[str, Any] = {"drawn": bool(drawn), "word": drawn if isinstance(drawn, str) else None}
         self._judging |= {"margin": margin, "max_drop": max_drop}
         fit: dict[str, Any] = {"ridge": ridge, "relative_ridge": relative_ridge, "repetitions": repetitions}
-        self._attacks = [_made(attack, streams=streams, **fit) for attack in attacks or DEFAULT]
+        asked = [attacks] if isinstance(attacks, str) else attacks or DEFAULT
+        self._attacks = [_made(attack, streams=streams, **fit) for attack in asked]
         names = [a.name for a in self._attacks]
         self._settings = {"attacks": names, **fit, "seed": seed}
         if len(names) > len(set(names)):
@@ -222,7 +223,7 @@ class PairAuditor:
         references = [retrained] if isinstance(retrained, nn.Module) else list(retrained)
         self._references = {f"retrained {i}": self._network(m, f"retrained {i}") for i, m in enumerate(references, 1)}
         self._known_digests = _digests({"original": self._original, **self._references})
-        unseen, self._notes = _unseen(self._sets)
+        unseen, self._notes = unseen_rows(self._sets)
         self._divide(unseen, background, streams.generator("held out"))
         source, order = self._sets.get("retain", self._background), streams.generator("probes")
         self._probes = source.select(torch.randperm(len(source), generator=order)[:probes].sort().values)
@@ -252,6 +253,7 @@ class PairAuditor:
         table = tuple(self._row(each) for each in found)
         digests = {"original": self._known_digests["original"], "unlearned": model_digest(models["unlearned"])}
         forgotten, probes, background = int(self._forgot[self._here].sum()), len(self._probes), len(self._background)
+        mode = ["the unlearned model was given in train mode and scored in eval mode"] if unlearned.training else []
         equal = [f"{each.name}: all scores of a class are equal" for each in found if self._area(each).void]
         return PairAudit(
             verdict=self._judged(found, logits),
@@ -263,7 +265,7 @@ class PairAuditor:
             digests=digests | self._known_digests | self._set_digests,
             settings={"defense": defense, "steps": list(tried), **self._settings},
             threat=_threat(probes, background, from_retain="retain" in self._sets),
-            notes=(*self._notes, *_modes({"unlearned": unlearned}), *equal),
+            notes=(*self._notes, *mode, *equal),
             scores={each.name: each.scores["unlearned"] for each in found},
             forget_index=np.flatnonzero(self._here & self._forgot),
             test_index=self._test_rows[self._here[~self._forgot]],
@@ -287,7 +289,7 @@ class PairAuditor:
 
     def _divide(self, unseen: Tensor, background: int, generator: torch.Generator) -> None:
         """Leave some unseen rows to the attacker, and put the others behind the forgotten ones."""
-        fitted, rest = _divided(self._sets["test"].y.cpu()[unseen], background, generator)
+        fitted, rest = divide(self._sets["test"].y.cpu()[unseen], background, generator)
         self._background = self._sets["test"].select(unseen[fitted])
         forget, tests = self._sets["forget"], self._sets["test"].select(unseen[rest])
         self._test_rows = unseen[rest].numpy()
@@ -412,49 +414,6 @@ def _in_proportion(forgotten: NDArray[np.int64], unseen: NDArray[np.int64]) -> N
     return np.concatenate([np.flatnonzero(unseen == c)[:n] for c, n in zip(classes, wanted, strict=True)])
 
 
-def _unseen(sets: Mapping[str, TensorExamples]) -> tuple[Tensor, tuple[str, ...]]:
-    """Rows of the test set that no model was trained on, and a note of a few others, which may be there by chance."""
-    forget, test, retain = sets["forget"], sets["test"], sets.get("retain")
-    overlap = copies_of(forget, test)
-    if len(overlap):
-        raise DataError(
-            f"{len(overlap)} test examples are also in the forget set (first: test row {int(overlap[0])}); whoever was "
-            "forgotten cannot stand for those never seen: remove them from the test set"
-        )
-    kept = torch.ones(len(test), dtype=torch.bool)
-    if retain is not None:
-        check_disjoint(forget, retain)
-        copies = copies_of(retain, test).cpu()
-        if len(copies) > _BY_CHANCE * len(test):
-            raise DataError(
-                f"{len(copies)} of {len(test)} test examples are also in the retain set (first: test row "
-                f"{int(copies[0])}); what was trained on cannot stand for what was never seen: give others as test set"
-            )
-        kept[copies] = False
-    left_out = int((~kept).sum())
-    notes = (f"{left_out} of {len(test)} test examples are also in the retain set: left out",) if left_out else ()
-    return kept.nonzero().flatten(), notes
-
-
-def _divided(test_y: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Positions of the background, at most a third of each class but two in all, and of the rest; both ascending."""
-    if len(test_y) < 3:
-        raise DataError(
-            f"there are {len(test_y)} test examples; an audit needs at least 3, two of them to fit attacks on"
-        )
-    order = torch.randperm(len(test_y), generator=generator)
-    shuffled = test_y[order]
-    # The rank of an example within its class, over the size of the class: all classes give alike.
-    rank = torch.zeros(len(order), dtype=torch.float64)
-    for label in torch.unique(shuffled):
-        places = (shuffled == label).nonzero().flatten()
-        rank[places] = torch.arange(1, len(places) + 1, dtype=torch.float64) / len(places)
-    chosen = torch.argsort(rank, stable=True)[: max(2, min(size, len(test_y) // _SHARE))]
-    left = torch.ones(len(order), dtype=torch.bool)
-    left[chosen] = False
-    return order[chosen].sort().values, order[left].sort().values
-
-
 def _digests(models: Mapping[str, nn.Module]) -> dict[str, str]:
     """Digests by name; refuses a reference that is another reference under another name."""
     found = {name: model_digest(model) for name, model in models.items()}
@@ -477,11 +436,3 @@ def _threat(probes: int, background: int, *, from_retain: bool) -> tuple[str, ..
         f"{origin}, to undo a defence with.",
         "The attacker holds no shadow model and does not know what a defence drew at random.",
     )
-
-
-def _modes(models: Mapping[str, nn.Module]) -> list[str]:
-    return [
-        f"the {name} model was given in train mode and scored in eval mode"
-        for name, model in models.items()
-        if model.training
-    ]

@@ -1,7 +1,7 @@
 """Scores of candidates by every attack on an original and several other models, in one pass over the candidates.
 
 The gradients of a batch at the original are computed once for all attacks, models and pre-steps: S states of the other
-models cost 1 + S passes.
+models cost 1 + S passes. Which test rows are candidates, and which are left to the attacker, is decided here too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...data.examples import TensorExamples
-from ...errors import InputError, nearest, reason
+from ...errors import DataError, InputError, nearest, reason
 from ...gpu.precision import full_precision
 from ...models.own import load_function
 from ...stats.verdict import Needs
+from ...unlearning.checks import check_disjoint, copies_of
 from ..undo import make_pre_step
 from ..undo.base import CachedState, Held, NotApplicable, undone_model
 from .base import NAIVE, Attack, Batch, Fitted, Pair, checked_score, compared_parameters, gradient_copy
@@ -33,6 +34,8 @@ from .update_alignment import UpdateAlignment
 Floats = NDArray[np.float64]
 Job = tuple[str, str]  # a model and a pre-step
 ORIGINAL = "original"
+# Of the test set, what the background may take at most, and what may have copies in a retain set, as natural data do.
+_SHARE, _BY_CHANCE = 3, 0.01
 # Examples at once for attacks that hold no gradients, on a CPU and elsewhere.
 _AT_ONCE, _AT_ONCE_ELSEWHERE = 256, 1024
 # Of what is free on a GPU: a batch of candidates exists twice at once, and the largest parameter's part of it again.
@@ -253,3 +256,46 @@ def _in_eval(model: nn.Module) -> nn.Module:
     for p in copy.parameters():
         p.requires_grad_(p.is_floating_point())
     return copy
+
+
+def unseen_rows(sets: Mapping[str, TensorExamples]) -> tuple[Tensor, tuple[str, ...]]:
+    """Rows of the test set that no model was trained on, and a note of a few others, which may be there by chance."""
+    forget, test, retain = sets["forget"], sets["test"], sets.get("retain")
+    overlap = copies_of(forget, test)
+    if len(overlap):
+        raise DataError(
+            f"{len(overlap)} test examples are also in the forget set (first: test row {int(overlap[0])}); whoever was "
+            "forgotten cannot stand for those never seen: remove them from the test set"
+        )
+    kept = torch.ones(len(test), dtype=torch.bool)
+    if retain is not None:
+        check_disjoint(forget, retain)
+        copies = copies_of(retain, test).cpu()
+        if len(copies) > _BY_CHANCE * len(test):
+            raise DataError(
+                f"{len(copies)} of {len(test)} test examples are also in the retain set (first: test row "
+                f"{int(copies[0])}); what was trained on cannot stand for what was never seen: give others as test set"
+            )
+        kept[copies] = False
+    left_out = int((~kept).sum())
+    notes = (f"{left_out} of {len(test)} test examples are also in the retain set: left out",) if left_out else ()
+    return kept.nonzero().flatten(), notes
+
+
+def divide(test_y: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Positions of the background, at most a third of each class but two in all, and of the rest; both ascending."""
+    if len(test_y) < 3:
+        raise DataError(
+            f"there are {len(test_y)} test examples; an audit needs at least 3, two of them to fit attacks on"
+        )
+    order = torch.randperm(len(test_y), generator=generator)
+    shuffled = test_y[order]
+    # The rank of an example within its class, over the size of the class: all classes give alike.
+    rank = torch.zeros(len(order), dtype=torch.float64)
+    for label in torch.unique(shuffled):
+        places = (shuffled == label).nonzero().flatten()
+        rank[places] = torch.arange(1, len(places) + 1, dtype=torch.float64) / len(places)
+    chosen = torch.argsort(rank, stable=True)[: max(2, min(size, len(test_y) // _SHARE))]
+    left = torch.ones(len(order), dtype=torch.bool)
+    left[chosen] = False
+    return order[chosen].sort().values, order[left].sort().values
