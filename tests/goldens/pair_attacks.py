@@ -68,10 +68,10 @@ def scores(network: str) -> dict[str, NDArray[np.float64]]:
 
 def _record_networks(kept: dict[str, NDArray[np.generic]]) -> None:
     from warp_unlearning import ChangeOfBasis, teleport
+    from warp_unlearning.conformance.planted_leak import stepped_up
     from warp_unlearning.models.fresh import reinitialise
     from warp_unlearning.randomness import Streams
     from warp_unlearning.training.training import Recipe, Training, run_training
-    from warp_unlearning.workflows.planted_leak import stepped_up
 
     for network in NETWORKS:
         data = examples(network)

@@ -165,7 +165,7 @@ def _attacked(path: Path, source: Subject, original: Subject, file: Path | None,
     from ..data.table import FORGET
     from ..errors import InputError
     from ..runs.directory import RunDirectory
-    from .subject import read_parts, check_known
+    from .subject import check_known, read_parts
 
     told = source.parts.rows(FORGET) if source.record.deletions else None
     if told is not None:
