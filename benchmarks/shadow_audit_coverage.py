@@ -4,11 +4,7 @@ The truth is the mean over an independent, larger set of simulated audits of the
 shadows: what an attack with so many shadows finds on average. Points, designs and noise are drawn anew for every audit.
 Run as
 
-<<<<<<< HEAD
-    PYTHONPATH=. python benchmarks/shadow_audit_coverage.py --shadows 16 --seed 20 [--law NAME ...] [--truth 2000] [--paired]
-=======
     PYTHONPATH=. python benchmarks/shadow_audit_coverage.py --shadows 16 --seed 20 [--law NAME ...] [--paired]
->>>>>>> room-stats
 """
 
 from __future__ import annotations
