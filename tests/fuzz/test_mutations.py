@@ -20,7 +20,7 @@ CHECKS = {
     "seeds": ("randomness.py", "if isinstance(value, bool) or not isinstance(value, Integral):", "if False:"),
     "shapes of weights": ("models/weights.py", "state[name].shape != tensor.shape", "False"),
     "links in a run": ("runs/directory.py", "if file.is_symlink() or not", "if False and not"),
-    "repeated keys": ("runs/yaml_text.py", "if name in lines:", "if False:"),
+    "repeated keys": ("runs/directory.py", "if name in lines:", "if False:"),
     "trusted files": ("cli/subject.py", "if not is_trusted(own)]:", "if False]:"),
     "length of a mask": ("data/table.py", 'if len(values) != table.train or by == "id":', "if False:"),
 }
