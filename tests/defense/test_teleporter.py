@@ -67,6 +67,20 @@ def forced(kit: Any, model: nn.Module, move: Move, seen: View, **bounds: Any) ->
     return moving.teleport(seen, generator=kit.generator())
 
 
+def test_an_error_after_the_move_leaves_the_weights_as_they_were(kit: Any) -> None:
+    model = kit.network()
+    before = kit.state(model)
+
+    def fail_if_moved(*_: Any) -> None:
+        if not kit.same(kit.state(model), before):
+            raise RuntimeError("no memory left")
+
+    model.register_forward_pre_hook(fail_if_moved)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        forced(kit, model, kit.shift(model, 0.1, seed=6), kit.view())
+    assert kit.same(kit.state(model), before)
+
+
 def outcome(kit: Any, model: nn.Module, shift: Translation, **bounds: Any) -> bool:
     """Whether the shift was made; the model stands where the certificate and the move say, to the last bit."""
     before = kit.state(model)

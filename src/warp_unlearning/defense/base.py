@@ -1,4 +1,5 @@
-"""The contract of a defence, which may move the weights between the updates of any method.
+"""The contract of a defence, which may move the weights between the updates of any method: `unlearn` starts a `Defense`
+and calls its `Session` after every update.
 
 A defence draws from its own streams, secret except in experiments, since whoever can draw the same moves can undo them.
 Each teleport has a stream to itself, so that what one reveals says nothing of another.

@@ -1,4 +1,6 @@
-"""The certificate of a teleport: how well it kept the function, and how far each weight moved."""
+"""The certificate of a teleport: how well it kept the function, and how far each weight moved. `teleporter` makes one
+of every move, for the deletion record and for whoever called `teleport`.
+"""
 
 from __future__ import annotations
 
@@ -233,6 +235,7 @@ def _in_shape(reached: Tensor, weight: Tensor) -> Tensor:
 
 
 def _layer_moves(squares: Mapping[str, Tensor], bases: Mapping[str, InputBasis]) -> tuple[LayerMove, ...]:
+    """The certificate's line for each tensor that moved or has an input basis in `bases`, which covers its bias too."""
     biases = {basis.bias for basis in bases.values()}
     rows = []
     for name in squares:
@@ -246,7 +249,7 @@ def _layer_moves(squares: Mapping[str, Tensor], bases: Mapping[str, InputBasis])
 
 
 def _notes_on(model: nn.Module, squares: Mapping[str, Tensor], why_unmoved: Mapping[str, str]) -> list[str]:
-    """Notes where frozen parameters moved, and where most of the trainable ones did not."""
+    """Sentences for the certificate where frozen parameters moved, and where most of the trainable ones did not."""
     moved = {name for name, square in squares.items() if square[:2].any()}
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad and name in moved]
     notes = [f"frozen parameters moved with the others: {_and_more(frozen, 1)}"] if frozen else []
@@ -260,6 +263,7 @@ def _notes_on(model: nn.Module, squares: Mapping[str, Tensor], why_unmoved: Mapp
 
 
 def _and_more(names: list[str], shown: int) -> str:
+    """The first `shown` names, and how many more there are."""
     return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 

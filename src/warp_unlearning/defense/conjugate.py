@@ -63,6 +63,7 @@ class ConjugateSession:
         move = self._teleporter.teleport_on(task, streams)
         assert move is not None, "without bounds no move is taken back"
         self._back = move.inverse()
+        # `_before` holds the weights before the next update; the two functions measure steps for `_step_rescale`.
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._weights = list[Tensor](trained.values())
         self._before = [p.detach().clone() for p in self._weights]
@@ -92,7 +93,7 @@ class ConjugateSession:
         self._teleporter.teleport_on(self._task, self._streams)
 
     def _back_linearly(self, name: str, value: Tensor) -> Tensor:
-        # Without the constant that a translation adds.
+        """A step of the tensor `name` moved back: as a point is, without the constant that a translation adds."""
         return self._back.point(name, value) - self._back.point(name, torch.zeros_like(value))
 
     def _step_rescale(self, steps: list[Tensor]) -> Tensor:
@@ -128,7 +129,8 @@ def _squared_length(tensors: list[Tensor]) -> Tensor:
 def _squared_length_after(linear: Linear, parameters: Mapping[str, nn.Parameter]) -> Callable[[list[Tensor]], Tensor]:
     """Prepare a function that gives the squared length, in float64, of steps (one a parameter) after a linear map.
 
-    It runs after every update. So a map that only rescales entries is replaced by one product with its factors.
+    It runs after every update. So a map that only rescales entries, tried on random ones, is replaced by one product
+    with its factors.
     """
     names, factors = list(parameters), {}
     for i, (name, p) in enumerate(parameters.items()):

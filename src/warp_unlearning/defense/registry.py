@@ -15,8 +15,8 @@ from .warp import Warp
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What a name in the registry stands for: a class of defence, the name of its symmetry, and the options of both
-    that differ from their own defaults.
+    """What a name in the registry stands for: the defence's class (`kind`), the name of its symmetry, a sentence for
+    the command line (`about`), and the options of both that differ from their own defaults.
     """
 
     kind: type[Warp] | type[Conjugate]
@@ -122,6 +122,7 @@ def as_defense(given: object) -> Defense | None:
 
 
 def _recipe(name: str) -> _Recipe:
+    """The entry of the registry, or an error that names the nearest."""
     if name not in _DEFENSES:
         raise InputError(f"unknown defence {name!r}; {nearest(name, _DEFENSES)}")
     return _DEFENSES[name]

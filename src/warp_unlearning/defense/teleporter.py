@@ -1,4 +1,6 @@
-"""One teleport of a model in place: drawn, checked on data, kept or taken back, certified; `warp` decides when."""
+"""One teleport of a model in place: drawn, checked on data, kept or taken back, certified. `Warp` and `Conjugate`
+decide when and call `teleport_on`; `teleport` is for a user with a model and no unlearning.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,8 @@ class View:
         return torch.split(x, size)
 
     @property
-    def compared(self) -> dict[str, Labelled]:
-        """The sets on which logits before and after the teleport are compared."""
+    def comparison_sets(self) -> dict[str, Labelled]:
+        """The sets on which logits before and after the teleport are compared, by name."""
         x, y = self.retain
         sets = {"judges": self.judges, "forget": self.forget, "validation": self.validation}
         retain = {"retain": (x[:_COMPARED], y[:_COMPARED])}
@@ -82,6 +84,7 @@ def draw_view(
     shown = retain.take(order[judge_count : judge_count + (sizes.retain or EXAMPLES)])
 
     def sample(examples: Examples | None, count: int) -> Labelled | None:
+        """At most `count` random examples; None without a set."""
         if examples is None:
             return None
         return examples.take(torch.randperm(len(examples), generator=generator)[:count])
@@ -124,43 +127,60 @@ class Teleporter:
     def teleport(self, view: View, *, generator: torch.Generator) -> tuple[Move | None, Certificate]:
         """Move the model in place; restore the old weights if the losses get worse than the bounds allow.
 
-        Returns the move (None if undone) and its certificate. Batch norm stays in eval mode.
+        Returns the move (None if taken back) and its certificate. Batch norm stays in eval mode; an error leaves the
+        weights as they were.
         """
-        model, sets, started = self.model, view.compared, _now(view)
+        model, started = self.model, _synchronised_time(view)
         with norm_mode(model, "eval"):
             before = {name: value.detach().clone() for name, value in model.state_dict().items()}
-            logits_before = _logits(model, sets)
-            probe = Probe(view.batches, view.forget, self.reference)
-            move = self.symmetry.move(model, generator=generator, probe=probe)
-            # A null-space move has measured both energies on its way.
-            measured_energies = move.forget_energies if isinstance(move, NullMove) else None
-            energy_before = measured_energies[0] if measured_energies else _forget_energy(model, view)
-            apply_move(model, move)
-            drifts = _drifts(logits_before, _logits(model, sets), sets)
-            harm = self._harm(drifts)
-            if harm is None:
-                energy_after = measured_energies[1] if measured_energies else _forget_energy(model, view)
-            else:
+            try:
+                move, certificate = self._moved_and_certified(view, before, generator)
+            except BaseException:
                 _restore(model, before)
-                energy_after, drifts = energy_before, _drifts(logits_before, logits_before, sets)
-            certificate = certified(
-                model,
-                self.symmetry,
-                move,
-                harm=harm,
-                before=before,
-                reference=self.reference,
-                batches=view.batches,
-                drifts=drifts,
-                energies=None if energy_before is None or energy_after is None else (energy_before, energy_after),
-            )
+                raise
         notes = (*certificate.notes, *self._notes_on(view))
-        certificate = replace(certificate, notes=notes, seconds=_now(view) - started)
-        self._warn_once(certificate)
+        certificate = replace(certificate, notes=notes, seconds=_synchronised_time(view) - started)
+        self._warn_if_most_stayed(certificate)
         self.certificates.append(certificate)
+        return move, certificate
+
+    def _moved_and_certified(
+        self, view: View, before: State, generator: torch.Generator
+    ) -> tuple[Move | None, Certificate]:
+        """Draw a move, make it, take it back to `before` if it does harm, and certify what was done.
+
+        An energy is the sum of squared gradient norms over the view's forget examples.
+        """
+        model, sets = self.model, view.comparison_sets
+        logits_before = _logits_by_set(model, sets)
+        probe = Probe(view.batches, view.forget, self.reference)
+        move = self.symmetry.move(model, generator=generator, probe=probe)
+        # A null-space move has measured both energies on its way.
+        measured_energies = move.forget_energies if isinstance(move, NullMove) else None
+        energy_before = measured_energies[0] if measured_energies else _forget_energy(model, view)
+        apply_move(model, move)
+        drifts = _drifts(logits_before, _logits_by_set(model, sets), sets)
+        harm = self._harm(drifts)
+        if harm is None:
+            energy_after = measured_energies[1] if measured_energies else _forget_energy(model, view)
+        else:
+            _restore(model, before)
+            energy_after, drifts = energy_before, _drifts(logits_before, logits_before, sets)
+        certificate = certified(
+            model,
+            self.symmetry,
+            move,
+            harm=harm,
+            before=before,
+            reference=self.reference,
+            batches=view.batches,
+            drifts=drifts,
+            energies=None if energy_before is None or energy_after is None else (energy_before, energy_after),
+        )
         return move if harm is None else None, certificate
 
     def _notes_on(self, view: View) -> list[str]:
+        """Sentences for the certificate where the view has fewer retained examples than it should."""
         wanted, available, notes = self.symmetry.looks_at.retain, len(view.retain[1]), []
         if available < wanted:
             notes.append(f"looked at {available} retained examples of the {wanted} asked for: there are no more")
@@ -179,7 +199,8 @@ class Teleporter:
         fall = 1 - forget.loss_after / forget.loss_before
         return f"the loss of examples to forget fell by {fall:.1%}, and relearning is {relearning}"
 
-    def _warn_once(self, certificate: Certificate) -> None:
+    def _warn_if_most_stayed(self, certificate: Certificate) -> None:
+        """Warn at the first certificate which notes that most parameters stayed where they were."""
         stayed = [note for note in certificate.notes if STAYED in note]
         if stayed and not any(STAYED in note for earlier in self.certificates for note in earlier.notes):
             warnings.warn(
@@ -219,14 +240,15 @@ def teleport(
     checked_logits(moved, TensorExamples(*first_batch), "retain")
     streams = Streams.secret(seed)
     view = draw_view(sets["retain"], sets.get("forget"), None, symmetry.looks_at, generator=streams.generator("view"))
-    teleporter = Teleporter(moved, deepcopy(symmetry), _reference(model, reference))
+    teleporter = Teleporter(moved, deepcopy(symmetry), _attacker_weights(model, reference))
     try:
         return moved, teleporter.teleport(view, generator=streams.generator("move"))[1]
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise failed(error, "moved") from error
 
 
-def _reference(model: nn.Module, given: nn.Module | State | None) -> State:
+def _attacker_weights(model: nn.Module, given: nn.Module | State | None) -> State:
+    """Copies of the weights an attacker holds, from which distances are measured: `given`, else the model's own."""
     state = model.state_dict()
     weights = state if given is None else given.state_dict() if isinstance(given, nn.Module) else given
     if missing := [n for n, v in state.items() if n not in weights or weights[n].shape != v.shape]:
@@ -238,28 +260,32 @@ def _reference(model: nn.Module, given: nn.Module | State | None) -> State:
 
 
 @torch.no_grad()
-def _logits(model: nn.Module, sets: Mapping[str, Labelled]) -> dict[str, Tensor]:
+def _logits_by_set(model: nn.Module, sets: Mapping[str, Labelled]) -> dict[str, Tensor]:
+    """The logits on each set, to be compared before and after a move; not rounded to TF32."""
     with full_precision():
         batches = {name: torch.split(x, _LOGITS_BATCH) for name, (x, _) in sets.items()}
         return {name: torch.cat([model(batch) for batch in parts]) for name, parts in batches.items()}
 
 
 def _drifts(before: State, after: State, sets: Mapping[str, Labelled]) -> dict[str, Drift]:
+    """How far the function changed on each set, from its logits before and after the move."""
     return {name: drift(before[name], after[name], y) for name, (_, y) in sets.items()}
 
 
 def _forget_energy(model: nn.Module, view: View) -> float | None:
+    """Σᵢ ‖∇ℓᵢ‖² over the view's forget examples; None without any, or where it cannot be measured."""
     return None if view.forget is None else total_energy(model, *view.forget)
 
 
 @torch.no_grad()
 def _restore(model: nn.Module, before: State) -> None:
+    """Put back the weights and buffers from before the move."""
     for name, value in model.state_dict(keep_vars=True).items():
         value.copy_(before[name])
 
 
-def _now(view: View) -> float:
-    """The time in seconds, once the GPU has finished what is queued."""
+def _synchronised_time(view: View) -> float:
+    """The time in seconds, once the view's GPU has finished what is queued."""
     x = view.judges[0]
     if x.is_cuda:
         torch.cuda.synchronize(x.device)

@@ -82,7 +82,7 @@ class WarpSession:
         self._settings, self._model, self._task, self._streams = settings, model, task, streams
         bounds = {"tolerance": settings.tolerance, "relearning": settings.relearning}
         self._teleporter = Teleporter.during(task, model, settings.symmetry, **bounds)
-        pinned_channels(settings.symmetry, model)  # Refuses a network that it cannot move before the first update.
+        pinned_channels(settings.symmetry, model)  # Refuses, before the first update, a network that it cannot move.
 
     @property
     def certificates(self) -> list[Certificate]:
@@ -112,19 +112,21 @@ class WarpSession:
         return state
 
     def _due(self, update: Update) -> bool:
+        """Whether to teleport after this update, by the clock `every` or by the forget gradient's length."""
         every, threshold = self._settings.every, self._settings.gradient_threshold
         if every == "epoch" and update.ends_epoch:
             return True
         if isinstance(every, int) and update.step % every == 0:
             return True
-        return threshold is not None and self._forget_gradient(update) > threshold
+        return threshold is not None and self._forget_gradient_norm(update) > threshold
 
     def _teleport(self) -> Move | None:
+        """Teleport now; returns what the method's optimizer must follow, or None if it was taken back."""
         move = self._teleporter.teleport_on(self._task, self._streams)
         return MomentumReset(move) if move is not None and self._settings.momentum == "reset" else move
 
-    def _forget_gradient(self, update: Update) -> float:
-        """‖∇ mean ℓ‖ over a random batch of the forget set, with batch norm in eval mode."""
+    def _forget_gradient_norm(self, update: Update) -> float:
+        """‖∇ mean ℓ‖ over a random batch of the forget set, which triggers a teleport above `gradient_threshold`."""
         generator = self._streams.generator("gradient", update.step)
         order = torch.randperm(len(self._task.forget), generator=generator)
         batch = self._task.forget.take(order[: max(1, self._teleporter.symmetry.looks_at.forget or EXAMPLES)])

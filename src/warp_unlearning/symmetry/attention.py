@@ -65,6 +65,7 @@ class AttentionBasis:
         return ChannelReport(sum(part.channels for part in _moving(parts)), (*pinned, *_outside(model, parts)))
 
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> ChannelMove:
+        """Draw a map of every free part; weights too coarse to be rescaled are refused."""
         parts = _moving(self._parts(model, probe))
         state = model.state_dict()
         for name in (place.name for part in parts if part.kind != "units" for place in part.places):
@@ -77,6 +78,7 @@ class AttentionBasis:
         return ChannelMove(draw_axes(parts, law=self.law, spread=self.spread, generator=generator))
 
     def _parts(self, model: nn.Module, probe: Probe | None) -> tuple[Part, ...]:
+        """Every part of the model, free to move or pinned with the reason: a kind switched off, or a failed check."""
         off = [kind for kind in ("heads", "norms", "units") if not getattr(self, kind)]
         parts = known_parts(model)
         wanted = [

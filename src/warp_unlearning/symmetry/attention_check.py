@@ -3,6 +3,7 @@
 The network is called on a random input that it accepts. A part is free if gradients reach all of it there and a random
 map of it leaves the outputs as they are; otherwise it stays, and the part says why. So a rotary embedding, a norm the
 layout does not know, or a second reader of a layer's output pin what they must, whatever they are called.
+`AttentionBasis` calls `checked_parts` before each move, and `draw_axes` to make one.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def draw_axes(parts: Iterable[Part], *, law: Law, spread: float, generator: torc
 
 
 def _draw_orthogonal(count: int, width: int, generator: torch.Generator) -> Tensor:
+    """Uniformly random orthogonal matrices (count, width, width)."""
     normal = torch.randn(count, width, width, generator=generator, dtype=torch.float64, device=generator.device).cpu()
     q, r = torch.linalg.qr(normal)
     # Without the signs of R's diagonal, Q follows the convention of the routine and not the Haar measure.
@@ -107,6 +109,7 @@ class _TensorCheck:
         self._model = model
         state = model.state_dict()
         self._parameters = {name: value for name, value in model.named_parameters() if name in state}
+        # The names of the tensors that lie in one storage, by its address.
         self._names: dict[int, set[str]] = {}
         tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
         for name, value in tensors:
@@ -114,10 +117,13 @@ class _TensorCheck:
                 self._names.setdefault(value.untyped_storage().data_ptr(), set()).add(name)
 
     def pinned_if_unusable(self, part: Part) -> Part:
-        reasons = (part.pinned, *(self._tensor_fault(part, place) for place in part.places), self._hook(part.home))
+        """The part, pinned by the first fault found, if there is one."""
+        faults = [self._tensor_fault(part, place) for place in part.places]
+        reasons = (part.pinned, *faults, self._why_hooked(part.home))
         return replace(part, pinned=next(filter(None, reasons), None))
 
     def _tensor_fault(self, part: Part, place: Place) -> str | None:
+        """Why the tensor at `place` must not be moved, to be reported as what pins the part; None if it may be."""
         value = self._parameters.get(place.name)
         if value is None:
             return f"{place.name}, which is computed from others, or has another name in the state or besides"
@@ -131,7 +137,8 @@ class _TensorCheck:
             return f"{place.name}, whose shape {tuple(value.shape)} does not fit {part.channels} channels: {part.label}"
         return None
 
-    def _hook(self, home: str) -> str | None:
+    def _why_hooked(self, home: str) -> str | None:
+        """Which module below `home` has forward hooks, which would see moved channels; None if none has."""
         for path, module in self._model.get_submodule(home).named_modules():
             hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
             if any(getattr(hook, "__module__", None) != _RECORDING_HOOKS for hook in hooks):
@@ -178,6 +185,7 @@ def _harmful(trial: _Trial, parts: list[Part], *, dropout: bool) -> dict[Part, s
 
 
 def _outer_norms(twin: nn.Module, trial: _Trial | None, parts: Sequence[Part]) -> Iterator[Part]:
+    """The norms outside the known parts' homes, as parts with the linear layers that read them, found by trial."""
     homes = tuple(f"{part.home}." if part.home else "" for part in parts)
     for path, norm in twin.named_modules():
         if isinstance(norm, nn.LayerNorm | nn.RMSNorm) and not path.startswith(homes):
@@ -194,6 +202,7 @@ def _with_readers(part: Part, trial: _Trial) -> Part:
         layer_inputs, outputs = trial.run_with_layer_inputs()
 
     def is_rescaled(old: Tensor, new: Tensor) -> bool:
+        """Whether `new` is `old` with the last axis multiplied by the factors, up to rounding."""
         if old.shape != new.shape or old.dim() == 0 or old.shape[-1] != len(scales) or not bool(old.any()):
             return False
         return bool((new - old * scales.to(old)).abs().max() <= 1e-9 * old.abs().max())
@@ -230,6 +239,7 @@ def _random_twin(model: nn.Module, generator: torch.Generator) -> nn.Module:
 
 
 def _first_trial(twin: nn.Module, inputs: Iterable[Tensor]) -> _Trial | None:
+    """The trial on the first input that the network accepts; None if it accepts none."""
     for x in inputs:
         # Most candidates do not fit, and modules may raise any error.
         with suppress(Exception):
@@ -318,6 +328,7 @@ class _Trial:
                 handle.remove()
 
     def _run(self, *, training: bool, dropout: bool = True) -> list[Tensor]:
+        """The twin's outputs on the trial's input; buffers and random generators stay as they were."""
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         device = self._x.device
         self.model.train(training)
@@ -334,7 +345,7 @@ class _Trial:
                     buffer.detach().copy_(value)
 
     def _gradients_of(self, outputs: list[Tensor]) -> dict[str, Tensor | None]:
-        """The gradients of a random sum of the outputs."""
+        """The gradients of a random sum of the outputs, by parameter: zero or None where the input does not reach."""
         generator = torch.Generator().manual_seed(1)
         outputs = [output for output in outputs if output.requires_grad]
         if not outputs:

@@ -8,6 +8,8 @@ its kind of map:
 - norms: made ← τ made, read ← read / τ, one factor a channel. The affine map of a norm and the linear layers behind it.
 - units: made and read in another order. An activation that acts on every unit alike lies in between; it need not be
   homogeneous, so that there are no factors.
+
+`AttentionBasis` asks for `known_parts`, and has them tried by `attention_check` before it relies on them.
 """
 
 from __future__ import annotations
@@ -35,9 +37,10 @@ Places = tuple[Place, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """Channels that may move together: `groups` heads of `width`, or one group.
+    """Channels that may move together: `groups` heads of `width`, or one group. `label` names them in reports.
 
-    `home` is the path of a module inside which they are made and read; `pinned` says why they stay.
+    They stand at the places `made` in the weights that make them, and at `read` in those that read them, all within the
+    module at the path `home`. `pinned` says why they stay; None if they are free.
     """
 
     kind: Kind
@@ -61,7 +64,9 @@ class Part:
 
 
 class _Attention(NamedTuple):
-    """One attention layer: where its heads stand, the weights that read its input, and why heads stay, if they do."""
+    """One attention layer: `heads` of `width` channels, and where queries, keys, values stand in the weights that make
+    them. `output` reads the values, `inputs` the layer's input; `pins` says why queries with keys, and values, stay.
+    """
 
     heads: int
     width: int
@@ -111,6 +116,7 @@ def described(path: str, module: nn.Module) -> str:
 
 
 def _heads(path: str, module: nn.Module, layer: _Attention | None) -> list[Part]:
+    """Both parts of an attention layer's heads: queries with keys, and values with the output layer."""
     if layer is None:
         return []
     name, size, pins = described(path, module), (layer.heads, layer.width), layer.pins
@@ -197,6 +203,7 @@ def _fused(path: str, module: nn.Module) -> _Attention | None:
 
 
 def _inner_norm(path: str, module: nn.Module, names: tuple[str, ...], what: str) -> str | None:
+    """The first norm inside the attention layer under one of `names`, as the reason that pins the heads' channels."""
     for name in names:
         norm = _child(module, name)
         if norm is not None and not isinstance(norm, nn.Identity):

@@ -1,5 +1,5 @@
-"""The contract of a symmetry, which draws moves that keep a network's function; symmetries composed, made by name, and
-their options as their constructors declare them.
+"""The contract of a symmetry, which draws moves that keep a network's function; `Compose`, which joins several; and
+symmetries and their options by name, for the registry of defences and the command line.
 """
 
 from __future__ import annotations
@@ -178,6 +178,7 @@ def settings_of(settings: object) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    """A setting as data that JSON can hold; of any other object the name of its class."""
     if isinstance(value, tuple | list):
         return [_plain(each) for each in value]
     if hasattr(value, "looks_at"):
@@ -186,6 +187,7 @@ def _plain(value: Any) -> Any:
 
 
 def _class(name: str) -> type:
+    """The class of the symmetry `name`, or an error that names the nearest."""
     if name not in _SYMMETRIES:
         raise InputError(f"unknown symmetry {name!r}; {nearest(name, _SYMMETRIES)}")
     module, _, cls = _SYMMETRIES[name].partition(".")
@@ -193,6 +195,7 @@ def _class(name: str) -> type:
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    """Whether the value is of the annotated type. A whole number is a float too, True and False are no numbers."""
     if get_origin(hint) in (Union, UnionType):
         return any(_fits(value, member) for member in get_args(hint))
     if get_origin(hint) is Literal:

@@ -5,6 +5,8 @@ head, say), and a move must keep both. Inputs are batches, with examples along t
 nothing pinned it; for `order`, a free channel may change places with those that stand in the same tensors as often as
 it does. Shapes are not known: a Linear layer on an input of unknown rank that leads to BatchNorm1d of the same width is
 taken to see (batch, features), not (batch, as many tokens as features, features).
+
+`ChangeOfBasis` and `Permutation` draw their moves from it.
 """
 
 from __future__ import annotations
@@ -43,9 +45,12 @@ class ChannelReport:
 
 
 class ChannelGraph:
-    """The traced channels of `model` for moves of one kind. `roots` holds the class of each channel by its number."""
+    """The traced channels of `model` for moves of one kind. `uses` says where they stand in the weights, `roots` holds
+    the class of each channel, by the number of one of its members.
+    """
 
     def __init__(self, model: nn.Module, *, kind: Kind, through_norm: bool = True) -> None:
+        # In eval and in train mode: both walks add to one state, so that a move keeps both.
         graphs, read_tensors = _trace_both_modes(model)
         self._walk = walk = Walk(kind, through_norm)
         unmovable = _unmovable_modules(model, read_tensors)
@@ -76,6 +81,7 @@ class ChannelGraph:
             width = len(ids) // count
             lists += [ids[i * width : (i + 1) * width] for i in range(count)]
         occurrences: dict[int, list[tuple[int, int]]] = {root: [] for root in self.free_channels()}
+        # How often each channel stands in each list: those of one pattern are exchangeable.
         for number, ids in enumerate(lists):
             for root, count in Counter(self._walk.root(channel) for channel in ids).items():
                 if root in occurrences:
@@ -108,12 +114,16 @@ def _follow(walk: Walk, graph: fx.Graph, model: nn.Module, unmovable: dict[str, 
         elif node.op == "output":
             walk.unknown(Call("output", map_arg(node.args, values.__getitem__), {}))  # type: ignore[arg-type]
         else:
-            values[node] = _result(walk, node, values, model, unmovable)
+            values[node] = _value_of(walk, node, values, model, unmovable)
 
 
-def _result(
+def _value_of(
     walk: Walk, node: fx.Node, values: dict[fx.Node, Value], model: nn.Module, unmovable: dict[str, str]
 ) -> Value:
+    """What an operation returns, by the rule of its module, method or function; without one it pins all that it reads.
+
+    `values` holds what earlier operations returned; `unmovable` is as of `_unmovable_modules`.
+    """
     args: Any = map_arg(node.args, values.__getitem__)  # type: ignore[arg-type]
     named: Any = dict(map_arg(node.kwargs, values.__getitem__))  # type: ignore[arg-type]
     if not args and "input" in named:
@@ -157,11 +167,13 @@ class _Tracer(fx.Tracer):
         self.read_tensors: set[int] = set()
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Note a tensor that the traced code reads by attribute; fx calls this at every such read."""
         if isinstance(attr_val, Tensor):
             self.read_tensors.add(id(attr_val))
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def create_arg(self, a: Any) -> Any:
+        """Refuse a constant computed from weights, which would not follow them; fx calls this for every argument."""
         if isinstance(a, Tensor) and not isinstance(a, nn.Parameter) and a.requires_grad:
             raise ValueError("it computes a tensor from its weights outside its layers")
         return super().create_arg(a)

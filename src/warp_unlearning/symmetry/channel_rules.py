@@ -7,6 +7,9 @@ scales, and let those of their own affine free.
 
 Of operations without weights, positively homogeneous ones, f(τx) = τ f(x) for τ > 0, that treat each channel alone
 carry scales and order. Others that act on every entry alike carry the order and pin the scales. Sums tie their terms.
+
+`channel_graph` looks a rule up by the operation in the tables at the end of the file. A rule takes the state of the
+walk and the call, adds to the state what the call ties, pins and holds in its weights, and returns the call's result.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .channels import Call, Channels, Fixed, Ids, Number, Tensorial, Use, Value, Walk
+from .channels import Call, Channels, Fixed, Ids, Number, Tensorial, Value, Walk
 
 Rule = Callable[[Walk, Call], Value]
 
@@ -37,12 +40,14 @@ def _unary(rule: Callable[[Walk, Call, Tensorial], Value]) -> Rule:
 
 # ------------------------------------------------------------------------------------------------ layers with weights
 
-# Records where a layer's weights hold the entering channels; returns the channels of its output.
+# Records where a layer's weights hold the entering channels; returns those of its output, the leaving ones.
 _LayerRule = Callable[[Walk, Call, Any, Ids], Ids]
 
 
 def _output_channels(walk: Walk, call: Call, x: Tensorial, width: int, *, fits: bool, rule: _LayerRule) -> Ids:
-    """The channels of a layer's output. A second call ties its inputs to the first's: the weights have one τ_in."""
+    """The channels of a layer's output, by `rule` at its first call. A later call ties its inputs to the first's, since
+    the weights have one τ_in. Without `fits` channels do not lie along the axis that the layer reads.
+    """
     entering = walk.entering(x, width, fits=fits, label=call.label)
     if call.path in walk.layers:
         walk.tie(walk.layers[call.path][0], entering)
@@ -55,7 +60,8 @@ def _output_channels(walk: Walk, call: Call, x: Tensorial, width: int, *, fits: 
 def _linear_layer(walk: Walk, call: Call, x: Tensorial) -> Value:
     module: Any = call.module
     fits = isinstance(x, Channels) and x.axis == -1
-    return Channels(_output_channels(walk, call, x, module.in_features, fits=fits, rule=_linear), -1, x.rank)
+    leaving = _output_channels(walk, call, x, module.in_features, fits=fits, rule=_linear)
+    return Channels(leaving, axis=-1, rank=x.rank)
 
 
 @_unary
@@ -64,7 +70,8 @@ def _convolution(walk: Walk, call: Call, x: Tensorial) -> Value:
     axis = -1 - len(module.kernel_size)
     fits = isinstance(x, Channels) and x.axis == axis
     rule = _linear if module.groups == 1 else _grouped
-    return Channels(_output_channels(walk, call, x, module.in_channels, fits=fits, rule=rule), axis, 1 - axis)
+    leaving = _output_channels(walk, call, x, module.in_channels, fits=fits, rule=rule)
+    return Channels(leaving, axis=axis, rank=1 - axis)
 
 
 @_unary
@@ -84,20 +91,23 @@ def _group_norm_layer(walk: Walk, call: Call, x: Tensorial) -> Value:
 
 
 def _along_axis_1(walk: Walk, call: Call, x: Tensorial, rank: int | None, width: int, rule: _LayerRule) -> Value:
+    """The output of a norm with `width` channels along axis 1, which counted from the end is 1 - rank."""
     if rank is None:
         return walk.unknown(call)
     fits = isinstance(x, Channels) and x.axis == 1 - rank and x.layout == "plain"
-    return Channels(_output_channels(walk, call, x, width, fits=fits, rule=rule), 1 - rank, rank)
+    leaving = _output_channels(walk, call, x, width, fits=fits, rule=rule)
+    return Channels(leaving, axis=1 - rank, rank=rank)
 
 
 @_unary
 def _last_axis_norm(walk: Walk, call: Call, x: Tensorial) -> Value:
+    """LayerNorm and RMSNorm; over several axes they have a weight for each entry, not for each channel."""
     module: Any = call.module
     if len(module.normalized_shape) != 1:
         return walk.unknown(call)
     fits = isinstance(x, Channels) and x.axis == -1
     leaving = _output_channels(walk, call, x, module.normalized_shape[0], fits=fits, rule=_measuring_norm)
-    return Channels(leaving, -1, x.rank)
+    return Channels(leaving, axis=-1, rank=x.rank)
 
 
 @_unary
@@ -108,35 +118,38 @@ def _sloped_relu(walk: Walk, call: Call, x: Tensorial) -> Value:
         return x
     fits = isinstance(x, Channels) and x.rank is not None and x.axis == 1 - x.rank and x.layout == "plain"
     leaving = _output_channels(walk, call, x, module.num_parameters, fits=fits, rule=_slopes)
-    return Channels(leaving, x.axis, x.rank) if isinstance(x, Channels) and fits else walk.unknown(call)
+    return Channels(leaving, axis=x.axis, rank=x.rank) if isinstance(x, Channels) and fits else walk.unknown(call)
 
 
 def _linear(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
-    walk.uses.append(Use(f"{call.path}.weight", 1, entering, power=-1))
-    return _affine(walk, call, module, walk.fresh(len(module.weight)))
+    """The weight reads the entering channels by its columns and makes new ones by its rows."""
+    walk.record(call, "weight", entering, axis=1, power=-1)
+    return _made_by_rows(walk, call, module, walk.fresh(len(module.weight)))
 
 
 def _grouped(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
-    groups, name = module.groups, f"{call.path}.weight"
+    """A convolution with groups: each block of rows reads the channels of its own group alone."""
+    groups = module.groups
     if module.in_channels > groups:
         leaving = walk.fresh(module.out_channels)
         walk.splits += [(entering, groups), (leaving, groups)]
-        walk.uses.append(Use(name, 1, entering, power=-1, blocks=groups))
-        return _affine(walk, call, module, leaving)
+        walk.record(call, "weight", entering, axis=1, power=-1, blocks=groups)
+        return _made_by_rows(walk, call, module, leaving)
     # Depthwise: every input channel has kernels of its own, so outputs keep the order of the inputs.
     kernels = module.out_channels // groups
     read = tuple(channel for channel in entering for _ in range(kernels))
     if walk.kind == "order":
-        return _affine(walk, call, module, read)
+        return _made_by_rows(walk, call, module, read)
     leaving = walk.fresh(module.out_channels)
-    walk.uses.append(Use(name, 0, read, power=-1))
-    return _affine(walk, call, module, leaving)
+    walk.record(call, "weight", read, power=-1)
+    return _made_by_rows(walk, call, module, leaving)
 
 
 def _batch_norm(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
+    """Running statistics follow the entering channels; without them the norm measures each batch, which pins scales."""
     if module.running_var is not None:
-        walk.uses.append(Use(f"{call.path}.running_mean", 0, entering))
-        walk.uses.append(Use(f"{call.path}.running_var", 0, entering, power=2, offset=module.eps))
+        walk.record(call, "running_mean", entering)
+        walk.record(call, "running_var", entering, power=2, offset=module.eps)
     elif walk.kind == "scale":
         walk.pin(entering, f"{call.label}, which measures each batch")
     if not walk.through_norm and walk.kind == "scale":
@@ -145,6 +158,7 @@ def _batch_norm(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
 
 
 def _measuring_norm(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
+    """A norm that measures its input pins the entering scales; GroupNorm keeps channels within their groups."""
     if walk.kind == "scale":
         walk.pin(entering, call.label)
     elif isinstance(module, nn.GroupNorm):
@@ -153,23 +167,26 @@ def _measuring_norm(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
 
 
 def _after_norm(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
+    """The channels that leave a norm: in the order of those that enter, with scales of their own if it has a weight."""
     leaving = entering if walk.kind == "order" else walk.fresh(len(entering))
     if module.weight is not None:
-        return _affine(walk, call, module, leaving)
+        return _made_by_rows(walk, call, module, leaving)
     if walk.kind == "scale":
         walk.pin(leaving, f"{call.label}, which has no weight to rescale")
     return leaving
 
 
 def _slopes(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
-    walk.uses.append(Use(f"{call.path}.weight", 0, entering))
+    """A PReLU with a slope for each channel returns the channels that enter."""
+    walk.record(call, "weight", entering)
     return entering
 
 
-def _affine(walk: Walk, call: Call, module: Any, leaving: Ids) -> Ids:
-    walk.uses.append(Use(f"{call.path}.weight", 0, leaving))
+def _made_by_rows(walk: Walk, call: Call, module: Any, leaving: Ids) -> Ids:
+    """Record that row i of the layer's weight and bias makes channel `leaving[i]` of its output; returns `leaving`."""
+    walk.record(call, "weight", leaving)
     if getattr(module, "bias", None) is not None:
-        walk.uses.append(Use(f"{call.path}.bias", 0, leaving))
+        walk.record(call, "bias", leaving)
     return leaving
 
 
@@ -178,6 +195,7 @@ def _affine(walk: Walk, call: Call, module: Any, leaving: Ids) -> Ids:
 
 @_unary
 def _homogeneous(walk: Walk, call: Call, x: Tensorial) -> Value:
+    """Carries scales and order from its input to its output."""
     return x
 
 
@@ -219,6 +237,7 @@ def _product(walk: Walk, call: Call) -> Value:
 
 @_unary
 def _quotient(walk: Walk, call: Call, x: Tensorial) -> Value:
+    """Over a number homogeneous."""
     return x if x is call.argument(0, "input") else walk.unknown(call)
 
 
@@ -228,7 +247,7 @@ def _concatenation(walk: Walk, call: Call) -> Value:
     if not isinstance(parts, list | tuple) or not all(isinstance(p, Channels) and p.layout == "plain" for p in parts):
         return walk.unknown(call)
     first: Channels = parts[0]
-    concatenated = _from_end(axis, first.rank)
+    concatenated = _counted_from_end(axis, first.rank)
     if concatenated is None or any((p.axis, p.rank) != (first.axis, first.rank) for p in parts):
         return walk.unknown(call)
     if concatenated == first.axis:
@@ -279,7 +298,7 @@ def _over_axes(walk: Walk, call: Call, x: Tensorial) -> Value:
     axes, keep = call.argument(1, "dim"), call.argument(2, "keepdim", False)
     if not isinstance(x, Channels) or not isinstance(keep, bool):
         return walk.unknown(call)
-    removed = [_from_end(axis, x.rank) for axis in (axes if isinstance(axes, list | tuple) else [axes])]
+    removed = [_counted_from_end(axis, x.rank) for axis in (axes if isinstance(axes, list | tuple) else [axes])]
     if not removed or None in removed or x.axis in removed or x.layout != "plain":
         return walk.unknown(call)
     if keep:
@@ -290,10 +309,11 @@ def _over_axes(walk: Walk, call: Call, x: Tensorial) -> Value:
 
 @_unary
 def _flatten(walk: Walk, call: Call, x: Tensorial) -> Value:
+    """nn.Flatten and torch.flatten, if they reach to the last axis."""
     module: Any = call.module
     start = module.start_dim if module is not None else call.argument(1, "start_dim", 0)
     end = module.end_dim if module is not None else call.argument(2, "end_dim", -1)
-    return _flattened(walk, call, x, start) if end == -1 else walk.unknown(call)
+    return _flattened_from(start, walk, call, x) if end == -1 else walk.unknown(call)
 
 
 @_unary
@@ -303,32 +323,34 @@ def _reshape(walk: Walk, call: Call, x: Tensorial) -> Value:
     if len(shape) == 1 and isinstance(shape[0], list | tuple):
         shape = tuple(shape[0])
     rows = shape[0] if len(shape) == 2 else None
-    return _flattened(walk, call, x, 1) if isinstance(rows, Number) and rows.batch_of is x else walk.unknown(call)
+    keeps_batch = isinstance(rows, Number) and rows.batch_of is x
+    return _flattened_from(1, walk, call, x) if keeps_batch else walk.unknown(call)
 
 
-def _flattened(walk: Walk, call: Call, x: Tensorial, start: Any) -> Value:
-    """The axes from `start` on as one."""
+def _flattened_from(start: Any, walk: Walk, call: Call, x: Tensorial) -> Value:
+    """The tensor with its axes from `start` on made one, which leaves `start` + 1 axes."""
     if isinstance(x, Fixed):
-        return Fixed(x.reason, start + 1 if isinstance(start, int) and start >= 0 else None)
+        return Fixed(x.reason, rank=start + 1 if isinstance(start, int) and start >= 0 else None)
     if x.rank is None and start == 1 and x.axis == -1:
         return replace(x, rank=2, layout="whole" if x.layout == "plain" else x.layout)
     if x.rank is None or not isinstance(start, int) or start < 0:
         return walk.unknown(call)
-    position = x.rank + x.axis
-    if position < start:
-        return replace(x, rank=start + 1, axis=position - start - 1)
-    if x.rank == start + 1:
+    from_front = x.rank + x.axis
+    if from_front < start:  # The channels' axis is not among those flattened.
+        return replace(x, rank=start + 1, axis=from_front - start - 1)
+    if x.rank == start + 1:  # There is one axis already.
         return x
-    if x.layout == "plain" and position == start:
+    if x.layout == "plain" and from_front == start:  # All positions of a channel come together.
         return replace(x, rank=start + 1, axis=-1, layout="each")
-    if x.layout == "plain" and x.axis == -1:
+    if x.layout == "plain" and x.axis == -1:  # All channels of a position come together.
         return replace(x, rank=start + 1, layout="whole")
     return walk.unknown(call)
 
 
 @_unary
 def _transpose(walk: Walk, call: Call, x: Tensorial) -> Value:
-    first, second = (_from_end(call.argument(i, f"dim{i - 1}"), x.rank) for i in (1, 2))
+    """Two axes change places; the channels go with theirs."""
+    first, second = (_counted_from_end(call.argument(i, f"dim{i - 1}"), x.rank) for i in (1, 2))
     if not isinstance(x, Channels) or x.layout != "plain" or first is None or second is None:
         return walk.unknown(call)
     return replace(x, axis={first: second, second: first}.get(x.axis, x.axis))
@@ -336,12 +358,13 @@ def _transpose(walk: Walk, call: Call, x: Tensorial) -> Value:
 
 @_unary
 def _permute(walk: Walk, call: Call, x: Tensorial) -> Value:
+    """Axes in another order; the channels lie along the axis that theirs has become."""
     axes = call.args[1:]
     if len(axes) == 1 and isinstance(axes[0], list | tuple):
         axes = tuple(axes[0])
     if not isinstance(x, Channels) or x.layout != "plain" or not axes or call.named:
         return walk.unknown(call)
-    sources = [_from_end(axis, len(axes)) for axis in axes]
+    sources = [_counted_from_end(axis, len(axes)) for axis in axes]
     if None in sources or x.rank not in (None, len(axes)):
         return walk.unknown(call)
     return replace(x, axis=sources.index(x.axis) - len(axes), rank=len(axes))
@@ -354,14 +377,14 @@ def _chunk(walk: Walk, call: Call, x: Tensorial) -> Value:
     if not isinstance(x, Channels) or x.layout != "plain" or not isinstance(count, int):
         return walk.unknown(call)
     width, rest = divmod(len(x.ids), count)
-    if rest or width == 0 or _from_end(call.argument(2, "dim", 0), x.rank) != x.axis:
+    if rest or width == 0 or _counted_from_end(call.argument(2, "dim", 0), x.rank) != x.axis:
         return walk.unknown(call)
     walk.splits.append((x.ids, count))
     return tuple(replace(x, ids=x.ids[i * width : (i + 1) * width]) for i in range(count))
 
 
-def _from_end(axis: Any, rank: int | None) -> int | None:
-    """An axis counted from the end; None where the number of axes would have to be known."""
+def _counted_from_end(axis: Any, rank: int | None) -> int | None:
+    """An axis counted from the end, as `Channels.axis` is; None where the rank would have to be known for that."""
     if not isinstance(axis, int):
         return None
     if axis < 0:
@@ -378,6 +401,7 @@ def _size(walk: Walk, call: Call, x: Tensorial) -> Value:
 
 @_unary
 def _attribute(walk: Walk, call: Call, x: Tensorial) -> Value:
+    """x.shape, x.dtype and the like: numbers that no move changes."""
     if call.args[1] == "shape":
         return Number(shape_of=x)
     return Number() if call.args[1] in ("dtype", "device", "ndim") else walk.unknown(call)

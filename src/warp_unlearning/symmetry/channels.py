@@ -1,5 +1,5 @@
 """The state of a walk over a traced network: the channels of each value, which of them are tied or pinned, and where
-they stand in the weights.
+they stand in the weights. `channel_graph` walks, and the rules of `channel_rules` fill in the state.
 
 Walks are of two kinds. For `scale`, channels are tied that must be multiplied by the same factor τ > 0, and pinned by
 whatever is not homogeneous. For `order`, channels are tied that must stand in the same order, and pinned by whatever
@@ -21,7 +21,8 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class Channels:
-    """A tensor with the channels `ids` along `axis`, counted from the end; `rank` axes in all where that is known.
+    """A tensor with the channels `ids` along `axis`; `rank` axes in all where that is known. The axis is counted from
+    the end (-1 is the last), since how many axes come before may be unknown.
 
     A flattened tensor holds several positions of every channel along its last axis: `each` as (channel, position),
     `whole` as (position, channel). How many is seen where a layer of known width reads it.
@@ -52,7 +53,9 @@ class Fixed:
 
 @dataclass(frozen=True, eq=False)
 class Number:
-    """A number: the shape of the tensor `shape_of`, the batch size of `batch_of`, or arithmetic on sizes."""
+    """A number that no move changes: the shape of the tensor `shape_of`, the batch size of `batch_of`, or, with both
+    None, arithmetic on sizes.
+    """
 
     shape_of: Channels | Fixed | None = None
     batch_of: Channels | Fixed | None = None
@@ -64,7 +67,9 @@ Value = Channels | Fixed | Number | tuple[Channels, ...]
 
 @dataclass(frozen=True)
 class Call:
-    """One operation of the traced network, with values in the place of its tensors."""
+    """One operation of the traced network, with values in the place of its tensors: `label` names it in reports, `args`
+    and `named` are its arguments; a layer's call has the layer's `path` and `module` too.
+    """
 
     label: str
     args: tuple[Any, ...]
@@ -83,7 +88,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Use:
-    """Channels along one axis of a state tensor; entry i is multiplied by τ(ids[i]) to the `power`.
+    """Channels along one axis of the state tensor `name`; entry i is multiplied by τ(ids[i]) to the `power`: 1 where
+    the tensor makes the channels, -1 where it reads them, 2 in a variance, to which `offset` is added for the while.
 
     With `blocks` above 1 the ids run through the blocks of a grouped convolution, each with its own part of axis 1.
     """
@@ -101,7 +107,8 @@ class Walk:
     """The state of one walk, to which the rules of operations add.
 
     Every channel of every tensor is a number. Classes of tied channels are a union-find, and remember what pinned them.
-    `splits` are lists of channels that are cut in so many parts; `layers` the input and output channels by layer.
+    `uses` say where channels stand in the weights; `splits` are lists of channels that are cut in so many parts;
+    `layers` holds the input and output channels by layer. `through_norm` lets scales pass batch norm.
     """
 
     kind: Kind
@@ -117,6 +124,10 @@ class Walk:
         first = len(self._parent)
         self._parent.extend(range(first, first + count))
         return tuple(range(first, first + count))
+
+    def record(self, call: Call, tensor: str, ids: Ids, *, axis: int = 0, **more: Any) -> None:
+        """Note that the called layer's tensor holds the channels `ids` along `axis`; `more` as the fields of `Use`."""
+        self.uses.append(Use(f"{call.path}.{tensor}", axis, ids, **more))
 
     def root(self, channel: int) -> int:
         """The channel that stands for the class."""
@@ -172,6 +183,7 @@ class Walk:
 
 
 def _tensors(thing: Any) -> Iterator[Tensorial]:
+    """The tensors in an argument, however nested."""
     if isinstance(thing, Channels | Fixed):
         yield thing
     elif isinstance(thing, list | tuple):

@@ -4,6 +4,9 @@ An input of a Linear layer is a row of the last axis; an input of a convolution 
 like a row of the flattened weight. So W flattened to (out, d) acts on inputs of length d, and ΔW with ΔW p = 0 for
 every input p leaves the layer's output unchanged. Each group of a grouped convolution has inputs of its own; so have
 the queries, keys and values of an `nn.MultiheadAttention`, whose in_proj_weight is treated as a layer of three groups.
+
+Null-space moves and projected gradient unlearning make their bases of these inputs; certificates ask which entries of
+a weight any input reaches.
 """
 
 from __future__ import annotations
@@ -34,8 +37,9 @@ _PIECE, _PIECE_ON_GPU = 2**26, 2**29
 class LinearWeight:
     """One weight that acts as a linear map on what enters `layers`, all the layers that hold it.
 
-    `bias` is added to its output; None where there is none, or where the layers differ in it or others hold it too.
-    `groups` equal consecutive blocks of rows see inputs of their own; d is the length of such a row.
+    `name` is that of the parameter `tensor` in the model. `bias` is added to the output; None where there is none, or
+    where the layers differ in it or others hold it too. `groups` equal consecutive blocks of rows see inputs of their
+    own; d is the length of such a row.
     """
 
     name: str
@@ -108,7 +112,7 @@ class InputBasis:
         return {name: part.reshape(tensor.shape).to(tensor) for name, tensor, part in parts}
 
 
-# Takes a weight and inputs of one of its layers as columns, (groups, d, positions).
+# What `observe` calls: takes a weight and inputs of one of its layers as columns, (groups, d, positions).
 Record = Callable[[LinearWeight, Tensor], None]
 # Takes the arguments with which a layer is called.
 Hook = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
@@ -181,6 +185,7 @@ def _maps_of(module: nn.Module) -> list[tuple[str, str, int]]:
 
 
 def _is_attention(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
+    """Whether it is an attention layer that computes what its class does."""
     return isinstance(module, nn.MultiheadAttention) and bool(_maps_of(module))
 
 
@@ -212,14 +217,19 @@ def observe_norms(model: nn.Module, batches: Iterable[Tensor], record: Record) -
     by_norm: dict[nn.Module, list[LinearWeight]] = {}
     for norm in model.modules():
         affine = norm.parameters(recurse=False) if isinstance(norm, _BatchNorm) else ()
-        maps = [LinearWeight(names[id(p)], p.detach()[None], None, 1, (norm,)) for p in affine if id(p) in names]
+        maps = [
+            LinearWeight(names[id(p)], tensor=p.detach().unsqueeze(0), bias=None, groups=1, layers=(norm,))
+            for p in affine
+            if id(p) in names
+        ]
         if maps:
             by_norm[norm] = maps
 
     def record_features(weights: list[LinearWeight], args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """Show `record` the input of one norm, a column (channels,) for each position of each example."""
         x: Tensor = (args[0] if args else named["input"]).detach()
         for weight in weights:
-            record(weight, x.movedim(1, 0).flatten(1)[None])
+            record(weight, x.movedim(1, 0).flatten(1).unsqueeze(0))  # One group.
 
     _run_hooked(model, batches, {norm: partial(record_features, weights) for norm, weights in by_norm.items()})
     return [weight for weights in by_norm.values() for weight in weights]
@@ -296,7 +306,7 @@ def movable_weights(model: nn.Module, x: Tensor) -> tuple[list[LinearWeight], di
 
 
 def read_by_others(model: nn.Module, x: Tensor) -> set[int]:
-    """Ids of the trainable parameters that something other than the layers of `linear_weights` reads."""
+    """Ids of the trainable parameters that something beside the layers of `linear_weights` reads: these must stay."""
     working = copy_with_same_parameters(model)
     nodes: set[Node] = set()
     layers = {layer for weight in linear_weights(working) for layer in weight.layers}
@@ -324,6 +334,7 @@ def _with_views(nodes: set[Node], layer: nn.Module, forward: Any, *args: Any, **
 def _record_layer(
     record: Record, layer: nn.Module, weight: LinearWeight, args: tuple[Any, ...], named: Mapping[str, Any]
 ) -> None:
+    """Show `record` what enters a layer: rows of the last axis, or patches of a convolution, some at a time."""
     x: Tensor = (args[0] if args else named["input"]).detach()
     if not isinstance(layer, _CONVOLUTIONS):
         record(weight, _columns(weight, x))
@@ -342,6 +353,7 @@ def _record_attention(
     args: tuple[Any, ...],
     named: Mapping[str, Any],
 ) -> None:
+    """Show `record` what enters an attention layer's weights: queries, keys, values, and the input of `out_proj`."""
     inputs = [(args[i] if i < len(args) else named[part]) for i, part in enumerate(("query", "key", "value"))]
     for weight in weights:
         if weight.tensor is layer.out_proj.weight:
@@ -368,6 +380,7 @@ def _columns(weight: LinearWeight, x: Tensor) -> Tensor:
 
 
 def _with_constant(weight: LinearWeight, columns: Tensor) -> Tensor:
+    """The columns with a constant 1 as last coordinate, by which a bias acts, if the weight has one."""
     return columns if weight.bias is None else F.pad(columns, (0, 0, 0, 1), value=1.0)
 
 
@@ -377,7 +390,7 @@ def _patches(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
     `F.unfold` gives the same numbers in two dimensions, and launches a kernel for every image on a GPU.
     """
     kernel: tuple[int, ...] = layer.kernel_size
-    x = padded(layer, x if x.dim() == len(kernel) + 2 else x[None])
+    x = padded(layer, x if x.dim() == len(kernel) + 2 else x.unsqueeze(0))
     axes = list(zip(x.shape[2:], x.stride()[2:], kernel, layer.stride, layer.dilation, strict=True))
     places = [(size - dilation * (taps - 1) - 1) // stride + 1 for size, _, taps, stride, dilation in axes]
     between_taps = [step * dilation for _, step, _, _, dilation in axes]

@@ -50,7 +50,9 @@ class Move(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class AxisMap:
-    """One axis of a tensor reordered, then rescaled: new entry i is `scale[i]` times old entry `order[i]`."""
+    """One axis of a tensor reordered, then rescaled: new entry i is `scale[i]` times old entry `order[i]`. Without an
+    order entries keep their places, without a scale their values.
+    """
 
     axis: int
     order: Tensor | None = None
@@ -74,12 +76,14 @@ class AxisMap:
         return value if self.order is None else value.index_select(self.axis, self.order.to(value.device))
 
     def inverse(self) -> AxisMap:
+        """The map back: old entry `order[i]` is new entry i over `scale[i]`."""
         order = None if self.order is None else torch.argsort(self.order)
         if self.scale is None:
-            return AxisMap(self.axis, order, None)
-        return AxisMap(self.axis, order, 1 / (self.scale if order is None else self.scale[order]))
+            return AxisMap(self.axis, order)
+        return AxisMap(self.axis, order, scale=1 / (self.scale if order is None else self.scale[order]))
 
     def _along_axis(self, scale: Tensor, value: Tensor) -> Tensor:
+        """The scale in a shape that multiplies `value` along the axis, on its device and in its type."""
         shape = [1] * value.dim()
         shape[self.axis] = -1
         return scale.to(device=value.device, dtype=value.dtype).reshape(shape)
@@ -106,12 +110,13 @@ class BlockMap:
         return BlockMap(tuple(block.inverse() for block in self.blocks))
 
     def _each(self, value: Tensor, how: Callable[[AxisMap, Tensor], Tensor]) -> Tensor:
+        """Cut the rows in blocks, and put each through its map by the method `how`."""
         parts = value.chunk(len(self.blocks))
         return torch.cat([how(block, part) for block, part in zip(self.blocks, parts, strict=True)])
 
 
 def in_blocks(maps: Sequence[AxisMap]) -> AxisMap | BlockMap:
-    """The map of a tensor of so many blocks."""
+    """One map of a whole tensor from the maps of its equal blocks of rows."""
     return maps[0] if len(maps) == 1 else BlockMap(tuple(maps))
 
 
@@ -142,6 +147,7 @@ class HeadMap:
         return HeadMap(self.axis, torch.linalg.inv(self.matrices), self.start)
 
     def _mix(self, value: Tensor, matrices: Tensor) -> Tensor:
+        """Multiply the entries of each head by its matrix, in float64; entries outside the heads stay."""
         heads, width, _ = matrices.shape
         end = self.start + heads * width
         before, part, after = value.tensor_split((self.start, end), dim=self.axis)
@@ -166,6 +172,7 @@ class ChannelMove:
     offsets: Mapping[str, float] = field(default_factory=dict)
 
     def point(self, name: str, value: Tensor) -> Tensor:
+        """The tensor through its maps; a running variance with ε added for the while."""
         offset = self.offsets.get(name, 0.0)
         value = value + offset if offset else value
         for tensor_map in self.axes.get(name, ()):
@@ -253,8 +260,8 @@ class MomentumReset(ComposedMove):
 
 
 def compose(first: Move | None, second: Move) -> Move:
-    """`second` after `first`; None is no move. Shifts add up, and maps along the same axis are multiplied out, so that
-    many moves cost no more than one.
+    """`second` after `first`, as one move; None is no move. Shifts add up, and maps along the same axis are multiplied
+    out, so that many moves cost no more than one.
     """
     for move in parts_of(second):
         first = move if first is None else _merged(first, move)
@@ -279,6 +286,7 @@ def parts_of(move: Move) -> Iterator[Move]:
 
 
 def _merged(first: Move, second: Move) -> Move:
+    """`second` after `first` as one move of their kind, or composed where they are of different kinds."""
     if isinstance(first, ComposedMove):
         return ComposedMove((*first.moves[:-1], *parts_of(_merged(first.moves[-1], second))))
     if isinstance(first, Translation) and isinstance(second, Translation):
@@ -298,12 +306,12 @@ def _appended(maps: tuple[TensorMap, ...], last: TensorMap) -> tuple[TensorMap, 
     if isinstance(last, AxisMap) and all(isinstance(earlier, AxisMap) for earlier in maps):
         for i, earlier in enumerate(maps):
             if isinstance(earlier, AxisMap) and earlier.axis == last.axis:
-                return (*maps[:i], _product(earlier, last), *maps[i + 1 :])
+                return (*maps[:i], _product(first=earlier, second=last), *maps[i + 1 :])
     return (*maps, last)
 
 
 def _product(first: AxisMap, second: AxisMap) -> AxisMap:
-    """New entry i is s₂[i] s₁[o₂[i]] times old entry o₁[o₂[i]]."""
+    """`second` after `first` along one axis: new entry i is s₂[i] s₁[o₂[i]] times old entry o₁[o₂[i]]."""
     order, scale = second.order, second.scale
     if first.order is not None:
         order = first.order if second.order is None else first.order[second.order]

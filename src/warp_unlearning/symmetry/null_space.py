@@ -61,7 +61,7 @@ class NullMove(Translation):
 
 @dataclass(eq=False)
 class _Memory:
-    """What moves of `network` keep for later ones: bases to follow, and on a GPU the captured graph of its energy."""
+    """What moves of `network` keep for later ones: `bases` to follow, and on a GPU the captured `energy_gradient`."""
 
     network: ReferenceType[nn.Module] | None = None
     bases: dict[str, InputBasis] = field(default_factory=dict)
@@ -178,12 +178,13 @@ class NullSpace:
         self, model: nn.Module, batches: Sequence[Tensor]
     ) -> tuple[dict[str, InputBasis], dict[str, str], list[str]]:
         """Observe the inputs of all layers and decompose them. Returns the bases of the weights that may move, the
-        reason for every parameter that stays, and notes.
+        reason for every parameter that stays, and sentences for the certificate.
         """
         weights, why_unmoved = movable_weights(model, batches[0])
         moments: dict[str, SecondMoment] = {}
 
         def record(weight: LinearWeight, columns: Tensor) -> None:
+            """Add some inputs of a layer to its second moment."""
             if weight.name not in moments:
                 moments[weight.name] = self._moment(weight)
             moments[weight.name].add(columns)
@@ -205,6 +206,7 @@ class NullSpace:
         return bases, _complete_reasons(why_unmoved, model, weights, bases), self._notes(bases)
 
     def _notes(self, bases: Mapping[str, InputBasis]) -> list[str]:
+        """Sentences for the certificate on what the bases lack: too few inputs, fewer than `k` directions."""
         notes = []
         too_few = [basis for basis in bases.values() if basis.positions < basis.d]
         if too_few:
@@ -226,11 +228,13 @@ class NullSpace:
         return notes
 
     def _moment(self, weight: LinearWeight) -> SecondMoment:
+        """An empty second moment for the inputs of a weight, as precise as the basis made of it needs."""
         exact = self.energy == 1 and self.k is None
         needs_double = exact or (self.k is None and 1 - self.energy < _SMALLEST_SHARE_IN_SINGLE)
         return SecondMoment(torch.float64 if needs_double else weight.tensor.dtype, exact=exact)
 
     def _basis(self, weight: LinearWeight, moment: SecondMoment) -> InputBasis:
+        """The directions to keep out of: those that hold the share `energy` of the layer's inputs."""
         return InputBasis.leading(weight, moment, self.energy, k=self.k, k_max=self.k_max, rule=self.rule)
 
     def _descend(
@@ -247,12 +251,7 @@ class NullSpace:
         reference = dict(moving) if probe.reference is None else probe.reference
         origin = {name: reference[name].detach().to(p, copy=True) for name, p in moving.items()}
         relative_length = (self.step_size or 0.0) * _norm(_per_basis(InputBasis.where_reached, bases, origin))
-        measure = None
-        if probe.forget is not None:
-            energy_gradient = self._memory.energy_gradient or EnergyGradient(model)
-            # Kept only on a GPU: it holds the model, which is worth it for its captured graph.
-            self._memory.energy_gradient = energy_gradient if probe.forget[0].is_cuda else None
-            measure = partial(energy_gradient, *probe.forget, names=moving)
+        measure = self._energy_of(model, moving, probe)
         energies: list[float] = []
         for _ in range(self.steps):
             gradient: Values = {}
@@ -267,10 +266,7 @@ class NullSpace:
             with torch.no_grad():
                 direction, step_length = self._direction(moving, bases, origin, gradient, relative_length)
                 if self.aim == "random":
-                    # Drawn where the generator is, on the CPU for a secret one, and copied.
-                    normal = partial(torch.randn, generator=generator, device=generator.device)
-                    drawn = {name: normal(p.shape).to(p) for name, p in moving.items()}
-                    direction = _per_basis(InputBasis.project_out, bases, drawn)
+                    direction = _random_direction(moving, bases, generator)
                 length = _norm(direction)
                 if length > 0:
                     for name, p in moving.items():
@@ -279,6 +275,15 @@ class NullSpace:
             return None
         energy_after = total_energy(model, *probe.forget)
         return energies[0], inf if energy_after is None else energy_after
+
+    def _energy_of(self, model: nn.Module, moving: Values, probe: Probe) -> Callable[[], tuple[Tensor, Values]] | None:
+        """A function that measures the forget batch's energies and their gradient at `moving`; None without a batch."""
+        if probe.forget is None:
+            return None
+        energy_gradient = self._memory.energy_gradient or EnergyGradient(model)
+        # Kept only on a GPU: it holds the model, which is worth it for its captured graph.
+        self._memory.energy_gradient = energy_gradient if probe.forget[0].is_cuda else None
+        return partial(energy_gradient, *probe.forget, names=moving)
 
     def _direction(
         self, moving: Values, bases: Mapping[str, InputBasis], origin: Values, gradient: Values, relative_length: float
@@ -310,6 +315,7 @@ class TrackedNullSpace(NullSpace):
     rounds: int = option(1, "rounds of subspace iteration that follow the inputs from one move to the next")
 
     def _moment(self, weight: LinearWeight) -> SecondMoment:
+        """An empty second moment that sums up C B alone, B being the basis of the last move, where that is cheaper."""
         moment = super()._moment(weight)
         previous = self._previous_basis(weight)
         if self.rounds == 1 and previous is not None:
@@ -320,6 +326,7 @@ class TrackedNullSpace(NullSpace):
         return moment
 
     def _basis(self, weight: LinearWeight, moment: SecondMoment) -> InputBasis:
+        """The basis of the last move after `rounds` of subspace iteration; at the first move, a decomposition."""
         previous = self._previous_basis(weight)
         if previous is None:
             tracked = super()._basis(weight, moment)
@@ -337,7 +344,9 @@ class TrackedNullSpace(NullSpace):
         return tracked
 
     def _previous_basis(self, weight: LinearWeight) -> InputBasis | None:
-        """The basis at the last move; None at the first, or where the weight's bias moves now and did not then."""
+        """The basis at the last move; None at the first, or where the bias moves with the weight now but not then, or
+        then but not now: bases with and without the bias have different lengths.
+        """
         previous = self._memory.bases.get(weight.name)
         return previous if previous is not None and previous.bias == weight.bias else None
 
@@ -367,11 +376,20 @@ def _require_finite(moments: Mapping[str, SecondMoment]) -> None:
             )
 
 
+def _random_direction(moving: Values, bases: Mapping[str, InputBasis], generator: torch.Generator) -> dict[str, Tensor]:
+    """Normal draws in the null space. They are made where the generator is, on the CPU for a secret one, and copied."""
+    normal = partial(torch.randn, generator=generator, device=generator.device)
+    drawn = {name: normal(p.shape).to(p) for name, p in moving.items()}
+    return _per_basis(InputBasis.project_out, bases, drawn)
+
+
 def _per_basis(
     change: Callable[[InputBasis, Values], Values], bases: Mapping[str, InputBasis], values: Values
 ) -> dict[str, Tensor]:
+    """`change`, a projection of `InputBasis`, applied to each weight (with its bias) that has a basis."""
     return {name: value for basis in bases.values() for name, value in change(basis, values).items()}
 
 
 def _norm(values: Values) -> float:
+    """The Euclidean norm of all values as one vector."""
     return float(global_norm(list(values.values()), dtype=torch.float64)) if values else 0.0

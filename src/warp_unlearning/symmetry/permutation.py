@@ -30,8 +30,9 @@ class Permutation:
         return ChannelGraph(model, kind="order").report()
 
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> ChannelMove:
+        """Draw an order within each set of exchangeable channels, and apply it at every use of them in the weights."""
         graph = ChannelGraph(model, kind="order")
-        sources = torch.arange(len(graph.roots))
+        sources = torch.arange(len(graph.roots))  # The channel that takes the place of each.
         for members in graph.exchangeable():
             order = torch.randperm(len(members), generator=generator, device=generator.device).cpu()
             channels = torch.tensor(members)

@@ -90,6 +90,7 @@ class ChangeOfBasis:
         return ChannelGraph(model, kind="scale", through_norm=self.through_norm).report()
 
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> ChannelMove:
+        """Draw a factor for every free channel; each use of a channel in the weights gets its power of the factor."""
         graph = ChannelGraph(model, kind="scale", through_norm=self.through_norm)
         free = torch.tensor(graph.free_channels(), dtype=torch.long)
         scales = torch.ones(len(graph.roots), dtype=torch.float64)
@@ -107,7 +108,7 @@ class ChangeOfBasis:
                     f"{use.name} is {state[use.name].dtype}: rescaling would round it and change the function; "
                     "convert the model with .float() first, or use Permutation, which is exact in any precision"
                 )
-            maps = [AxisMap(use.axis, None, part) for part in factors.chunk(use.blocks)]
+            maps = [AxisMap(use.axis, scale=part) for part in factors.chunk(use.blocks)]
             axes[use.name] = (*axes.get(use.name, ()), in_blocks(maps))
             if use.offset:
                 offsets[use.name] = use.offset
@@ -115,6 +116,7 @@ class ChangeOfBasis:
 
 
 def _keep_variances_positive(scales: Tensor, graph: ChannelGraph, state: dict[str, Tensor]) -> None:
+    """Set to 1, in place, each factor τ that would make a running variance v negative, as τ²(v + ε) − ε."""
     for use in graph.uses:
         if use.offset:
             channels = graph.channels(use)
