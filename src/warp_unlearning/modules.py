@@ -1,4 +1,6 @@
-"""The modes of a model's modules, and the padding and memory layout of convolutions."""
+"""Helpers for torch modules: train and eval modes to be put back later, and a convolution's padding and memory layout.
+Symmetries, null-space moves and ghost norms share them.
+"""
 
 from __future__ import annotations
 

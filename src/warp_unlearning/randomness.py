@@ -1,7 +1,8 @@
 """Named random streams: reproducible ones drawn from a seed, and secret ones that a defence draws from.
 
 Nothing depends on the order in which others draw. torch's generators take a seed of 32 bits in effect, few enough to
-try them all; the generators of a secret stream have their whole state, 624 words, filled by SHAKE-256.
+try them all; the generators of a secret stream have their whole state, 624 words, filled by SHAKE-256. Methods draw
+from the task's streams, defences from secret ones.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class _SecretStreams(Streams):
         return int.from_bytes(self._bits(32, "number", *path), "big")
 
     def generator(self, *path: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+        """A fresh generator on the CPU, whose whole state comes from the key."""
         if torch.device(device).type != "cpu":
             raise ValueError(f"a secret stream was asked to draw on {device}; draw on the CPU and copy")
         generator = torch.Generator().manual_seed(_MARK)
@@ -89,6 +91,7 @@ class _SecretStreams(Streams):
         return generator.set_state(state)
 
     def _bits(self, count: int, *path: str | int) -> bytes:
+        """`count` bytes that belong to the path alone; its first word keeps keys, seeds and states apart."""
         text = len(self._key).to_bytes(8, "big") + self._key + repr(path).encode()
         return shake_256(text).digest(count)
 
@@ -109,6 +112,7 @@ class LayerDraws:
     def __init__(self, seed: int, *, device: torch.device, none: bool = False) -> None:
         of_gpu = [device] if device.type == "cuda" else []
         self._devices = [] if none else [torch.device("cpu"), *of_gpu]
+        # States of the global generators, a list by device: for the next block, and those put back after it.
         self._inside = [torch.Generator(device=d).manual_seed(seed).get_state() for d in self._devices]
         self._outside: list[Tensor] = []
 

@@ -2,7 +2,7 @@
 
 An image batch (n, c, h, w) is a matrix of M = n·h·w rows and c columns. Forward and backward are two kernels each: sums
 over stretches of rows, then a pass over all entries in which every program adds up the sums of its own columns. No sum
-depends on the order in which programs run, so results are the same each time.
+depends on the order in which programs run, so results are the same each time. `FastLayers` calls it.
 """
 
 # Triton's language is not typed.
@@ -57,8 +57,11 @@ def suits(x: Tensor, *others: Tensor | None) -> bool:
 
 
 class _BatchNorm(torch.autograd.Function):
+    """`batch_norm` with its gradients at x, weight, bias and residual."""
+
     @staticmethod
     def forward(ctx: Any, x, weight, bias, running_mean, running_var, residual, momentum, eps, relu):
+        """Sum the columns, then normalise; `saved` keeps each column's mean and 1 / √(σ² + eps) for the way back."""
         plan = _Plan(x)
         y, saved = torch.empty_like(x), plan.empty(2)
         sums = plan.empty(plan.stretches, 2)
@@ -76,6 +79,7 @@ class _BatchNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy):
+        """Sum dy and dy·x̂ by column, then make dx; these sums, `found`, are the gradients of bias and weight."""
         x, y, weight, saved = ctx.saved_tensors
         if dy.stride() != x.stride():
             dy = torch.empty_like(x).copy_(dy)
@@ -95,7 +99,9 @@ class _BatchNorm(torch.autograd.Function):
 
 
 class _Plan:
-    """How the work on images `x` is divided between programs: sizes of stretches and blocks, and launch grids."""
+    """How the work on images `x` is divided between programs. Sums take a program for each stretch of `stretch` rows
+    (grid `by_stretch`), the pass over entries one for each block of rows (grid `by_rows`).
+    """
 
     def __init__(self, x: Tensor) -> None:
         self._device = x.device
@@ -151,6 +157,7 @@ def _normalise(
     x, y, residual, sums, weight, bias, running_mean, running_var, saved, m, n, stretches, eps, momentum,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SUMS: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
+    """One block of y from the sums; programs of the first rows also save mean and scale, and move the statistics."""
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = c < n
     first, second = _added(sums, c, is_column, n, stretches, SUMS)

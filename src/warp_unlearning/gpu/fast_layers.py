@@ -1,4 +1,6 @@
-"""Layers in forms that suit a GPU and small images, and weights in half precision, cast together."""
+"""Layers in forms that suit a GPU and small images, and weights in half precision, cast together. Captured updates
+(`graphs`) run within `FastLayers`; our networks call `norm_relu`.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +81,7 @@ class FastLayers(TorchFunctionMode):
         return half if version == weight._version else weight
 
     def _cast_weights(self) -> None:
+        """Make copies in autocast's type of all weights that blocks so far have asked for."""
         weights = list(self._weights.values())
         if weights and torch.is_autocast_enabled(weights[0].device.type):
             with torch.enable_grad():
@@ -86,7 +89,7 @@ class FastLayers(TorchFunctionMode):
             self._halves = {id(w): (half, w._version) for w, half in zip(weights, halves, strict=True)}
 
     def _postpone_count(self, counter: Tensor, by: Any, **options: Any) -> Tensor | None:
-        # Each batch norm adds one to its number of batches, by a kernel of its own.
+        """Note that a batch norm adds one to its number of batches, to be done at the end; None for any other sum."""
         if counter.dtype != torch.int64 or counter.dim() or by != 1 or options:
             return None
         # A network that is used several times counts as often, but a tensor may stand in the list only once.
@@ -104,6 +107,7 @@ def norm_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Ten
 
 
 def _fused(norm: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None:
+    """relu(norm(x) + residual) by our kernel; None where that does not take the layer or its tensors."""
     from . import batch_norm as kernel  # In Triton, which not every machine has.
 
     hooks = (norm._forward_hooks, norm._forward_pre_hooks, norm._backward_hooks, norm._backward_pre_hooks)
@@ -128,6 +132,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor | None:
+    """`F.batch_norm` by our kernel; None in eval mode, and where the kernel does not take the tensors."""
     from . import batch_norm as kernel
 
     if not training or not kernel.suits(x, weight, bias, running_mean, running_var):
@@ -144,6 +149,7 @@ def _max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor | None:
+    """`F.max_pool2d` by our kernel; None for windows that it does not know, or tensors that it does not take."""
     from . import max_pool as kernel
 
     window = [_pair(given) for given in (size, stride or size, padding)]
@@ -164,6 +170,7 @@ def _folded(
 ) -> Tensor | None:
     """A convolution of a large kernel with stride 2 on images of few channels: each square of 2x2 pixels becomes one
     pixel of four times the channels, and so does the kernel, made even with zeros. Matrix units read many channels.
+    Returns None for any other convolution.
     """
     few = x.dim() == 4 and x.shape[1] <= 4 and min(weight.shape[2:]) >= 5 and not x.requires_grad
     if not few or isinstance(padding, str) or (_pair(stride), _pair(dilation), groups) != ((2, 2), (1, 1), 1):
@@ -190,6 +197,7 @@ class _CastTogether(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+        """A copy of each weight, without a gradient for those that need none."""
         ctx.set_materialize_grads(False)
         # Not saved as autograd would, since they change before a second gradient is asked for: only their layout is
         # used.
@@ -204,6 +212,7 @@ class _CastTogether(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of the copies in the weights' precision and layout."""
         found = [None if s is None else torch.empty_like(w) for s, w in zip(slopes, ctx.weights, strict=True)]
         _copy_together([f for f in found if f is not None], [s for s in slopes if s is not None])
         return None, *found

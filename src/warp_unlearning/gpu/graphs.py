@@ -2,7 +2,8 @@
 
 An update of a small network is some hundred small operations, and launching them one by one keeps the host busier than
 the GPU; a graph launches them all at once. A captured function depends on its arguments and on tensors that keep their
-addresses: it reads no value, branches on none, and changes its state in place.
+addresses: it reads no value, branches on none, and changes its state in place. Training and methods wrap their updates
+by `Compute.update`; energies and attacks use `Captured` itself.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ class Captured:
     ) -> None:
         self._function, self._device, self._pool = function, device, pool
         self._captures = enabled and device.type == "cuda"
-        self._primed = False
+        self._primed = False  # Whether a plain call has been made.
         self._graph: CudaGraph[dict[str, Tensor]] | None = None
-        self._inputs: list[Tensor] = []
+        self._inputs: list[Tensor] = []  # The graph's own arguments.
 
     def __call__(self, *arguments: Number) -> dict[str, Tensor]:
         """Run, capture or replay the function; returns its tensors, detached."""
@@ -98,9 +99,11 @@ class Captured:
         return {name: value.detach() for name, value in self._function(*arguments).items()}
 
     def _tensor(self, argument: Number) -> Tensor:
+        """The argument as a tensor on the device, as a graph must read it."""
         return argument if isinstance(argument, Tensor) else torch.full((), argument, device=self._device)
 
     def _fits(self, arguments: tuple[Number, ...]) -> bool:
+        """Whether the arguments have the shapes of the graph's own."""
         pairs = zip(arguments, self._inputs, strict=True)
         return all(not isinstance(new, Tensor) or new.shape == old.shape for new, old in pairs)
 
@@ -174,7 +177,7 @@ def capturable_stream(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    # Collecting garbage may destroy an old graph, which would end the capture.
+    """Within the block collect no garbage: destroying an old graph would end the capture."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,6 @@
-"""Many trainings side by side on one device, a step of each in turn; the steps of one are in `training.training`."""
+"""Many trainings side by side on one device, a step of each in turn, for runs that train many models. The steps of one
+training are in `training.training`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Max-pooling of images whose channels are last in memory.
 
 Forward notes which tap of its window each output came from. Backward goes over the inputs, each of which looks into
-the few windows that it lies in: nothing is added atomically, and results are the same each time.
+the few windows that it lies in: nothing is added atomically, and results are the same each time. `FastLayers` calls it.
 """
 
 # Triton's language is not typed.
@@ -37,8 +37,11 @@ def suits(x: Tensor) -> bool:
 
 
 class _MaxPool(torch.autograd.Function):
+    """`max_pool` with its gradient, by the two kernels below."""
+
     @staticmethod
     def forward(ctx: Any, x, size, stride, padding):
+        """The pooled images; `taps`, kept for the way back, says which entry of its window each output is."""
         n, c, h, w = x.shape
         out_h, out_w = ((v + 2 * padding - size) // stride + 1 for v in (h, w))
         y = torch.empty((n, c, out_h, out_w), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
@@ -54,6 +57,7 @@ class _MaxPool(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy):
+        """The gradient at the images: each entry gathers dy of the outputs that it became."""
         (taps,) = ctx.saved_tensors
         (size, stride, padding), (h, w) = ctx.window, ctx.given
         n, c, out_h, out_w = taps.shape
@@ -68,6 +72,7 @@ class _MaxPool(torch.autograd.Function):
 
 
 def _grid(places: int, channels: int) -> tuple[int, int]:
+    """How many programs are launched: blocks of places by blocks of channels."""
     return triton.cdiv(places, _PLACES), triton.cdiv(channels, _CHANNELS)
 
 
@@ -76,6 +81,7 @@ def _forward(
     x, y, taps, places, channels, h, w, out_h, out_w,
     SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    """The largest entry of the windows of one block of outputs, and its tap: row-major within the window."""
     place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     known = (place < places)[:, None] & (c < channels)[None, :]
@@ -100,6 +106,7 @@ def _backward(
     dy, taps, dx, places, channels, h, w, out_h, out_w,
     SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    """The gradient at one block of inputs: dy summed over the windows whose largest entry each of them is."""
     place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     known = (place < places)[:, None] & (c < channels)[None, :]

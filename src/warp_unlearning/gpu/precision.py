@@ -1,4 +1,6 @@
-"""How numbers are computed on a device: bf16 and channels-last on a GPU, float32 elsewhere."""
+"""How numbers are computed on a device: bf16 and channels-last on a GPU, float32 elsewhere; and the two exceptions, for
+comparing a network before and after a move, and for second derivatives.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The gradient at a, b = G *ᵀ W, is linear in G and in W, so for a cotangent u of b: ∂/∂G = u * W, and ∂/∂W is the kernel
 gradient of a convolution with input u and output gradient G. Autograd's own second derivative finds the latter by a
-convolution with kernels as large as the image.
+convolution with kernels as large as the image. The rule of convolutions (`rules_conv`) computes by it.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def kernel_gradient(g: Tensor, a: Tensor, like: Tensor, geometry: Geometry) -> T
 
 
 def _gradients(g: Tensor, a: Tensor, kernel: Tensor, geometry: Geometry, wanted: tuple[bool, bool, bool]) -> Any:
+    """The gradients at the images, the kernel and the bias, those of them that are `wanted`, for g at the output."""
     geometry_args = geometry.stride, geometry.padding, geometry.dilation, False, (0, 0), geometry.groups
     return torch.ops.aten.convolution_backward(g, a, kernel, None, *geometry_args, wanted)
 
@@ -60,6 +61,8 @@ def convolved(a: Tensor, weight: Tensor, geometry: Geometry, phase: Phase) -> Te
 
 
 class _Convolution(torch.autograd.Function):
+    """o = a * W, with a gradient at the images that can be differentiated cheaply."""
+
     @staticmethod
     def forward(ctx: Any, a: Tensor, weight: Tensor, geometry: Geometry, phase: Phase) -> Tensor:
         ctx.save_for_backward(a, weight)
@@ -68,6 +71,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        """The gradients at a and W; at a alone, and differentiable once more, while `phase.outputs_only`."""
         a, weight = ctx.saved_tensors
         if ctx.phase.outputs_only:
             at_a = _InputGradient.apply(g, a, weight, ctx.geometry) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
@@ -82,6 +86,7 @@ class _InputGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, a: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+        """The gradient at images laid out as a, for a gradient g at the convolution's output."""
         ctx.save_for_backward(g, weight)
         ctx.geometry = geometry
         return input_gradient(g, a, _laid_out_like(a, weight), geometry)
@@ -89,6 +94,7 @@ class _InputGradient(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
+        """For a cotangent u of `forward`: at g, u convolved; at W, the kernel gradient with input u."""
         g, weight = ctx.saved_tensors
         kernel = _laid_out_like(u, weight)
         at_g = convolve(u, kernel, ctx.geometry) if ctx.needs_input_grad[0] else None

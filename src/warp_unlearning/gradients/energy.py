@@ -4,6 +4,8 @@ One forward pass records what enters the layers; one backward pass of Σᵢℓ�
 belong to single examples as long as no layer mixes examples; each layer's rule (`rules`) makes squared norms of both. A
 parameter used several times counts with the sum of its uses, eᵢ ∋ ‖Σᵤ gᵢᵤ‖². The result is differentiable once:
 Σᵢ vᵢeᵢ has the gradient 2 Σᵢ vᵢ Hᵢgᵢ. Parameters without a rule go through vmap(grad).
+
+Null-space moves descend the energy of the forget set, certificates report it, and attacks search inputs by `alignment`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from .tracing import (
 # Examples of one pass on a CPU. More at once are no faster, and take more memory: a backward pass ends with one part
 # before it begins the next.
 _CPU_EXAMPLES = 32
-_ENERGIES = ""  # Beside the names of parameters, none of which is empty.
+# Where `EnergyGradient._computed` puts the energies beside gradients by parameter name, none of which is empty.
+_ENERGIES = ""
 
 
 def gradient_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cross_entropy) -> Tensor:
@@ -73,6 +76,7 @@ def total_energy(model: nn.Module, x: Tensor, y: Tensor) -> float | None:
 
 
 def _energy(model: nn.Module, copy: nn.Module, x: Tensor, y: Tensor, *, loss: Loss, differentiable: bool) -> Tensor:
+    """`gradient_energy` of one part of the batch: by rules, and by vmap(grad) for parameters used elsewhere too."""
     try:
         trace = traced(copy, x)
     except RuntimeError as error:
@@ -121,7 +125,8 @@ class EnergyGradient:
 
     def __init__(self, model: nn.Module, *, loss: Loss = cross_entropy) -> None:
         self.model, self._loss = model, loss
-        self._key: Hashable = None
+        # The computation of the last call, and the shapes, tensor addresses and modes that it was prepared for.
+        self._prepared_for: Hashable = None
         self._captured: Captured | None = None
 
     def __call__(
@@ -134,10 +139,10 @@ class EnergyGradient:
         trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad and (names is None or n in names)}
         addresses = (tensor.data_ptr() for tensor in (*self.model.parameters(), *self.model.buffers()))
         modes = (module.training for module in self.model.modules())
-        key = x.shape, x.dtype, x.device, y.shape, y.dtype, (*addresses,), (*modes,), (*trained,)
-        if self._captured is None or key != self._key:
+        situation = x.shape, x.dtype, x.device, y.shape, y.dtype, (*addresses,), (*modes,), (*trained,)
+        if self._captured is None or situation != self._prepared_for:
             by_rules = x.is_cuda and not parameters_without_rules(self.model, x, y, loss=self._loss)
-            self._key = key
+            self._prepared_for = situation
             self._captured = Captured(partial(self._computed, trained), x.device, enabled=by_rules)
         gradient = self._captured(x, y)
         energies = gradient.pop(_ENERGIES)
@@ -149,7 +154,8 @@ class EnergyGradient:
         return energies, gradient
 
     def _computed(self, trained: dict[str, nn.Parameter], x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        # The checks read values, which a graph cannot.
+        """The gradient of Σᵢeᵢ by parameter name, and under `_ENERGIES` the energies: what may be captured."""
+        # Checks read values, which a graph cannot.
         energy = energy_by_rules if x.is_cuda and torch.cuda.is_current_stream_capturing() else gradient_energy
         with torch.enable_grad():
             energies = energy(self.model, x, y, loss=self._loss)
@@ -231,6 +237,7 @@ def _energy_by_vmap(
 
 
 def _check_batch(x: Tensor, y: Tensor) -> None:
+    """Refuse inputs without examples, without a label for each, or with numbers that are not finite."""
     if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:
         raise InputError(
             f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}; give at least one example, and a label for each"
@@ -255,6 +262,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def _check_layer(path: str, layer: nn.Module) -> None:
+    """Refuse a layer by which examples influence each other, or that draws at random or changes its weights."""
     if isinstance(layer, _BatchNorm) and layer.training:
         raise InputError(f"batch norm {path} is in train mode, where examples mix; call `model.eval()` first")
     if isinstance(layer, _BatchNorm) and layer.running_mean is None:

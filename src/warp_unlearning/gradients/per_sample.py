@@ -2,6 +2,8 @@
 
 By rules there is one forward and one backward pass over the batch, and one contraction for each parameter (`rules`):
 ∂ℓᵢ/∂W = Σₜ gᵢₜ aᵢₜᵀ for linear layers and convolutions. Parameters without a rule go through vmap(grad).
+
+Methods clip these gradients or square them, and attacks compare them with what an update reveals.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ def gradients_by_vmap(
     own_parameters = dict(model.named_parameters())
 
     def example_loss(values: Mapping[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
+        """The loss of one example, as a batch of one, with `values` in place of the parameters."""
         with parameters_replaced(model.modules(), {id(own_parameters[name]): value for name, value in values.items()}):
             return loss(model(example[None]), label[None]).sum()
 
@@ -148,4 +151,5 @@ def _shares(model: nn.Module, x: Tensor, y: Tensor, *, differentiable: bool) -> 
 
 
 def _sum_or_zero(shares: list[Share], parameter: Tensor, batch: int) -> Tensor:
+    """The gradient of a parameter by all of its uses, shape (batch, *parameter); zero if the loss uses it nowhere."""
     return sum_of_uses(shares) if shares else parameter.new_zeros(batch, *parameter.shape)

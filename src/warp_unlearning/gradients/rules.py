@@ -23,13 +23,18 @@ from ..errors import InputError
 
 @dataclass
 class Phase:
-    """`outputs_only` is True while a backward pass looks for gradients at layer outputs and for no parameter's."""
+    """What a backward pass is for. `outputs_only` is True while it looks for gradients at layer outputs alone, so that
+    layers need not compute those of their parameters.
+    """
 
     outputs_only: bool = False
 
 
 class GhostRule(ABC):
-    """The per-example gradients of one layer type, whose parameters are called `names` there."""
+    """The per-example gradients of one layer type, their squared norms, and their products with given directions.
+
+    `names` are the layer's parameters that the rule covers, by attribute.
+    """
 
     names: ClassVar[tuple[str, ...]] = ("weight", "bias")
 
@@ -60,6 +65,7 @@ def register(*layers: type[nn.Module]) -> Callable[[RuleClass], RuleClass]:
     """Register the decorated rule for these layer types, none of which may have one already."""
 
     def add(rule: RuleClass) -> RuleClass:
+        """Enter one object of the class under each layer type."""
         for layer in layers:
             if layer in _RULES:
                 raise InputError(
@@ -73,7 +79,9 @@ def register(*layers: type[nn.Module]) -> Callable[[RuleClass], RuleClass]:
 
 
 def rule_of(layer: nn.Module) -> GhostRule | None:
-    """The rule of the layer's type; None where there is none, or where the layer has a forward pass of its own."""
+    """The rule that computes per-example gradients, and norms of them, for the layer's type; None where there is none,
+    or where the layer has a forward pass of its own, which no rule fits.
+    """
     known = next((kind for kind in type(layer).__mro__ if kind in _RULES), None)
     if known is None:
         return None
@@ -84,8 +92,11 @@ def rule_of(layer: nn.Module) -> GhostRule | None:
 
 
 class _SquaredOuterNorm(torch.autograd.Function):
+    """`squared_outer_norm`, with a backward pass that computes products anew by whichever form is cheaper."""
+
     @staticmethod
     def forward(ctx: Any, p: Tensor, g: Tensor) -> Tensor:
+        """‖Σₜ gₜ pₜᵀ‖² by inner products of positions, Σ K·Γ, or by the sum itself, ‖GᵀP‖²."""
         ctx.save_for_backward(p, g)
         if _gram_is_cheaper(p, g):
             return (torch.bmm(p, p.mT) * torch.bmm(g, g.mT)).sum((1, 2))
@@ -94,6 +105,7 @@ class _SquaredOuterNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients 2ΓP at P and 2KG at G, or by M = GᵀP, times `upstream`."""
         p, g = ctx.saved_tensors
         twice = 2 * upstream[:, None, None]
         if _gram_is_cheaper(p, g):
@@ -103,6 +115,7 @@ class _SquaredOuterNorm(torch.autograd.Function):
 
 
 def _gram_is_cheaper(p: Tensor, g: Tensor) -> bool:
+    """Whether inner products of positions take fewer multiplications than the sum of outer products."""
     positions, d, o = p.shape[1], p.shape[2], g.shape[2]
     return positions * (d + o) <= d * o
 
@@ -144,6 +157,7 @@ class EmbeddingRule(GhostRule):
     """Row v of ∂ℓ/∂E is Σ gₜ over the positions t that hold token v, and 0 for `padding_idx`; inputs (batch, ...)."""
 
     def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
+        """(batch, tokens known, width)."""
         tokens, rows = _tokens_and_rows(cast(nn.Embedding, layer), a, g)
         table = g.new_zeros(len(a), cast(nn.Embedding, layer).num_embeddings, g.shape[-1])
         return table.scatter_add(1, tokens[..., None].expand_as(rows), rows)

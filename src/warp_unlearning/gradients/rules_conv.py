@@ -12,6 +12,7 @@ pass:
   all three are products with the patches, laid out in memory.
 
 A Conv1d is a Conv2d of height 1. Groups count as images, and strides of 1x1 kernels leave out inputs beforehand.
+`tracing` calls the rule by way of the registry in `rules`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _CHUNK, _CHUNK_ON_GPU = 2**20, 2**28
 _ADDITION, _ADDITION_ON_GPU = 1, 40
 
 Slices = tuple[slice, ...]
-# Half of the derivatives at a, where they are needed, and at g.
+# Half of the derivatives at the inputs a, None where they are not needed, and at the output gradients g.
 Halves = tuple[Tensor | None, Tensor]
 
 
@@ -93,6 +94,8 @@ class ConvolutionRule(GhostRule):
 
 
 class _SquaredKernelNorm(torch.autograd.Function):
+    """‖∂ℓᵢ/∂W‖² of every image, a chunk of images at a time, by one of the two contractions."""
+
     @staticmethod
     def forward(ctx: Any, a: Tensor, g: Tensor, geometry: Geometry, by_positions: bool) -> Tensor:
         ctx.save_for_backward(a, g)
@@ -104,6 +107,7 @@ class _SquaredKernelNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+        """The gradients at a and g, each chunk written into its place."""
         a, g = ctx.saved_tensors
         at_a, at_g = torch.empty_like(a) if ctx.needs_input_grad[0] else None, torch.empty_like(g)
         half_gradients = _half_gradients_by_positions if ctx.by_positions else _half_gradients_by_kernels
@@ -139,6 +143,7 @@ def _chunks(a: Tensor, g: Tensor, geometry: Geometry, by_positions: bool) -> lis
 
 
 def _squared_norms_by_positions(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
+    """nᵢ = Σₜₜ' Kₜₜ'Γₜₜ', the first contraction."""
     return (_patch_products(a, g, geometry) * _products(g)).flatten(1).sum(1)
 
 
@@ -155,7 +160,7 @@ def _half_gradients_by_positions(a: Tensor, g: Tensor, geometry: Geometry, wants
 
 
 def _patch_products(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
-    """K, shape (n, *output, *output)."""
+    """K, the inner products of the patches at any two output positions, shape (n, *output, *output)."""
     products = _products(a)
     total = g.new_zeros(len(g), *g.shape[2:], *g.shape[2:])
     for _, of_outputs, of_inputs in _tap_slices(a, g, geometry):
@@ -170,6 +175,7 @@ def _products(x: Tensor) -> Tensor:
 
 
 def _as_matrices(products: Tensor) -> Tensor:
+    """Products (n, height, width, height, width) as (n, positions, positions)."""
     return products.flatten(3).flatten(1, 2)
 
 
@@ -183,7 +189,9 @@ def _tap_slices(a: Tensor, g: Tensor, geometry: Geometry) -> Iterator[tuple[tupl
 
 
 def _axis_slices(inputs: int, outputs: int, geometry: Geometry, axis: int, tap: int) -> Slices | None:
-    """Outputs and inputs along an axis, or None where the tap reads padding alone."""
+    """The outputs at which a tap reads the image, and the inputs it reads there, along one axis; None if it reads
+    padding alone. `inputs` and `outputs` are lengths.
+    """
     stride, offset = geometry.stride[axis], tap * geometry.dilation[axis] - geometry.padding[axis]
     first, end = max(0, -(offset // stride)), min(outputs, (inputs - 1 - offset) // stride + 1)
     if first >= end:
@@ -193,7 +201,7 @@ def _axis_slices(inputs: int, outputs: int, geometry: Geometry, axis: int, tap: 
 
 
 def _squared_norms_by_kernels(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
-    # The norm makes no tensor of squares.
+    """nᵢ = ‖Mᵢ‖², the second contraction; `vector_norm` makes no tensor of squares."""
     return cast(Tensor, torch.linalg.vector_norm(_kernels(a, g, geometry), dim=(1, 2, 3, 4))).square()
 
 
@@ -211,6 +219,8 @@ def _half_gradients_by_kernels(a: Tensor, g: Tensor, geometry: Geometry, wants_a
 
 
 class _KernelGradient(torch.autograd.Function):
+    """The kernel gradients Mᵢ = ∂ℓᵢ/∂W, with derivatives that are such convolutions too."""
+
     @staticmethod
     def forward(ctx: Any, a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
         ctx.save_for_backward(a, g)
@@ -221,6 +231,7 @@ class _KernelGradient(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        """For a cotangent u of M: at a, G *ᵀ u; at g, a * u."""
         a, g = ctx.saved_tensors
         with _precision_of_convolutions():
             for_a = _each_transposed_convolution(g, a, u, ctx.geometry) if ctx.needs_input_grad[0] else None
@@ -228,7 +239,7 @@ class _KernelGradient(torch.autograd.Function):
 
 
 def _kernels(a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
-    """Mᵢ, shape (n, out, width, *size)."""
+    """The kernel gradients Mᵢ of all images, shape (n, out, width, *size)."""
     if a.is_cuda:
         found = g.flatten(2) @ _patches(a, geometry).mT
         return found.reshape(*g.shape[:2], geometry.width, *geometry.size)
@@ -255,11 +266,12 @@ def _each_transposed_convolution(g: Tensor, a: Tensor, kernels: Tensor, geometry
 
 
 def _side_by_side(x: Tensor) -> Tensor:
-    """One image (1, n·channels, height, width) with the channels of all."""
+    """The images as one with the channels of all, (1, n·channels, height, width): each is a group of a convolution."""
     return x.reshape(1, -1, *x.shape[2:])
 
 
 def _output_size(a: Tensor, geometry: Geometry) -> tuple[int, int]:
+    """Height and width of the convolution's output."""
     axes = zip(a.shape[2:], geometry.padding, geometry.dilation, geometry.size, geometry.stride, strict=True)
     height, width = ((length + 2 * p - d * (k - 1) - 1) // s + 1 for length, p, d, k, s in axes)
     return height, width
@@ -302,6 +314,7 @@ def _with_height(x: Tensor) -> Tensor:
 
 
 def _is_pointwise(geometry: Geometry) -> bool:
+    """Whether the kernel sees one position at a time, so that the layer is linear at each position."""
     return geometry.size == geometry.stride == (1, 1) and geometry.padding == (0, 0)
 
 
@@ -337,4 +350,5 @@ def _as_images(layer: nn.Conv1d | nn.Conv2d, a: Tensor) -> tuple[Tensor, Geometr
 
 
 def _pair(values: tuple[int, ...], height: int) -> tuple[int, int]:
+    """(height, width) of a Conv2d's setting, or of a Conv1d's with the given height."""
     return (values[0], values[1]) if len(values) == 2 else (height, values[0])

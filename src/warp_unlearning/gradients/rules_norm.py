@@ -1,4 +1,6 @@
-"""Rules of layers o = γx̂ + β with x̂ normalised: ∂ℓ/∂γ = Σₜ gₜx̂ₜ and ∂ℓ/∂β = Σₜ gₜ over positions t."""
+"""Rules of layers o = γx̂ + β with x̂ normalised: ∂ℓ/∂γ = Σₜ gₜx̂ₜ and ∂ℓ/∂β = Σₜ gₜ over positions t. `tracing` calls
+them by way of the registry in `rules`.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ class AffineRule(GhostRule):
 
     @abstractmethod
     def normalised(self, layer: nn.Module, a: Tensor) -> Tensor:
-        """x̂, shape of a."""
+        """The normalised inputs x̂, in the shape of a."""
 
     def summed(self, layer: nn.Module, g: Tensor) -> Tensor:
-        """Σₜ gₜ, shape (batch, *parameter)."""
+        """Σₜ gₜ over the positions that share a parameter's entry, shape (batch, *parameter)."""
         return _sum_positions(g)
 
     def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
@@ -86,6 +88,7 @@ class _SquaredAffineNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, g: Tensor, mean: Tensor, r: Tensor, names: Collection[str]) -> Tensor:
+        """The norms n (batch,), over the parameters in `names` alone: h or k is zero without its own."""
         k, products = _sum_positions(g), _sum_positions(a * g)
         h = torch.addcmul(products, k, mean, value=-1).mul_(r) if "weight" in names else torch.zeros_like(products)
         k = k if "bias" in names else torch.zeros_like(k)
@@ -95,6 +98,7 @@ class _SquaredAffineNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor, None, None, None]:
+        """∂n/∂a = G·2hr and ∂n/∂G = a·2hr + 2(k − hrμ), times `upstream`; hr was saved as `scale` and k as `shift`."""
         a, g, scale, shift, mean = ctx.saved_tensors
         shift = torch.addcmul(shift, scale, mean, value=-1)
         scale, shift = (
@@ -104,6 +108,7 @@ class _SquaredAffineNorm(torch.autograd.Function):
 
 
 def _sum_positions(g: Tensor) -> Tensor:
+    """Sums over positions, (batch, channels) of (batch, channels, ...)."""
     return g.flatten(2).sum(2) if g.dim() > 2 else g
 
 
@@ -112,4 +117,5 @@ def _inverse_deviation(norm: nn.BatchNorm2d) -> Tensor:
 
 
 def _per_channel(values: Tensor, a: Tensor) -> Tensor:
+    """A value for each channel, in a shape that multiplies a (batch, channels, ...)."""
     return values.reshape(-1, *[1] * (a.dim() - 2))

@@ -1,7 +1,8 @@
 """One forward pass over a batch, with the uses of layers that have ghost rules on record.
 
 A use is one call of such a layer. During the call the layer's parameters are replaced by views, so that every other use
-of a parameter stands out in the graph: something other than such a view points to it.
+of a parameter stands out in the graph: something other than such a view points to it. `energy` and `per_sample` make a
+trace of each batch, and apply each use's rule to its input and its output gradient.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _LeafNode: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined
 
 
 class Use(NamedTuple):
-    """One call of a layer: its input, at which version of its memory, and where its output stands in the graph."""
+    """One call of the layer at `path`: its rule, its trained parameters by their names in the layer, its input `a` at
+    which `version` of its memory, and where its `output` stands in the graph.
+    """
 
     path: str
     layer: nn.Module
@@ -50,7 +53,9 @@ Share = tuple[Use, str, Tensor]
 
 @dataclass(eq=False)
 class Trace:
-    """The output of a pass, the uses of layers in order, and the graph nodes that hand a parameter to one of them."""
+    """The output of a pass, the uses of layers in order, and the graph nodes that hand a parameter to one of them. The
+    phase is what its layers look at in a backward pass.
+    """
 
     output: Tensor
     uses: list[Use] = field(default_factory=list)
@@ -111,6 +116,7 @@ def used_without_rules(model: nn.Module, copy: nn.Module, trace: Trace, x: Tenso
 
 
 def _is_batch_of(shape: torch.Size, single: torch.Size, batch: int) -> bool:
+    """Whether `shape` is that of `batch` examples, if `single` is that of one."""
     return single[:1] == (1,) and shape == (batch, *single[1:])
 
 
@@ -131,6 +137,7 @@ def traced(copy: nn.Module, x: Tensor, *, inputs_only: bool = False) -> Trace:
 
 
 def _traced(copy: nn.Module, x: Tensor, inputs_only: bool) -> Trace:
+    """Run `copy` over x with the forward pass of every layer that has a rule replaced by `_traced_call`."""
     trace = Trace(x)
     layers = []
     try:
@@ -163,6 +170,7 @@ def _traced_call(
     *args: Any,
     **named: Any,
 ) -> Any:
+    """Call `forward` and record the use in `trace`; or only call it, where it is given more than one input tensor."""
     inputs = [*args, *(value for name, value in named.items() if name == "input")]
     a = inputs[0] if len(args) + len(named) == len(inputs) == 1 and isinstance(inputs[0], Tensor) else None
     # Within `functional_call` a layer may have other tensors than its parameters.
@@ -226,7 +234,7 @@ def squared_norms(reached: Sequence[tuple[Use, Tensor]], zero: Tensor, *, left_o
 
 
 def shares_by_parameter(reached: Sequence[tuple[Use, Tensor]]) -> dict[int, list[Share]]:
-    """All uses of each parameter, by its id."""
+    """All uses of each parameter, by its id: the gradient of one that is used twice is a sum over its uses."""
     shares: dict[int, list[Share]] = {}
     for use, g in reached:
         for name, p in use.parameters.items():
@@ -307,7 +315,7 @@ class TwiceDifferentiable(TorchFunctionMode):
 
 
 def _hardsigmoid_by_relu6(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002
-    # The derivative of relu6 is 0 at both ends, as hardsigmoid's is.
+    """`F.hardsigmoid`; the derivative of relu6 is 0 at both ends, as its own is."""
     return F.relu6(input + 3) / 6
 
 
@@ -319,6 +327,7 @@ def _layer_norm_then_affine(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
+    """`F.layer_norm` as a normalisation and an affine map."""
     output = F.layer_norm(input, list(normalized_shape), eps=eps)
     output = output if weight is None else output * weight
     return output if bias is None else output + bias

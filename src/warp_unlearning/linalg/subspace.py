@@ -3,6 +3,8 @@
 Inputs are the columns of X, (groups, d, n): a layer with groups has a subspace for each. Their second moment C = X Xᵀ
 has the squared singular values of X as its eigenvalues. A basis is a tensor (groups, d, k) of orthonormal columns; a
 group that needs fewer than k has zero columns last. A d × d projector is never formed.
+
+Null-space moves and projected gradient unlearning keep out of these subspaces.
 """
 
 from __future__ import annotations
@@ -55,9 +57,9 @@ class SecondMoment:
     def __init__(self, dtype: torch.dtype, *, exact: bool = False, along: Tensor | None = None) -> None:
         self.dtype, self.along, self.positions = dtype, along, 0
         self._exact = exact
-        self._noise = torch.finfo(dtype).eps  # of the inputs, where they come in a coarser type
-        self._energy: Tensor | None = None
-        self._kept: Tensor | None = None  # (groups, d, n)
+        self._noise = torch.finfo(dtype).eps  # The rounding error of the inputs, which may come in a coarser type.
+        self._energy: Tensor | None = None  # (groups, d): the squared length of each coordinate over all inputs
+        self._kept: Tensor | None = None  # (groups, d, n): the inputs themselves, as long as they are kept
         self._reached: Tensor | None = None  # int64, ascending: the coordinates of `_sum`
         self._sum: Tensor | None = None  # (groups, reached, reached), or (groups, reached, k) with `along`
 
@@ -136,10 +138,12 @@ class SecondMoment:
         return count
 
     def _restricted(self, columns: Tensor) -> Tensor:
+        """Columns (groups, d, n) in the reached coordinates alone."""
         assert self._reached is not None
         return columns if len(self._reached) == columns.shape[1] else columns[:, self._reached]
 
     def _widened(self, columns: Tensor) -> Tensor:
+        """Columns in the reached coordinates as (groups, d, n), zero in the others: the reverse of `_restricted`."""
         assert self._reached is not None
         if columns.shape[1] == self.energy.shape[1]:
             return columns

@@ -46,11 +46,13 @@ class BadTeacher:
         require(self, choices={"optimizer": get_args(OptimizerName)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
+        """Yield after every step towards the targets of one mixed batch: both teachers' logits, computed beforehand."""
         stepper = Stepper(model, optimizer=self.optimizer, momentum=self.momentum, weight_decay=self.weight_decay)
         untrained = task.fresh(task.original, "untrained").requires_grad_(False).eval()
         mixed = _Mixed(task, untrained, share=self.retain_share)
 
         def imitate(x: Tensor, target: Tensor, lr: Number) -> dict[str, Tensor]:
+            """Take one step that brings the student's outputs on x nearer to the target logits."""
             # The published loss has no T² in front; `divergence` has.
             loss = divergence(target, predict(model, x), temperature=self.temperature) / self.temperature**2
             stepper.step(loss, lr=lr)
@@ -74,6 +76,7 @@ class _Mixed:
     """
 
     def __init__(self, task: Task, untrained: nn.Module, *, share: float) -> None:
+        # `_rows` are positions in the forget set, then in the retain set; `_table` inputs and targets in that order.
         retain, count = task.retain, max(1, round(share * len(task.retain)))
         kept = torch.randperm(len(retain), generator=task.streams.generator("part"))[:count]
         self._forget_count = len(task.forget)
@@ -106,6 +109,7 @@ class _Mixed:
 
     @torch.no_grad()
     def _computed(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and target logits of one batch, whose forget examples come first, computed now."""
         count = int((index < self._forget_count).sum())
         inputs, targets = [], []
         for rows, (examples, teacher) in zip(self._rows[index].tensor_split([count]), self._sources, strict=True):

@@ -1,4 +1,6 @@
-"""What an unlearning method is: a generator of updates over a task."""
+"""What an unlearning method is: a generator of updates over a task. `unlearn` builds the task, takes the updates one by
+one, and sends back the moves that a defence made.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ SetName = Literal["forget", "retain"]
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What to forget and what to keep.
+    """What to forget and what to keep. `validation` is held-out data, if any; `classes` is how many labels there are.
 
     `original` is a frozen copy of the model before unlearning, in eval mode, for methods that imitate its *outputs*.
     Anything in weight coordinates must come from the model being updated: a defence may move that one before the first

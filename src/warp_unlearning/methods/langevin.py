@@ -75,6 +75,7 @@ class Langevin:
             )
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
+        """Yield after every step: a clipped gradient, then noise, then the projection Π."""
         count = task.batch_count("retain", self.batch_size)
         total = self.epochs * count
         scale = sqrt(2 * self.lr) * self.noise_level(forget=len(task.forget), retain=len(task.retain), steps=total)
@@ -101,6 +102,7 @@ class Langevin:
 
     @torch.no_grad()
     def _project(self, parameters: list[Tensor]) -> None:
+        """Π: scale all weights down to norm `radius` where they exceed it."""
         if self.radius is not None:
             torch._foreach_mul_(parameters, (self.radius / global_norm(parameters)).clamp(max=1.0))
 
@@ -129,6 +131,7 @@ class _Noise:
 
     @torch.no_grad()
     def add_to(self, names: list[str], parameters: list[nn.Parameter], scale: float) -> None:
+        """Add to every weight a fresh draw of standard deviation `scale`."""
         for name, p in zip(names, parameters, strict=True):
             drawn = torch.randn(p.shape, generator=self._generator, device=p.device, dtype=p.dtype)
             if self._move is not None:
@@ -136,11 +139,13 @@ class _Noise:
             p.add_(drawn, alpha=scale)
 
     def carry(self, move: Move | None) -> None:
+        """Let later draws follow this move too."""
         if move is not None:
             self._move = compose(self._move, move)
 
 
 def _warn_if_drowned(model: nn.Module, spread: float, epsilon: float | None) -> None:
+    """Warn where the noise of all steps, of standard deviation `spread`, exceeds half of a typical weight."""
     sizes = [float(p.detach().square().mean().sqrt()) for p in model.parameters() if p.dim() > 1]
     typical = sorted(sizes)[len(sizes) // 2] if sizes else 1.0
     if spread > 0.5 * typical:

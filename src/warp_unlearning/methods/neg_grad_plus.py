@@ -42,11 +42,13 @@ class NegGradPlus:
         require(self, not_negative=("weight_decay", "anchor"), choices={"norm_mode": get_args(NormMode)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
+        """Yield after every step: down the loss of a retain batch and up that of a forget batch, at once."""
         stepper = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay, max_norm=self.max_norm)
         start_distance = Anchor(model) if self.anchor else None
         forget_loss_cap = self._forget_loss_cap(task)
 
         def update_weights(x: Tensor, y: Tensor, forget_x: Tensor, forget_y: Tensor, lr: Number) -> dict[str, Tensor]:
+            """Take one step on a retain batch (x, y) and a forget batch; returns the terms of its loss."""
             forget_losses = F.cross_entropy(predict(model, forget_x), forget_y, reduction="none")
             if forget_loss_cap is not None:
                 forget_losses = torch.minimum(forget_losses, forget_loss_cap)

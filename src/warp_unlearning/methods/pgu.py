@@ -58,6 +58,7 @@ class ProjectedGradient:
         require(self, choices={"rule": get_args(Rule)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
+        """Yield after every projected step on a forget batch, until the last epoch or the early stop."""
         projection = retained_complement(model, task, samples=self.samples, energy=self.energy, rule=self.rule)
         stepper = Stepper(
             model,
@@ -70,6 +71,7 @@ class ProjectedGradient:
         stop = _EarlyStop(model, task.forget, task.validation) if self.stop and task.validation is not None else None
 
         def descend(x: Tensor, y: Tensor, lr: Number) -> dict[str, Tensor]:
+            """Take one projected step down the loss of a forget batch."""
             loss = self._loss(predict(model, x), y)
             stepper.step(loss, lr=lr)
             return {"forget": loss}
@@ -89,6 +91,7 @@ class ProjectedGradient:
                 return
 
     def _loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Least where the label has no probability: mean −log(1 − (p_y − offset)) − entropy_weight · H(p)."""
         log_p = F.log_softmax(output, dim=1)
         p = log_p.exp()
         p_label = p.gather(1, y.unsqueeze(1)).squeeze(1)
@@ -136,6 +139,7 @@ class _EarlyStop:
         self._remember(model, self._gap(model))
 
     def _gap(self, model: nn.Module) -> float:
+        """Forget accuracy less validation accuracy: above 0 as long as the model remembers."""
         return accuracy(model, self._forget) - accuracy(model, self._validation)
 
     def _remember(self, model: nn.Module, gap: float) -> None:
@@ -151,4 +155,5 @@ class _EarlyStop:
         return gap <= 0
 
     def carry(self, move: Move) -> None:
+        """Move the remembered weights along."""
         self._last_weights = {n: move.point(n, t) for n, t in self._last_weights.items()}

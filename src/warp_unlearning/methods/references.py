@@ -46,6 +46,7 @@ class Retrain:
         require(self, not_negative=("weight_decay", "crop_padding"), choices={"precision": get_args(Precision)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
+        """Put fresh weights into `model`, but for frozen layers, and train it on the retain set."""
         fixed = {n: t.clone() for n, t in frozen_state(model).items()}
         start = task.fresh(model, "initial weights")
         with torch.no_grad():
@@ -139,6 +140,7 @@ def frozen_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _training(settings: Retrain | Finetune, model: nn.Module, task: Task, **more: Any) -> Updates:
+    """The updates of a training of `model` on the retain set, by a recipe with the method's settings."""
     recipe = Recipe(**{f.name: getattr(settings, f.name) for f in fields(Recipe) if hasattr(settings, f.name)})
     return Training(model, task.retain, recipe=recipe, streams=task.streams, compute=task.compute, **more).updates()
 

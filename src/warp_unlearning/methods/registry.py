@@ -1,4 +1,5 @@
-"""The methods by name: those of this package, and those that installed plug-ins register.
+"""The methods by name, for `unlearn` and the command line: those of this package, and those that installed plug-ins
+register.
 
 A plug-in declares an entry point in the group `warp_unlearning.methods`, whose name is the method's name and whose
 value is its class.
@@ -94,6 +95,7 @@ def as_method(method: str | Method, options: Mapping[str, Any] | None = None) ->
 
 
 def _from_file(spec: str, settings: Mapping[str, Any]) -> Method:
+    """The method that a user's FILE.py:Class makes of the settings; an error in one line where it makes none."""
     make = load_function(spec, what="method")
     try:
         method = make(**settings)

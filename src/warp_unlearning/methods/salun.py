@@ -45,12 +45,14 @@ class SalUn:
         require(self, not_negative=("weight_decay",))
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
+        """Yield after every step, under the saliency mask, on a relabelled forget batch or a retain batch."""
         if self.exclude_true_label and task.classes < 2:
             raise InputError("salun with exclude_true_label=True needs another class to draw from; the model has one")
         mask = saliency_mask(model, task.forget, keep=self.keep)
         stepper = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay, constraint=mask)
 
         def descend(x: Tensor, y: Tensor, lr: Number) -> dict[str, Tensor]:
+            """Take one masked step down the cross-entropy of a batch."""
             loss = F.cross_entropy(predict(model, x), y)
             stepper.step(loss, lr=lr)
             return {"loss": loss}
@@ -67,6 +69,7 @@ class SalUn:
                 stepper.carry(move)
 
     def _schedule(self, task: Task, e: int, labels: torch.Generator) -> Iterator[tuple[str, Batch]]:
+        """The batches of epoch `e` with their set: all forget batches with random labels, then all retain batches."""
         forget = task.batches("forget", self.batch_size, epoch=e)
         for (x, y), drawn in zip(forget, self._random_labels(task, labels), strict=True):
             yield "forget", Batch(x, (y + drawn) % task.classes if self.exclude_true_label else drawn)
@@ -74,6 +77,7 @@ class SalUn:
             yield "retain", batch
 
     def _random_labels(self, task: Task, generator: torch.Generator) -> Tensor:
+        """Random labels (batches, size) for a pass over the forget set; offsets from true labels if these are excluded."""
         number, size = batch_shape(len(task.forget), self.batch_size)
         # An offset from 1 to classes − 1 leads to any label but the true one.
         least = 1 if self.exclude_true_label else 0

@@ -56,15 +56,18 @@ class Scrub:
         require(self, counts=("max_epochs", "epochs", "retain_batch_size", "forget_batch_size"))
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
+        """Yield after every step: away from the teacher on a forget batch, or towards it on a retain batch."""
         stepper = Stepper(model, optimizer=self.optimizer, momentum=self.momentum, weight_decay=self.weight_decay)
         rewind = _Rewind(model, task) if self.rewind else None
 
         def diverge(x: Tensor, y: Tensor, target: Tensor, lr: Number) -> dict[str, Tensor]:
+            """Take one step up the divergence from the teacher's logits on a forget batch."""
             kl = divergence(target, predict(model, x), temperature=self.temperature)
             stepper.step(-kl, lr=lr)
             return {"forget_divergence": kl}
 
         def imitate(x: Tensor, y: Tensor, target: Tensor, lr: Number) -> dict[str, Tensor]:
+            """Take one step down the loss of a retain batch: cross-entropy and divergence from the teacher's logits."""
             output = predict(model, x)
             kl, entropy = divergence(target, output, temperature=self.temperature), F.cross_entropy(output, y)
             stepper.step(self.gamma * entropy + self.alpha * kl, lr=lr)
@@ -140,14 +143,17 @@ class _Rewind:
         self.record(model)
 
     def record(self, model: nn.Module) -> None:
+        """Keep the weights as they are now as a checkpoint, with their error on the forget set."""
         self._errors.append(float(_mistakes(model, self._forget).mean()))
         self._checkpoints.append({n: t.clone() for n, t in model.state_dict().items()})
 
     def carry(self, move: Move | None) -> None:
+        """Move all checkpoints along."""
         if move is not None:
             self._checkpoints = [{n: move.point(n, t) for n, t in c.items()} for c in self._checkpoints]
 
     def apply(self, model: nn.Module) -> None:
+        """Restore the checkpoint whose forget error is closest to the validation error of the final model."""
         target = float(_mistakes(model, self._validation)[self._same_class].mean())
         # Of equally close checkpoints the latest.
         best = min(range(len(self._errors)), key=lambda i: (abs(self._errors[i] - target), -i))
@@ -155,4 +161,5 @@ class _Rewind:
 
 
 def _mistakes(model: nn.Module, examples: Examples) -> Tensor:
+    """1 for each example whose largest logit is not at the label, else 0; shape (n,)."""
     return (logits(model, examples).argmax(1) != examples.y).double()

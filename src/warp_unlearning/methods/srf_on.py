@@ -62,6 +62,7 @@ class SrfOn:
         require(self, not_negative=("weight_decay",), choices={"fisher": get_args(FisherKind)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
+        """Yield after every step: down the loss of a retain batch, or masked, up that of a forget batch."""
         mask = self._mask(model, task)
         sgd = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay)
         forgetting = sgd
@@ -69,12 +70,14 @@ class SrfOn:
             forgetting = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay, constraint=mask)
 
         def ascend(x: Tensor, y: Tensor, fade: Number) -> dict[str, Tensor]:
+            """Take one masked step up the reweighted loss of a forget batch; `fade` falls from 1 to 0 over the run."""
             losses = F.cross_entropy(predict(model, x), y, reduction="none")
             loss = -self.strength * fade * (self._weights(losses) * losses).mean()
             forgetting.step(loss, lr=self.lr * fade, through=mask, max_norm=self.max_norm)
             return {"forget": losses.mean()}
 
         def repair(x: Tensor, y: Tensor, fade: Number) -> dict[str, Tensor]:
+            """Take one step down the loss of a retain batch."""
             loss = F.cross_entropy(predict(model, x), y, reduction="none").mean()
             sgd.step(loss, lr=self.lr * fade)
             return {"retain": loss}
@@ -103,10 +106,12 @@ class SrfOn:
         return self.strict_mask
 
     def _weights(self, losses: Tensor) -> Tensor:
+        """w_i ∝ ℓ_i^−λ with mean 1: examples whose loss is already high count less."""
         weights = 1 / (losses.detach().clamp(min=0) ** self.reweighting + 1e-15)
         return weights / weights.mean()
 
     def _mask(self, model: nn.Module, task: Task) -> Mask:
+        """The weights that forget steps may move: those with more Fisher information on the forget set, by `ratio`."""
         in_float32 = partial(task.update, precision="float32")
         forget, retain = (
             fisher_diagonal(model, examples, batch_size=self.batch_size, kind=self.fisher, update=in_float32)
@@ -133,6 +138,7 @@ def fisher_diagonal(
     size = batch_size if kind == "batch" else min(batch_size, 32)
 
     def add(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Add the squared gradient of a batch's mean loss to `total`, in place so that it may be captured."""
         loss = F.cross_entropy(predict(model, x), y)
         gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
         for squares, gradient in zip(total.values(), gradients, strict=True):

@@ -41,151 +41,154 @@ def _unary(rule: Callable[[Walk, Call, Tensorial], Value]) -> Rule:
 # ------------------------------------------------------------------------------------------------ layers with weights
 
 # Records where a layer's weights hold the entering channels; returns those of its output, the leaving ones.
-_LayerRule = Callable[[Walk, Call, Any, Ids], Ids]
+_LayerRule = Callable[[Walk, Call, Ids], Ids]
 
 
-def _output_channels(walk: Walk, call: Call, x: Tensorial, width: int, *, fits: bool, rule: _LayerRule) -> Ids:
-    """The channels of a layer's output, by `rule` at its first call. A later call ties its inputs to the first's, since
-    the weights have one τ_in. Without `fits` channels do not lie along the axis that the layer reads.
+def _layer_output(
+    walk: Walk,
+    call: Call,
+    x: Tensorial,
+    width: int,
+    rule: _LayerRule,
+    *,
+    axis: int,
+    rank: int | None,
+    plain: bool = False,
+) -> Channels:
+    """The output of a layer that reads `width` channels along `axis`; where x has them not there, or with `plain` has
+    more than one position of each, all are pinned. `rule` makes the output's channels at the first call; a later call
+    ties its inputs to the first's, since the weights have one τ_in.
     """
+    fits = isinstance(x, Channels) and x.axis == axis and (x.layout == "plain" or not plain)
     entering = walk.entering(x, width, fits=fits, label=call.label)
     if call.path in walk.layers:
         walk.tie(walk.layers[call.path][0], entering)
     else:
-        walk.layers[call.path] = entering, rule(walk, call, call.module, entering)
-    return walk.layers[call.path][1]
+        walk.layers[call.path] = entering, rule(walk, call, entering)
+    return Channels(walk.layers[call.path][1], axis, rank)
 
 
 @_unary
 def _linear_layer(walk: Walk, call: Call, x: Tensorial) -> Value:
-    module: Any = call.module
-    fits = isinstance(x, Channels) and x.axis == -1
-    leaving = _output_channels(walk, call, x, module.in_features, fits=fits, rule=_linear)
-    return Channels(leaving, axis=-1, rank=x.rank)
+    return _layer_output(walk, call, x, call.module.in_features, _linear_weights, axis=-1, rank=x.rank)
 
 
 @_unary
 def _convolution(walk: Walk, call: Call, x: Tensorial) -> Value:
-    module: Any = call.module
-    axis = -1 - len(module.kernel_size)
-    fits = isinstance(x, Channels) and x.axis == axis
-    rule = _linear if module.groups == 1 else _grouped
-    leaving = _output_channels(walk, call, x, module.in_channels, fits=fits, rule=rule)
-    return Channels(leaving, axis=axis, rank=1 - axis)
+    axis = -1 - len(call.module.kernel_size)
+    rule = _linear_weights if call.module.groups == 1 else _grouped_weights
+    return _layer_output(walk, call, x, call.module.in_channels, rule, axis=axis, rank=1 - axis)
 
 
 @_unary
 def _batch_norm_layer(walk: Walk, call: Call, x: Tensorial) -> Value:
-    module: Any = call.module
-    rank = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}.get(type(module), x.rank)
+    rank = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}.get(type(call.module), x.rank)
     if rank is None and isinstance(x, Channels) and x.axis == -1:
         # BatchNorm1d takes two axes or three; what a Linear layer returned is taken to be (batch, features).
         rank = 2
-    return _along_axis_1(walk, call, x, rank, module.num_features, _batch_norm)
+    return _along_axis_1(walk, call, x, rank, call.module.num_features, _batch_norm_weights)
 
 
 @_unary
 def _group_norm_layer(walk: Walk, call: Call, x: Tensorial) -> Value:
-    module: Any = call.module
-    return _along_axis_1(walk, call, x, x.rank, module.num_channels, _measuring_norm)
+    return _along_axis_1(walk, call, x, x.rank, call.module.num_channels, _measuring_norm_weights)
 
 
 def _along_axis_1(walk: Walk, call: Call, x: Tensorial, rank: int | None, width: int, rule: _LayerRule) -> Value:
     """The output of a norm with `width` channels along axis 1, which counted from the end is 1 - rank."""
     if rank is None:
         return walk.unknown(call)
-    fits = isinstance(x, Channels) and x.axis == 1 - rank and x.layout == "plain"
-    leaving = _output_channels(walk, call, x, width, fits=fits, rule=rule)
-    return Channels(leaving, axis=1 - rank, rank=rank)
+    return _layer_output(walk, call, x, width, rule, axis=1 - rank, rank=rank, plain=True)
 
 
 @_unary
 def _last_axis_norm(walk: Walk, call: Call, x: Tensorial) -> Value:
     """LayerNorm and RMSNorm; over several axes they have a weight for each entry, not for each channel."""
-    module: Any = call.module
-    if len(module.normalized_shape) != 1:
+    if len(call.module.normalized_shape) != 1:
         return walk.unknown(call)
-    fits = isinstance(x, Channels) and x.axis == -1
-    leaving = _output_channels(walk, call, x, module.normalized_shape[0], fits=fits, rule=_measuring_norm)
-    return Channels(leaving, axis=-1, rank=x.rank)
+    return _layer_output(walk, call, x, call.module.normalized_shape[0], _measuring_norm_weights, axis=-1, rank=x.rank)
 
 
 @_unary
 def _sloped_relu(walk: Walk, call: Call, x: Tensorial) -> Value:
     """PReLU is homogeneous, whatever its slopes; slopes of single channels, along axis 1, follow their order."""
-    module: Any = call.module
-    if walk.kind == "scale" or module.num_parameters == 1:
+    if walk.kind == "scale" or call.module.num_parameters == 1:
         return x
-    fits = isinstance(x, Channels) and x.rank is not None and x.axis == 1 - x.rank and x.layout == "plain"
-    leaving = _output_channels(walk, call, x, module.num_parameters, fits=fits, rule=_slopes)
-    return Channels(leaving, axis=x.axis, rank=x.rank) if isinstance(x, Channels) and fits else walk.unknown(call)
+    axis = 0 if x.rank is None else 1 - x.rank  # Counted from the end none is 0: without a rank no channels fit.
+    output = _layer_output(
+        walk, call, x, call.module.num_parameters, _slope_weights, axis=axis, rank=x.rank, plain=True
+    )
+    fits = isinstance(x, Channels) and x.axis == axis and x.layout == "plain"
+    return output if fits else walk.unknown(call)
 
 
-def _linear(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
-    """The weight reads the entering channels by its columns and makes new ones by its rows."""
+def _linear_weights(walk: Walk, call: Call, entering: Ids) -> Ids:
+    """Record that a weight reads the entering channels by its columns and makes new ones by its rows; returns these."""
     walk.record(call, "weight", entering, axis=1, power=-1)
-    return _made_by_rows(walk, call, module, walk.fresh(len(module.weight)))
+    return _made_by_rows(walk, call, walk.fresh(len(call.module.weight)))
 
 
-def _grouped(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
-    """A convolution with groups: each block of rows reads the channels of its own group alone."""
-    groups = module.groups
-    if module.in_channels > groups:
-        leaving = walk.fresh(module.out_channels)
+def _grouped_weights(walk: Walk, call: Call, entering: Ids) -> Ids:
+    """Record the same of a convolution with groups, where each block of rows reads the channels of its own group."""
+    groups = call.module.groups
+    if call.module.in_channels > groups:
+        leaving = walk.fresh(call.module.out_channels)
         walk.splits += [(entering, groups), (leaving, groups)]
         walk.record(call, "weight", entering, axis=1, power=-1, blocks=groups)
-        return _made_by_rows(walk, call, module, leaving)
+        return _made_by_rows(walk, call, leaving)
     # Depthwise: every input channel has kernels of its own, so outputs keep the order of the inputs.
-    kernels = module.out_channels // groups
+    kernels = call.module.out_channels // groups
     read = tuple(channel for channel in entering for _ in range(kernels))
     if walk.kind == "order":
-        return _made_by_rows(walk, call, module, read)
-    leaving = walk.fresh(module.out_channels)
+        return _made_by_rows(walk, call, read)
+    leaving = walk.fresh(call.module.out_channels)
     walk.record(call, "weight", read, power=-1)
-    return _made_by_rows(walk, call, module, leaving)
+    return _made_by_rows(walk, call, leaving)
 
 
-def _batch_norm(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
-    """Running statistics follow the entering channels; without them the norm measures each batch, which pins scales."""
-    if module.running_var is not None:
+def _batch_norm_weights(walk: Walk, call: Call, entering: Ids) -> Ids:
+    """Record that running statistics follow the entering channels; returns the leaving ones. Without statistics the
+    norm measures each batch, which pins scales.
+    """
+    if call.module.running_var is not None:
         walk.record(call, "running_mean", entering)
-        walk.record(call, "running_var", entering, power=2, offset=module.eps)
+        walk.record(call, "running_var", entering, power=2, offset=call.module.eps)
     elif walk.kind == "scale":
         walk.pin(entering, f"{call.label}, which measures each batch")
     if not walk.through_norm and walk.kind == "scale":
         walk.pin(entering, f"{call.label} (through_norm=False)")
-    return _after_norm(walk, call, module, entering)
+    return _after_norm(walk, call, entering)
 
 
-def _measuring_norm(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
-    """A norm that measures its input pins the entering scales; GroupNorm keeps channels within their groups."""
+def _measuring_norm_weights(walk: Walk, call: Call, entering: Ids) -> Ids:
+    """Pin the scales that a norm measures, and keep channels in GroupNorm's groups; returns the leaving ones."""
     if walk.kind == "scale":
         walk.pin(entering, call.label)
-    elif isinstance(module, nn.GroupNorm):
-        walk.splits.append((entering, module.num_groups))
-    return _after_norm(walk, call, module, entering)
+    elif isinstance(call.module, nn.GroupNorm):
+        walk.splits.append((entering, call.module.num_groups))
+    return _after_norm(walk, call, entering)
 
 
-def _after_norm(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
+def _after_norm(walk: Walk, call: Call, entering: Ids) -> Ids:
     """The channels that leave a norm: in the order of those that enter, with scales of their own if it has a weight."""
     leaving = entering if walk.kind == "order" else walk.fresh(len(entering))
-    if module.weight is not None:
-        return _made_by_rows(walk, call, module, leaving)
+    if call.module.weight is not None:
+        return _made_by_rows(walk, call, leaving)
     if walk.kind == "scale":
         walk.pin(leaving, f"{call.label}, which has no weight to rescale")
     return leaving
 
 
-def _slopes(walk: Walk, call: Call, module: Any, entering: Ids) -> Ids:
-    """A PReLU with a slope for each channel returns the channels that enter."""
+def _slope_weights(walk: Walk, call: Call, entering: Ids) -> Ids:
+    """Record that a PReLU has a slope for each channel; returns the channels as they enter."""
     walk.record(call, "weight", entering)
     return entering
 
 
-def _made_by_rows(walk: Walk, call: Call, module: Any, leaving: Ids) -> Ids:
+def _made_by_rows(walk: Walk, call: Call, leaving: Ids) -> Ids:
     """Record that row i of the layer's weight and bias makes channel `leaving[i]` of its output; returns `leaving`."""
     walk.record(call, "weight", leaving)
-    if getattr(module, "bias", None) is not None:
+    if getattr(call.module, "bias", None) is not None:
         walk.record(call, "bias", leaving)
     return leaving
 
@@ -310,9 +313,8 @@ def _over_axes(walk: Walk, call: Call, x: Tensorial) -> Value:
 @_unary
 def _flatten(walk: Walk, call: Call, x: Tensorial) -> Value:
     """nn.Flatten and torch.flatten, if they reach to the last axis."""
-    module: Any = call.module
-    start = module.start_dim if module is not None else call.argument(1, "start_dim", 0)
-    end = module.end_dim if module is not None else call.argument(2, "end_dim", -1)
+    start = call.module.start_dim if call.module is not None else call.argument(1, "start_dim", 0)
+    end = call.module.end_dim if call.module is not None else call.argument(2, "end_dim", -1)
     return _flattened_from(start, walk, call, x) if end == -1 else walk.unknown(call)
 
 

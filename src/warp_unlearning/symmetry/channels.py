@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import nn
-
 Kind = Literal["scale", "order"]
 Ids = tuple[int, ...]
 
@@ -75,7 +73,7 @@ class Call:
     args: tuple[Any, ...]
     named: dict[str, Any]
     path: str = ""
-    module: nn.Module | None = None
+    module: Any = None
 
     def tensors(self) -> list[Tensorial]:
         """Every tensor among the arguments, however deep."""

@@ -1,7 +1,8 @@
 """Hard limits on what an optimizer step may move: the whole step, weight decay and momentum included.
 
 A constraint acts on the step already taken, by comparing the weights with those before it. It limits the *step*, never
-the value: a teleport may move a weight that the method may not.
+the value: a teleport may move a weight that the method may not. Methods make constraints, and
+`Stepper` applies them.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class InputComplement:
     """
 
     def __init__(self, bases: Mapping[str, InputBasis]) -> None:
+        # Copies, since `carry` changes them in place.
         self.bases = {
             name: replace(basis, basis=basis.basis.clone(), reached=basis.reached.clone())
             for name, basis in bases.items()
@@ -74,11 +76,13 @@ class InputComplement:
         return name in self.bases
 
     def limit(self, name: str, after: Tensor, before: Tensor) -> Tensor:
+        """The weights after the projected step."""
         if name not in self:
             return before
         return before + self.limit_gradient(name, after - before)
 
     def limit_gradient(self, name: str, gradient: Tensor) -> Tensor:
+        """The gradient without its part in the span of the layer's inputs; zero for a parameter without a basis."""
         if name not in self:
             return torch.zeros_like(gradient)
         basis = self.bases[name].basis

@@ -43,7 +43,9 @@ _LARGEST_LOG_VARIANCE = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class PriorRecipe:
-    """The settings of one training: Adam, its learning rate annealed by a cosine after a short rise."""
+    """The settings of one training: Adam, its learning rate annealed by a cosine after a short rise. `noise` is σ and
+    `edges` the weight of the pyramid; `flip` mirrors images at random.
+    """
 
     epochs: int = 60
     batch_size: int = 32
@@ -103,6 +105,7 @@ class PriorTraining:
         return self.recipe.lr * min(1.0, 0.1 + progress / _WARM_UP) * cosine(progress)
 
     def _step(self, index: Tensor, noise: torch.Generator, mirrors: torch.Generator, lr: float) -> Mapping[str, Tensor]:
+        """Take one update on the images `index`; returns the terms of the loss."""
         x, y = self.images.take(index)
         if self.recipe.flip:
             x = random_crop_flip(x, padding=0, flip=True, fill=(0.0,), generator=mirrors)
@@ -173,6 +176,7 @@ def pyramid_distance(images: Tensor, others: Tensor) -> Tensor:
 
 
 def _check_images(generator: ConvGenerator, images: TensorExamples) -> None:
+    """Refuse too few images, those of another shape than the generator draws, and values outside of [0, 1]."""
     if len(images) < 2:
         raise InputError(f"there are {len(images)} images to learn from; give at least 2")
     if tuple(images.x.shape[1:]) != generator.image_shape:

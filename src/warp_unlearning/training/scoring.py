@@ -54,6 +54,7 @@ def checked_logits(model: nn.Module, examples: Examples, what: str, *, classes: 
 
 
 def _at_once(examples: Examples) -> int:
+    """How many examples to run through a network at once."""
     if not isinstance(examples, TensorExamples) or len(examples) == 0:
         return _READ_AT_ONCE
     most = _MOST_ON_GPUS if examples.x.is_cuda else _AT_ONCE
@@ -61,8 +62,8 @@ def _at_once(examples: Examples) -> int:
 
 
 def _inputs(examples: Examples, size: int) -> Iterator[Tensor]:
+    """The inputs in order, in batches that a network may change in place."""
     if isinstance(examples, TensorExamples):
-        # Copies: a network may change its inputs in place.
         yield from (x.clone() for x in torch.split(examples.x, size))
     else:
         yield from (examples.take(i).x for i in in_order(len(examples), size))
@@ -98,6 +99,7 @@ def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> NDArray[np.float64
 
 
 def _check_logits(values: NDArray[np.float64], truth: NDArray[Any]) -> None:
+    """Refuse logits and labels whose shapes or values do not fit each other."""
     if values.ndim < 1 or values.shape[:-1] != truth.shape:
         raise InputError(f"logits of shape {values.shape} and labels of shape {truth.shape}; labels lack the last axis")
     if values.shape[-1] < 2:

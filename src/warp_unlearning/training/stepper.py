@@ -1,4 +1,6 @@
-"""One optimizer step after another, under an optional constraint; `Stepper.carry` lets momentum follow a teleport."""
+"""One optimizer step after another, under an optional constraint; `Stepper.carry` lets momentum follow a teleport.
+Every training and every method takes its steps with one.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ OptimizerName = Literal["sgd", "adam"]
 class Stepper:
     """Gradients, optional clipping, optimizer step and constraint, for the trainable parameters of one model.
 
-    `only` restricts it to the parameters of those names.
+    `only` restricts it to the parameters of those names. The `constraint` limits whole steps, momentum and weight decay
+    included; `max_norm` clips every gradient.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Stepper:
 
     @torch.no_grad()
     def _take_step(self, lr: Number, through: Constraint | None = None, max_norm: float | None = None) -> None:
+        """Step along the gradients in `parameter.grad`, limited by `through` and `max_norm` beforehand."""
         # The limits of this step come first, then the stepper's own. In half precision a projection would leave in the
         # gradient what it must remove.
         with torch.autocast(self.parameters[0].device.type, enabled=False):
@@ -72,6 +76,7 @@ class Stepper:
             self._apply_optimizer(lr)
 
     def _apply_optimizer(self, lr: Number) -> None:
+        """Clip as the stepper always does, let the optimizer step, and undo what the constraint forbids of that."""
         if self.max_norm is not None:
             if self.constraint is not None:
                 self._limit_gradients(self.constraint)
@@ -89,6 +94,7 @@ class Stepper:
                 after.copy_(limited)
 
     def _limit_gradients(self, constraint: Constraint) -> None:
+        """Replace each gradient by the part of it that the constraint allows."""
         for name, parameter in zip(self.names, self.parameters, strict=True):
             if parameter.grad is not None:
                 parameter.grad = _laid_out_as(parameter, constraint.limit_gradient(name, parameter.grad))
@@ -111,6 +117,7 @@ class Stepper:
             self.constraint.carry(move)
 
     def _carry_moments(self, move: Move) -> None:
+        """Transform SGD's momentum, or Adam's two moments, in place."""
         for name, parameter in zip(self.names, self.parameters, strict=True):
             state = self.optimizer.state.get(parameter, {})
             for key in ("momentum_buffer", "exp_avg"):
@@ -169,6 +176,7 @@ def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
 def _optimizer(
     parameters: list[nn.Parameter], name: str, momentum: float, weight_decay: float
 ) -> torch.optim.Optimizer:
+    """The optimizer `name`, fused where torch can, and with its counters on a GPU so that steps can be captured."""
     fused = parameters[0].device.type in ("cpu", "cuda")
     if name == "sgd":
         return torch.optim.SGD(parameters, lr=0.0, momentum=momentum, weight_decay=weight_decay, fused=fused)

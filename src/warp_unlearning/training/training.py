@@ -1,6 +1,7 @@
 """Training of one model, as a generator of updates that can be stopped and taken up again to the same weights.
 
-SGD with momentum under a cosine schedule, on augmented batches.
+SGD with momentum under a cosine schedule, on augmented batches. Runs train originals and shadow models by it, and the
+methods `retrain` and `finetune` take their updates from it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from .update import Update, Updates, cosine
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The settings of one training; the learning rate is annealed by a cosine, once an epoch."""
+    """The settings of one training; the learning rate falls from `lr` by a cosine, once an epoch. `crop_padding` is by
+    how many pixels random crops may be shifted, `flip` mirrors images at random.
+    """
 
     epochs: int = 20
     batch_size: int = 64
@@ -137,13 +140,15 @@ class Training:
             yield *take(index), draw
 
     def _fetched(self, update: Function, index: Tensor, *others: Number) -> Mapping[str, Tensor]:
-        # Within a graph that is fewer launches, and no copy of the inputs.
+        """Take the examples and call the update: within a graph that is fewer launches, and no copy of the inputs."""
         return update(*self.examples.take(index), *others)
 
     def _augmented_update(self, x: Tensor, y: Tensor, drawn: Tensor, lr: Number) -> dict[str, Tensor]:
+        """One update on images shifted and mirrored as `drawn`."""
         return self._update(crop_flip(x, drawn, self._fill.to(x.dtype)), y, lr)
 
     def _update(self, x: Tensor, y: Tensor, lr: Number) -> dict[str, Tensor]:
+        """One step down the cross-entropy of a batch; what a graph captures. Returns the loss."""
         logits = predict(self.model, lay_out_batch(x))
         loss = F.cross_entropy(logits.float() if logits.dtype == torch.bfloat16 else logits, y)
         self._stepper.step(loss, lr=lr)

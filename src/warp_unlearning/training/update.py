@@ -1,4 +1,6 @@
-"""What training and unlearning report after every optimizer step, and learning rates over the course of a run."""
+"""What training and unlearning report after every optimizer step, to their caller and to a defence; and learning rates
+over the course of a run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from ..symmetry.moves import Move
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """One optimizer step that has just been taken: number `step` of `total`, counted from 1.
+    """One optimizer step that has just been taken: number `step` of `total`, counted from 1, in epoch `epoch`, from 0.
 
     `losses` are the terms that were minimised or maximised, each as the loss itself (positive for a cross-entropy),
     evaluated before the step; they stay tensors on the device, so that nothing waits for a GPU to read them. `frozen`
