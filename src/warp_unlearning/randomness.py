@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 from hashlib import sha256, shake_256
 from numbers import Integral
-from types import TracebackType
 from typing import NoReturn
 
 import numpy as np
@@ -119,9 +118,7 @@ class LayerDraws:
     def __enter__(self) -> None:
         self._outside = _exchange(self._devices, self._inside)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._inside = _exchange(self._devices, self._outside)
 
 

@@ -48,6 +48,4 @@ class Defense(Protocol):
         """Its name in the registry, or that of its kind."""
 
     def start(self, model: nn.Module, task: Task, *, streams: Streams) -> Session:
-        """Called before the first update; may move the weights of `model` in place. Teleport k draws from
-        `streams.of(k)`.
-        """
+        """Called before the first update; may move `model` in place. Teleport k draws from `streams.of(k)`."""

@@ -145,8 +145,7 @@ def certified(
     energies: tuple[float, float] | None,
 ) -> Certificate:
     """Measure a move of `model` from the weights `before`, and make its certificate. `harm` says why it was taken back,
-    None if it was not; `batches` are retain inputs; `energies` are sums over the forget batch. The caller fills in
-    `seconds`.
+    None if it was not; `batches` are retain inputs; `energies` are sums over the forget batch.
     """
     nulls = [part for part in parts_of(move) if isinstance(part, NullMove)]
     why_unmoved = {name: why for part in nulls for name, why in part.left.items()}
@@ -171,7 +170,7 @@ def certified(
         left=why_unmoved,
         pinned=pinned_channels(symmetry, model, Probe(batches)),
         notes=tuple(notes),
-        seconds=0.0,
+        seconds=0.0,  # The caller's to fill in.
     )
 
 

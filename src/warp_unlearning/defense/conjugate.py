@@ -129,8 +129,7 @@ def _squared_length(tensors: list[Tensor]) -> Tensor:
 def _squared_length_after(linear: Linear, parameters: Mapping[str, nn.Parameter]) -> Callable[[list[Tensor]], Tensor]:
     """Prepare a function that gives the squared length, in float64, of steps (one a parameter) after a linear map.
 
-    It runs after every update. So a map that only rescales entries, tried on random ones, is replaced by one product
-    with its factors.
+    It runs after every update. So a map found to do no more than rescale entries is replaced by a product.
     """
     names, factors = list(parameters), {}
     for i, (name, p) in enumerate(parameters.items()):

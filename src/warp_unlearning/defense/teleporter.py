@@ -69,12 +69,7 @@ class View:
 
 
 def draw_view(
-    retain: Examples,
-    forget: Examples | None,
-    validation: Examples | None,
-    sizes: Sizes,
-    *,
-    generator: torch.Generator,
+    retain: Examples, forget: Examples | None, validation: Examples | None, sizes: Sizes, *, generator: torch.Generator
 ) -> View:
     """Draw examples for one teleport: at most a fifth of the retain set as judges, and of its rest and of the forget
     set as many as the symmetry looks at (`sizes`).
@@ -125,10 +120,9 @@ class Teleporter:
         return self.teleport(view, generator=draws.generator("move"))[0]
 
     def teleport(self, view: View, *, generator: torch.Generator) -> tuple[Move | None, Certificate]:
-        """Move the model in place; restore the old weights if the losses get worse than the bounds allow.
+        """Move the model in place; put the old weights back if losses exceed the bounds, or on an error.
 
-        Returns the move (None if taken back) and its certificate. Batch norm stays in eval mode; an error leaves the
-        weights as they were.
+        Returns the move (None if taken back) and its certificate. Batch norm stays in eval mode.
         """
         model, started = self.model, _synchronised_time(view)
         with norm_mode(model, "eval"):

@@ -33,8 +33,7 @@ class Warp:
     `every`: after each "epoch", once at the "end", after every so many updates, or None for never. With
     `gradient_threshold` also after an update at which the norm of the mean forget gradient exceeds it. A teleport is
     taken back if it raises the mean loss of unseen retained examples by more than `tolerance`, or lowers that of the
-    forget examples by more than the share `relearning`, if given. `momentum` is carried across as a covector, or
-    "reset".
+    forget examples by more than the share `relearning`, if given. `momentum` is carried as a covector, or "reset".
     """
 
     symmetry: Symmetry = field(default_factory=NullSpace)

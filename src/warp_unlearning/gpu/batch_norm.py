@@ -57,8 +57,6 @@ def suits(x: Tensor, *others: Tensor | None) -> bool:
 
 
 class _BatchNorm(torch.autograd.Function):
-    """`batch_norm` with its gradients at x, weight, bias and residual."""
-
     @staticmethod
     def forward(ctx: Any, x, weight, bias, running_mean, running_var, residual, momentum, eps, relu):
         """Sum the columns, then normalise; `saved` keeps each column's mean and 1 / √(σ² + eps) for the way back."""

@@ -37,8 +37,6 @@ def suits(x: Tensor) -> bool:
 
 
 class _MaxPool(torch.autograd.Function):
-    """`max_pool` with its gradient, by the two kernels below."""
-
     @staticmethod
     def forward(ctx: Any, x, size, stride, padding):
         """The pooled images; `taps`, kept for the way back, says which entry of its window each output is."""

@@ -61,10 +61,9 @@ def convolved(a: Tensor, weight: Tensor, geometry: Geometry, phase: Phase) -> Te
 
 
 class _Convolution(torch.autograd.Function):
-    """o = a * W, with a gradient at the images that can be differentiated cheaply."""
-
     @staticmethod
     def forward(ctx: Any, a: Tensor, weight: Tensor, geometry: Geometry, phase: Phase) -> Tensor:
+        """Compute o = a * W, with a gradient at the images that can be differentiated cheaply."""
         ctx.save_for_backward(a, weight)
         ctx.geometry, ctx.phase = geometry, phase
         return convolve(a, _laid_out_like(a, weight), geometry)

@@ -25,14 +25,7 @@ from ..gpu.precision import math_attention
 from .per_sample import Loss as Loss
 from .per_sample import cross_entropy as cross_entropy
 from .per_sample import gradients_by_vmap
-from .tracing import (
-    Trace,
-    TwiceDifferentiable,
-    copy_with_same_parameters,
-    squared_norms,
-    traced,
-    used_without_rules,
-)
+from .tracing import Trace, TwiceDifferentiable, copy_with_same_parameters, squared_norms, traced, used_without_rules
 
 # Examples of one pass on a CPU. More at once are no faster, and take more memory: a backward pass ends with one part
 # before it begins the next.

@@ -60,21 +60,14 @@ def per_sample_gradients(
     """The cross-entropy gradient of every example, shape (batch, *parameter), for each trainable parameter, or those of
     them in `names`, and the losses, shape (batch,).
 
-    The model is used in the mode it is in; batch norm must be in eval mode, where an example does not depend on the
-    others.
+    The model is used in the mode it is in; batch norm must be in eval mode, or examples depend on each other.
     """
     wanted = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad and (names is None or n in names)}
     return gradients_by_vmap(model, x, y, wanted, loss=F.cross_entropy)
 
 
 def clipped_mean_gradient(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    clip: float,
-    beside: Mapping[str, Tensor] | None = None,
-    chunk: int = 32,
+    model: nn.Module, x: Tensor, y: Tensor, *, clip: float, beside: Mapping[str, Tensor] | None = None, chunk: int = 32
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The mean over the batch of g_i · min(1, clip / ‖g_i‖), the norm taken over all parameters, and the mean loss.
 

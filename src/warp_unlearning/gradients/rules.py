@@ -3,8 +3,7 @@
 A rule belongs to a layer type. It takes the layer, its input a (batch, ...) and G = ∂Σᵢℓᵢ/∂(output) (batch, ...), where
 row i of both belongs to example i alone. Whatever it returns is differentiable once in a and G.
 
-Here are the registry and the rules of Linear and Embedding; those of normalisation layers and convolutions have files
-of their own.
+Here are the registry and the rules of Linear and Embedding; `rules_norm` and `rules_conv` have the others.
 """
 
 from __future__ import annotations
@@ -92,8 +91,6 @@ def rule_of(layer: nn.Module) -> GhostRule | None:
 
 
 class _SquaredOuterNorm(torch.autograd.Function):
-    """`squared_outer_norm`, with a backward pass that computes products anew by whichever form is cheaper."""
-
     @staticmethod
     def forward(ctx: Any, p: Tensor, g: Tensor) -> Tensor:
         """‖Σₜ gₜ pₜᵀ‖² by inner products of positions, Σ K·Γ, or by the sum itself, ‖GᵀP‖²."""

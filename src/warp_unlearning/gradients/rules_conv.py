@@ -94,10 +94,9 @@ class ConvolutionRule(GhostRule):
 
 
 class _SquaredKernelNorm(torch.autograd.Function):
-    """‖∂ℓᵢ/∂W‖² of every image, a chunk of images at a time, by one of the two contractions."""
-
     @staticmethod
     def forward(ctx: Any, a: Tensor, g: Tensor, geometry: Geometry, by_positions: bool) -> Tensor:
+        """‖∂ℓᵢ/∂W‖² of every image, a chunk of images at a time, by one of the two contractions."""
         ctx.save_for_backward(a, g)
         ctx.geometry, ctx.by_positions = geometry, by_positions
         squared = _squared_norms_by_positions if by_positions else _squared_norms_by_kernels
@@ -189,9 +188,7 @@ def _tap_slices(a: Tensor, g: Tensor, geometry: Geometry) -> Iterator[tuple[tupl
 
 
 def _axis_slices(inputs: int, outputs: int, geometry: Geometry, axis: int, tap: int) -> Slices | None:
-    """The outputs at which a tap reads the image, and the inputs it reads there, along one axis; None if it reads
-    padding alone. `inputs` and `outputs` are lengths.
-    """
+    """Along one axis, the outputs at which a tap reads the image and the inputs it reads; None if it reads none."""
     stride, offset = geometry.stride[axis], tap * geometry.dilation[axis] - geometry.padding[axis]
     first, end = max(0, -(offset // stride)), min(outputs, (inputs - 1 - offset) // stride + 1)
     if first >= end:
@@ -219,10 +216,9 @@ def _half_gradients_by_kernels(a: Tensor, g: Tensor, geometry: Geometry, wants_a
 
 
 class _KernelGradient(torch.autograd.Function):
-    """The kernel gradients Mᵢ = ∂ℓᵢ/∂W, with derivatives that are such convolutions too."""
-
     @staticmethod
     def forward(ctx: Any, a: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
+        """The kernel gradients Mᵢ = ∂ℓᵢ/∂W, with derivatives that are such convolutions too."""
         ctx.save_for_backward(a, g)
         ctx.geometry = geometry
         with _precision_of_convolutions():
@@ -332,9 +328,7 @@ def _single_group(layer: nn.Module, a: Tensor, g: Tensor) -> tuple[Tensor, Tenso
 
 
 def _as_images(layer: nn.Conv1d | nn.Conv2d, a: Tensor) -> tuple[Tensor, Geometry]:
-    """The input as images and the geometry. Only zeros, as many on both sides, are left to the convolution as padding;
-    any other is added here.
-    """
+    """The input as images, and the geometry. Padding other than as many zeros on both sides is added here."""
     sides = padding_of(layer)
     by_convolution = layer.padding_mode == "zeros" and sides[::2] == sides[1::2]
     geometry = Geometry(

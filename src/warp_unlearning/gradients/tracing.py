@@ -273,8 +273,7 @@ def copy_with_same_parameters(model: nn.Module) -> nn.Module:
 def parameters_replaced(modules: Iterable[nn.Module], values: Mapping[int, Tensor]) -> Iterator[None]:
     """Within the block, let the modules compute with `values` in place of their own parameters, by the ids of these.
 
-    `torch.func.functional_call` swaps the parameters of a module that is a child twice, and leaves the replacement
-    behind (torch 2.13).
+    `torch.func.functional_call` leaves its replacement behind in a module that is a child twice (torch 2.13).
     """
     places = [
         (module._parameters, name, p)

@@ -50,8 +50,7 @@ class SecondMoment:
     Only coordinates that some input reaches are multiplied: thousands of zero rows and columns can keep an eigensolver
     from converging. The inputs themselves are kept while they are fewer than these coordinates, so that a wide layer
     never has a d × d matrix. With `exact` they are kept throughout, compressed by QR: squaring them, as a second moment
-    does, would lose singular values below the root of the rounding error. With `along`, a basis, C · along is summed up
-    instead of C.
+    does, would lose singular values below the root of the rounding error. With a basis `along`, C · along is summed up.
     """
 
     def __init__(self, dtype: torch.dtype, *, exact: bool = False, along: Tensor | None = None) -> None:

@@ -1,6 +1,4 @@
-"""Bad teacher (Chundawat et al., 2023): imitate an untrained network on what is forgotten, the original on what is
-kept.
-"""
+"""Bad teacher (Chundawat et al., 2023): imitate an untrained network on the forget set, the original on the others."""
 
 from __future__ import annotations
 

@@ -61,11 +61,7 @@ class ProjectedGradient:
         """Yield after every projected step on a forget batch, until the last epoch or the early stop."""
         projection = retained_complement(model, task, samples=self.samples, energy=self.energy, rule=self.rule)
         stepper = Stepper(
-            model,
-            only=projection,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            constraint=projection,
+            model, only=projection, momentum=self.momentum, weight_decay=self.weight_decay, constraint=projection
         )
         frozen = {n: torch.ones_like(p, dtype=torch.bool) for n, p in model.named_parameters() if n not in projection}
         stop = _EarlyStop(model, task.forget, task.validation) if self.stop and task.validation is not None else None

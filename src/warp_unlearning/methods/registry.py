@@ -1,8 +1,6 @@
-"""The methods by name, for `unlearn` and the command line: those of this package, and those that installed plug-ins
-register.
+"""The methods by name, for `unlearn` and the command line: those of this package, and those of installed plug-ins.
 
-A plug-in declares an entry point in the group `warp_unlearning.methods`, whose name is the method's name and whose
-value is its class.
+A plug-in declares an entry point in the group `warp_unlearning.methods`: the method's name, and as value its class.
 """
 
 from __future__ import annotations

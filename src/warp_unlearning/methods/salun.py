@@ -77,7 +77,7 @@ class SalUn:
             yield "retain", batch
 
     def _random_labels(self, task: Task, generator: torch.Generator) -> Tensor:
-        """Random labels (batches, size) for a pass over the forget set; offsets from true labels if these are excluded."""
+        """Random labels (batches, size) of a pass over the forget set; offsets from true ones if those are excluded."""
         number, size = batch_shape(len(task.forget), self.batch_size)
         # An offset from 1 to classes − 1 leads to any label but the true one.
         least = 1 if self.exclude_true_label else 0

@@ -1,6 +1,4 @@
-"""SCRUB (Kurmanji et al., 2023): a student that departs from its teacher on the forget set and follows it on the
-retain set.
-"""
+"""SCRUB (Kurmanji et al., 2023): a student departs from its teacher on the forget set, follows it on the retain set."""
 
 from __future__ import annotations
 

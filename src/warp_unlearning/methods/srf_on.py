@@ -1,6 +1,4 @@
-"""SRF-ON (SFRon; Huang et al., 2024): masked, reweighted ascent on the forget set between repair steps on the retain
-set.
-"""
+"""SRF-ON (SFRon; Huang et al., 2024): masked, reweighted ascent on the forget set between repairs on the retain set."""
 
 from __future__ import annotations
 

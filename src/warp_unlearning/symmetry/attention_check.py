@@ -101,9 +101,7 @@ def _draw_orthogonal(count: int, width: int, generator: torch.Generator) -> Tens
 
 
 class _TensorCheck:
-    """Pins parts whose tensors are not plain parameters with one name and the size they need, and parts with hooks,
-    which see the moved channels.
-    """
+    """Pins parts whose tensors are no plain parameters of one name and the right size, and parts with forward hooks."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -222,8 +220,7 @@ def _with_readers(part: Part, trial: _Trial) -> Part:
 def _random_twin(model: nn.Module, generator: torch.Generator) -> nn.Module:
     """A copy in float64 without hooks: weights N(0, 1/inputs), vectors N(1, 0.3²). On the GPU if all of the model is.
 
-    Weights of a trained or fresh network may hide what a move breaks: biases and layer scales near zero, attention near
-    uniform.
+    Trained or fresh weights may hide what a move breaks: biases and layer scales near zero, attention near uniform.
     """
     copy = deepcopy(model)
     twin = (copy if all(p.is_cuda for p in copy.parameters()) else copy.cpu()).double()

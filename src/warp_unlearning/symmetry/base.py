@@ -25,13 +25,7 @@ _SYMMETRIES: Mapping[str, str] = {
     "permutation": "permutation.Permutation",
     "attention_basis": "attention.AttentionBasis",
 }
-_KINDS: Mapping[Any, str] = {
-    float: "a number",
-    int: "a whole number",
-    bool: "true or false",
-    str: "text",
-    NoneType: "null",
-}
+_KINDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text", NoneType: "null"}
 
 
 class Sizes(NamedTuple):

@@ -45,15 +45,7 @@ _LayerRule = Callable[[Walk, Call, Ids], Ids]
 
 
 def _layer_output(
-    walk: Walk,
-    call: Call,
-    x: Tensorial,
-    width: int,
-    rule: _LayerRule,
-    *,
-    axis: int,
-    rank: int | None,
-    plain: bool = False,
+    walk: Walk, call: Call, x: Tensorial, rule: _LayerRule, width: int, axis: int, rank: int | None, plain: bool = False
 ) -> Channels:
     """The output of a layer that reads `width` channels along `axis`; where x has them not there, or with `plain` has
     more than one position of each, all are pinned. `rule` makes the output's channels at the first call; a later call
@@ -70,14 +62,14 @@ def _layer_output(
 
 @_unary
 def _linear_layer(walk: Walk, call: Call, x: Tensorial) -> Value:
-    return _layer_output(walk, call, x, call.module.in_features, _linear_weights, axis=-1, rank=x.rank)
+    return _layer_output(walk, call, x, _linear_weights, call.module.in_features, axis=-1, rank=x.rank)
 
 
 @_unary
 def _convolution(walk: Walk, call: Call, x: Tensorial) -> Value:
     axis = -1 - len(call.module.kernel_size)
     rule = _linear_weights if call.module.groups == 1 else _grouped_weights
-    return _layer_output(walk, call, x, call.module.in_channels, rule, axis=axis, rank=1 - axis)
+    return _layer_output(walk, call, x, rule, call.module.in_channels, axis=axis, rank=1 - axis)
 
 
 @_unary
@@ -98,7 +90,7 @@ def _along_axis_1(walk: Walk, call: Call, x: Tensorial, rank: int | None, width:
     """The output of a norm with `width` channels along axis 1, which counted from the end is 1 - rank."""
     if rank is None:
         return walk.unknown(call)
-    return _layer_output(walk, call, x, width, rule, axis=1 - rank, rank=rank, plain=True)
+    return _layer_output(walk, call, x, rule, width, axis=1 - rank, rank=rank, plain=True)
 
 
 @_unary
@@ -106,18 +98,17 @@ def _last_axis_norm(walk: Walk, call: Call, x: Tensorial) -> Value:
     """LayerNorm and RMSNorm; over several axes they have a weight for each entry, not for each channel."""
     if len(call.module.normalized_shape) != 1:
         return walk.unknown(call)
-    return _layer_output(walk, call, x, call.module.normalized_shape[0], _measuring_norm_weights, axis=-1, rank=x.rank)
+    return _layer_output(walk, call, x, _measuring_norm_weights, call.module.normalized_shape[0], axis=-1, rank=x.rank)
 
 
 @_unary
 def _sloped_relu(walk: Walk, call: Call, x: Tensorial) -> Value:
     """PReLU is homogeneous, whatever its slopes; slopes of single channels, along axis 1, follow their order."""
-    if walk.kind == "scale" or call.module.num_parameters == 1:
+    width = call.module.num_parameters
+    if walk.kind == "scale" or width == 1:
         return x
     axis = 0 if x.rank is None else 1 - x.rank  # Counted from the end none is 0: without a rank no channels fit.
-    output = _layer_output(
-        walk, call, x, call.module.num_parameters, _slope_weights, axis=axis, rank=x.rank, plain=True
-    )
+    output = _layer_output(walk, call, x, _slope_weights, width, axis=axis, rank=x.rank, plain=True)
     fits = isinstance(x, Channels) and x.axis == axis and x.layout == "plain"
     return output if fits else walk.unknown(call)
 

@@ -3,8 +3,7 @@ they stand in the weights. `channel_graph` walks, and the rules of `channel_rule
 
 Walks are of two kinds. For `scale`, channels are tied that must be multiplied by the same factor τ > 0, and pinned by
 whatever is not homogeneous. For `order`, channels are tied that must stand in the same order, and pinned by whatever
-knows one position from another. Batch norm, say, ties the order of what enters to the order of what leaves, not the
-scales; GELU pins scales alone.
+knows one position from another. Batch norm, say, ties the orders of what enters and leaves; GELU pins scales alone.
 """
 
 from __future__ import annotations
@@ -51,9 +50,7 @@ class Fixed:
 
 @dataclass(frozen=True, eq=False)
 class Number:
-    """A number that no move changes: the shape of the tensor `shape_of`, the batch size of `batch_of`, or, with both
-    None, arithmetic on sizes.
-    """
+    """A number: the shape of the tensor `shape_of`, the batch size of `batch_of`, or with both None another one."""
 
     shape_of: Channels | Fixed | None = None
     batch_of: Channels | Fixed | None = None

@@ -5,8 +5,7 @@ like a row of the flattened weight. So W flattened to (out, d) acts on inputs of
 every input p leaves the layer's output unchanged. Each group of a grouped convolution has inputs of its own; so have
 the queries, keys and values of an `nn.MultiheadAttention`, whose in_proj_weight is treated as a layer of three groups.
 
-Null-space moves and projected gradient unlearning make their bases of these inputs; certificates ask which entries of
-a weight any input reaches.
+Null-space moves and the method `pgu` make bases of these inputs; certificates ask which weights any input reaches.
 """
 
 from __future__ import annotations

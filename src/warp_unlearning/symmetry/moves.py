@@ -21,9 +21,7 @@ from torch import Tensor, nn
 
 
 class Move(Protocol):
-    """A map of the weights, and how state in weight coordinates follows it: as it is, unless a move says otherwise.
-    Names are `state_dict` keys.
-    """
+    """A map of the weights, by `state_dict` keys, and how other state follows it: unchanged unless a move says more."""
 
     def point(self, name: str, value: Tensor) -> Tensor:
         """Where the weights `value` of tensor `name` lie after the move."""
@@ -91,9 +89,7 @@ class AxisMap:
 
 @dataclass(frozen=True, eq=False)
 class BlockMap:
-    """Rows in equal blocks, each through a map of its own: the kernel of a grouped convolution, whose axis 1 is another
-    part of the input in every block.
-    """
+    """Equal blocks of rows, each through its own map: in a grouped convolution each has inputs of its own on axis 1."""
 
     blocks: tuple[AxisMap, ...]
 
@@ -251,9 +247,7 @@ class ComposedMove:
 
 
 class MomentumReset(ComposedMove):
-    """A move after which optimizers forget their state; everything else follows the move inside. Its inverse, and what
-    it is composed to, reset nothing.
-    """
+    """A move after which optimizers forget their state. Its inverse, and what it is composed to, reset nothing."""
 
     def __init__(self, move: Move) -> None:
         super().__init__((move,))

@@ -307,8 +307,7 @@ class NullSpace:
 class TrackedNullSpace(NullSpace):
     """FastWARP: `NullSpace` with `rounds` times B ← orth(C B) in place of every decomposition but a network's first.
 
-    It remembers the bases of the network that it last moved, so use one object for one network; a defence works on a
-    copy.
+    It remembers the bases of the network that it last moved, so use one object for one network; a defence copies it.
     """
 
     follows_one_network: ClassVar[bool] = True

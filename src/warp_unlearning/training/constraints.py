@@ -1,8 +1,7 @@
 """Hard limits on what an optimizer step may move: the whole step, weight decay and momentum included.
 
 A constraint acts on the step already taken, by comparing the weights with those before it. It limits the *step*, never
-the value: a teleport may move a weight that the method may not. Methods make constraints, and
-`Stepper` applies them.
+the value: a teleport may move a weight that the method may not. Methods make constraints, `Stepper` applies them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What training and unlearning report after every optimizer step, to their caller and to a defence; and learning rates
-over the course of a run.
-"""
+"""What training and unlearning report after every step, to their caller and to a defence; learning rates over a run."""
 
 from __future__ import annotations
 
