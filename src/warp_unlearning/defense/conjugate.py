@@ -88,7 +88,7 @@ class ConjugateSession:
         return {name: self._back.point(name, value) for name, value in state.items()}
 
     def finish(self) -> None:
-        """Move back by the inverse of the first move, and certify this move too."""
+        """Teleport back by the inverse of the first move, which is certified like any other."""
         self._teleporter.symmetry = FixedMove(self._teleporter.symmetry, self._back)
         self._teleporter.teleport_on(self._task, self._streams)
 
@@ -139,6 +139,7 @@ def _squared_length_after(linear: Linear, parameters: Mapping[str, nn.Parameter]
             factors[i] = factor.to(p.dtype)
 
     def squared_length(steps: list[Tensor]) -> Tensor:
+        """‖L(steps)‖² for the map L, by factors where that is the same."""
         mapped = [linear(names[i], step) for i, step in enumerate(steps) if i not in factors]
         if factors:
             mapped += torch._foreach_mul([steps[i] for i in factors], [*factors.values()])

@@ -34,6 +34,7 @@ class FastLayers(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
+        # By their ids, batch counters and what they are to be raised by.
         self._counters: dict[int, tuple[Tensor, int]] = {}
         # By their ids, the weights to cast, and their copies with the versions they were made of.
         self._weights: dict[int, nn.Parameter] = {}

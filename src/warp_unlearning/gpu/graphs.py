@@ -115,7 +115,7 @@ class Pool:
         self._first_graph: CudaGraph[Tensor] | None = None
 
     def handle(self, device: torch.device) -> Any:
-        """The memory's handle, for captures. A small graph keeps the memory from being freed."""
+        """The memory's handle, to be given to captures. A first, small graph keeps the memory from being freed."""
         if self._first_graph is None:
             self._first_graph = CudaGraph(lambda: torch.zeros(1, device=device))
         return self._first_graph.pool

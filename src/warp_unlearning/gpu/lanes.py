@@ -1,6 +1,4 @@
-"""Many trainings side by side on one device, a step of each in turn, for runs that train many models. The steps of one
-training are in `training.training`.
-"""
+"""Many trainings side by side on one device, for runs of many models; the steps of one are in `training.training`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""How numbers are computed on a device: bf16 and channels-last on a GPU, float32 elsewhere; and the two exceptions, for
-comparing a network before and after a move, and for second derivatives.
-"""
+"""How numbers are computed: bf16 and channels-last on a GPU, float32 elsewhere, and exactly to compare two networks."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def lay_out(model: nn.Module) -> nn.Module:
 
 
 def lay_out_batch(x: Tensor) -> Tensor:
-    """The batch in the layout of `lay_out`."""
+    """Images in the memory layout that `lay_out` gives a model: channels last on a GPU, as they are elsewhere."""
     if x.dim() == 4 and x.device.type == "cuda":
         return x.contiguous(memory_format=torch.channels_last)
     return x

@@ -30,8 +30,7 @@ from .tracing import Trace, TwiceDifferentiable, copy_with_same_parameters, squa
 # Examples of one pass on a CPU. More at once are no faster, and take more memory: a backward pass ends with one part
 # before it begins the next.
 _CPU_EXAMPLES = 32
-# Where `EnergyGradient._computed` puts the energies beside gradients by parameter name, none of which is empty.
-_ENERGIES = ""
+_ENERGIES = ""  # The key of the energies among gradients by parameter name, none of which is empty.
 
 
 def gradient_energy(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss = cross_entropy) -> Tensor:
@@ -125,7 +124,7 @@ class EnergyGradient:
     def __call__(
         self, x: Tensor, y: Tensor, *, names: Collection[str] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the energies and the gradient of their sum at the trainable parameters, or those of them in `names`.
+        """Compute all eᵢ = ‖∇θ ℓᵢ‖² and the gradient of their sum at the trainable parameters, or those in `names`.
 
         The gradient is zero where the loss does not depend on a parameter.
         """

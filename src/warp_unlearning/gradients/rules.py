@@ -22,9 +22,7 @@ from ..errors import InputError
 
 @dataclass
 class Phase:
-    """What a backward pass is for. `outputs_only` is True while it looks for gradients at layer outputs alone, so that
-    layers need not compute those of their parameters.
-    """
+    """`outputs_only` is True while a backward pass needs gradients at layer outputs and of no parameter."""
 
     outputs_only: bool = False
 
@@ -32,7 +30,8 @@ class Phase:
 class GhostRule(ABC):
     """The per-example gradients of one layer type, their squared norms, and their products with given directions.
 
-    `names` are the layer's parameters that the rule covers, by attribute.
+    `names` are the layer's parameters that the rule covers, by attribute. In all methods a is the layer's input and
+    g = ∂Σᵢℓᵢ/∂(output); both have one row for each example.
     """
 
     names: ClassVar[tuple[str, ...]] = ("weight", "bias")
@@ -131,7 +130,7 @@ class LinearRule(GhostRule):
     """With tokens t, ∂ℓ/∂W = Σₜ gₜ aₜᵀ and ∂ℓ/∂b = Σₜ gₜ; inputs (batch, ..., d)."""
 
     def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
-        """(batch, o, d) of the weight, (batch, o) of the bias."""
+        """∂ℓᵢ/∂θ from inputs a and output gradients g: (batch, o, d) of the weight, (batch, o) of the bias."""
         return _tokens(g).sum(1) if name == "bias" else _tokens(g).mT @ _tokens(a)
 
     def squared_norm(self, layer: nn.Module, names: Collection[str], a: Tensor, g: Tensor) -> Tensor:
@@ -154,13 +153,13 @@ class EmbeddingRule(GhostRule):
     """Row v of ∂ℓ/∂E is Σ gₜ over the positions t that hold token v, and 0 for `padding_idx`; inputs (batch, ...)."""
 
     def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
-        """(batch, tokens known, width)."""
+        """∂ℓᵢ/∂E of the table, (batch, tokens known, width), from tokens a and output gradients g."""
         tokens, rows = _tokens_and_rows(cast(nn.Embedding, layer), a, g)
         table = g.new_zeros(len(a), cast(nn.Embedding, layer).num_embeddings, g.shape[-1])
         return table.scatter_add(1, tokens[..., None].expand_as(rows), rows)
 
     def squared_norm(self, layer: nn.Module, names: Collection[str], a: Tensor, g: Tensor) -> Tensor:
-        """Σₜ over equal tokens first, then squares: no table of gradients is formed."""
+        """‖∂ℓᵢ/∂E‖²: the gradients of equal tokens are added up, then squared, and no table of gradients is formed."""
         tokens, rows = _tokens_and_rows(cast(nn.Embedding, layer), a, g)
         tokens, order = tokens.sort(1)
         rows = rows.gather(1, order[..., None].expand_as(rows))

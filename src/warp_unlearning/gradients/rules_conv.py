@@ -47,7 +47,7 @@ class ConvolutionRule(GhostRule):
     """Kernel and bias, inputs (batch, channels, ...)."""
 
     def output(self, layer: nn.Module, forward: Callable[[Tensor], Tensor], a: Tensor, phase: Phase) -> Tensor:
-        """By a convolution that is cheap to differentiate twice."""
+        """The layer's output for images a, by a convolution that is cheap to differentiate twice."""
         convolution = cast(nn.Conv2d, layer)
         if a.dim() != convolution.weight.dim():
             return forward(a)
@@ -57,7 +57,7 @@ class ConvolutionRule(GhostRule):
         return output if convolution.bias is None else output + convolution.bias.reshape(-1, *[1] * (a.dim() - 2))
 
     def gradient(self, layer: nn.Module, name: str, a: Tensor, g: Tensor) -> Tensor:
-        """(batch, *kernel) or (batch, channels out)."""
+        """∂ℓᵢ/∂θ from images a and output gradients g: (batch, *kernel), or of the bias (batch, channels out)."""
         if name == "bias":
             return g.flatten(2).sum(2)
         kernel = cast(nn.Conv2d, layer).weight
@@ -68,7 +68,7 @@ class ConvolutionRule(GhostRule):
         return found.reshape(len(a), *kernel.shape)
 
     def squared_norm(self, layer: nn.Module, names: Collection[str], a: Tensor, g: Tensor) -> Tensor:
-        """The kernel's by the cheaper contraction."""
+        """Σ ‖∂ℓᵢ/∂θ‖² over kernel and bias, those in `names`; the kernel's part by the cheaper contraction."""
         if "weight" not in names:
             return super().squared_norm(layer, names, a, g)
         images, gradients, geometry = _single_group(layer, a, g)
@@ -81,7 +81,7 @@ class ConvolutionRule(GhostRule):
         return squared + super().squared_norm(layer, ["bias"], a, g) if "bias" in names else squared
 
     def alignment(self, layer: nn.Module, name: str, a: Tensor, g: Tensor, direction: Tensor) -> Tensor:
-        """The kernel's as Σₜ gₜ·(a * T)ₜ, without its gradient."""
+        """⟨∂ℓᵢ/∂θ, Tᵢ⟩ for directions T; the kernel's as Σₜ gₜ·(a * T)ₜ, without forming ∂ℓᵢ/∂W."""
         if name == "bias":
             return super().alignment(layer, name, a, g, direction)
         images, gradients, geometry = _single_group(layer, a, g)
@@ -106,7 +106,7 @@ class _SquaredKernelNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
-        """The gradients at a and g, each chunk written into its place."""
+        """The gradients at the images a and the output gradients g, one chunk of examples after another."""
         a, g = ctx.saved_tensors
         at_a, at_g = torch.empty_like(a) if ctx.needs_input_grad[0] else None, torch.empty_like(g)
         half_gradients = _half_gradients_by_positions if ctx.by_positions else _half_gradients_by_kernels
@@ -130,7 +130,7 @@ def _positions_are_cheaper(a: Tensor, g: Tensor, geometry: Geometry) -> bool:
 
 
 def _chunks(a: Tensor, g: Tensor, geometry: Geometry, by_positions: bool) -> list[slice]:
-    """The images in chunks of nearly equal size, each small enough for its intermediate results."""
+    """Slices of nearly equal size that cut the batch, each small enough for its intermediate results in memory."""
     if by_positions:
         numbers_per_image = a[0, 0].numel() ** 2 + g[0, 0].numel() ** 2
     else:
@@ -254,7 +254,7 @@ def _each_convolved(a: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _each_transposed_convolution(g: Tensor, a: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
-    """The transpose of `_each_convolved`, shape of a."""
+    """Every g put back by its own kernel, the transpose of `_each_convolved`; shape of a."""
     if a.is_cuda:
         return _patches_added(kernels.flatten(2).mT @ g.flatten(2), a, g, geometry)
     geometry = replace(geometry, groups=len(a))

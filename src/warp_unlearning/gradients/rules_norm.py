@@ -61,7 +61,7 @@ class BatchNormRule(AffineRule):
     """Normalises by running statistics, x̂ = (a − μ)r with r = 1/√(σ² + ε)."""
 
     def output(self, layer: nn.Module, forward: Callable[[Tensor], Tensor], a: Tensor, phase: Phase) -> Tensor:
-        """γra + (β − γrμ): autograd's second derivative of this costs what the first does."""
+        """The layer's output as γra + (β − γrμ): autograd's second derivative of this costs what the first does."""
         norm = cast(nn.BatchNorm2d, layer)
         if norm.training or norm.running_mean is None or norm.weight is None:
             return forward(a)
@@ -75,7 +75,7 @@ class BatchNormRule(AffineRule):
         return F.batch_norm(a, norm.running_mean, norm.running_var, eps=norm.eps)
 
     def squared_norm(self, layer: nn.Module, names: Collection[str], a: Tensor, g: Tensor) -> Tensor:
-        """In closed form, which needs no memory for x̂."""
+        """Σ ‖∂ℓᵢ/∂θ‖² over γ and β, those in `names`, in closed form, which needs no memory for x̂."""
         norm = cast(nn.BatchNorm2d, layer)
         scale = _inverse_deviation(norm)
         return cast(Tensor, _SquaredAffineNorm.apply(a, g, norm.running_mean, scale, names))  # type: ignore[no-untyped-call]

@@ -137,7 +137,7 @@ def traced(copy: nn.Module, x: Tensor, *, inputs_only: bool = False) -> Trace:
 
 
 def _traced(copy: nn.Module, x: Tensor, inputs_only: bool) -> Trace:
-    """Run `copy` over x with the forward pass of every layer that has a rule replaced by `_traced_call`."""
+    """Run `copy` over x, and record each call of a layer that has a ghost rule and trained parameters."""
     trace = Trace(x)
     layers = []
     try:

@@ -64,7 +64,7 @@ class SecondMoment:
 
     @property
     def energy(self) -> Tensor:
-        """The diagonal of C, (groups, d)."""
+        """The sum of squares of each coordinate over all inputs, the diagonal of C; (groups, d)."""
         assert self._energy is not None, "no inputs were added"
         return self._energy
 

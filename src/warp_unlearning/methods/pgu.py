@@ -105,6 +105,7 @@ def retained_complement(model: nn.Module, task: Task, *, samples: int, energy: f
     moments: dict[str, SecondMoment] = {}
 
     def record(weight: LinearWeight, columns: Tensor) -> None:
+        """Add some inputs of a layer to its second moment."""
         moments.setdefault(weight.name, SecondMoment(torch.float64)).add(columns)
 
     with norm_mode(model, "eval"):

@@ -74,8 +74,8 @@ def draw_axes(parts: Iterable[Part], *, law: Law, spread: float, generator: torc
             maps = [AxisMap(place.axis, order) for place in part.places]
         elif part.kind == "norms":
             scales = draw_scales(law, part.channels, spread=spread, generator=generator)
-            maps = [AxisMap(place.axis, None, scales) for place in part.made]
-            maps += [AxisMap(place.axis, None, 1 / scales) for place in part.read]
+            maps = [AxisMap(place.axis, scale=scales) for place in part.made]
+            maps += [AxisMap(place.axis, scale=1 / scales) for place in part.read]
         else:
             scales = draw_scales(law, part.channels, spread=spread, generator=generator)
             left, right = (_draw_orthogonal(part.groups, part.width, generator) for _ in range(2))
@@ -183,7 +183,7 @@ def _harmful(trial: _Trial, parts: list[Part], *, dropout: bool) -> dict[Part, s
 
 
 def _outer_norms(twin: nn.Module, trial: _Trial | None, parts: Sequence[Part]) -> Iterator[Part]:
-    """The norms outside the known parts' homes, as parts with the linear layers that read them, found by trial."""
+    """A part for each norm outside the attention blocks that `parts` cover, with its readers, which a trial finds."""
     homes = tuple(f"{part.home}." if part.home else "" for part in parts)
     for path, norm in twin.named_modules():
         if isinstance(norm, nn.LayerNorm | nn.RMSNorm) and not path.startswith(homes):
@@ -196,7 +196,7 @@ def _with_readers(part: Part, trial: _Trial) -> Part:
     exactly these factors. Returns the part with these layers, or pinned.
     """
     scales = draw_scales("uniform", part.width, spread=0.5, generator=torch.Generator().manual_seed(3))
-    with trial.moved({place.name: (AxisMap(0, None, scales),) for place in part.made}):
+    with trial.moved({place.name: (AxisMap(axis=0, scale=scales),) for place in part.made}):
         layer_inputs, outputs = trial.run_with_layer_inputs()
 
     def is_rescaled(old: Tensor, new: Tensor) -> bool:

@@ -100,14 +100,14 @@ def norm_part(home: str, path: str, norm: Any, readers: Places, *, pin: str | No
         pin = f"{name}, which is neither LayerNorm nor RMSNorm"
     elif norm.weight is None or len(norm.normalized_shape) != 1:
         pin = f"{name}, which has no weight for every channel"
-    made = tuple(Place(_at(path, n), 0) for n in ("weight", "bias") if getattr(norm, n, None) is not None)
+    made = tuple(Place(_at(path, n), axis=0) for n in ("weight", "bias") if getattr(norm, n, None) is not None)
     width = getattr(norm, "normalized_shape", (0,))[-1]
     return [Part("norms", f"output of {name}", home, 1, width, made, readers, pin)]
 
 
 def columns(path: str) -> Places:
     """Where the channels that a linear layer reads stand: the columns of its weight."""
-    return (Place(_at(path, "weight"), 1),)
+    return (Place(_at(path, "weight"), axis=1),)
 
 
 def described(path: str, module: nn.Module) -> str:
@@ -156,8 +156,8 @@ def _block(
     return [*parts, Part("units", label, path, 1, makes.out_features, made, read, pin)]
 
 
-def _multihead(path: str, module: nn.Module) -> _Attention | None:
-    """torch.nn.MultiheadAttention: rows of one weight for all three, or three weights; one bias in either case."""
+def _torch_attention(path: str, module: nn.Module) -> _Attention | None:
+    """Where heads stand in an nn.MultiheadAttention, in one weight or in three; None in any other module."""
     if not isinstance(module, nn.MultiheadAttention):
         return None
     inner = module.num_heads * module.head_dim
@@ -165,22 +165,22 @@ def _multihead(path: str, module: nn.Module) -> _Attention | None:
     weights = ["in_proj_weight"] * 3 if joint else [f"{part}_proj_weight" for part in "qkv"]
     made: list[Places] = []
     for i, (weight, added) in enumerate(zip(weights, ("", "bias_k", "bias_v"), strict=True)):
-        places = [Place(_at(path, weight), 0, i * inner * joint)]
+        places = [Place(_at(path, weight), axis=0, start=i * inner * joint)]
         if module.in_proj_bias is not None:
-            places.append(Place(_at(path, "in_proj_bias"), 0, i * inner))
+            places.append(Place(_at(path, "in_proj_bias"), axis=0, start=i * inner))
         if added and getattr(module, added) is not None:
-            places.append(Place(_at(path, added), 2))
+            places.append(Place(_at(path, added), axis=2))
         made.append(tuple(places))
-    inputs = tuple(Place(_at(path, weight), 1) for weight in dict.fromkeys(weights))
+    inputs = tuple(Place(_at(path, weight), axis=1) for weight in dict.fromkeys(weights))
     query, key, value = made
     output = columns(_at(path, "out_proj"))
     return _Attention(module.num_heads, module.head_dim, query, key, value, output, inputs)
 
 
-def _fused(path: str, module: nn.Module) -> _Attention | None:
-    """timm: one layer `qkv`, whose rows are (3, heads, width). Norms of queries or keys (q_norm, k_norm) pin the
-    queries and keys, a norm before `proj` the values. Layer scale acts behind all of these, and additive biases of the
-    attention weights do not see the basis.
+def _timm_attention(path: str, module: nn.Module) -> _Attention | None:
+    """Where heads stand in an attention layer of timm, None in any other module: the rows of one layer `qkv` are
+    (3, heads, width). Norms of queries or keys (q_norm, k_norm) pin both, a norm before `proj` the values. Layer scale
+    acts behind all of these, and additive biases of the attention weights do not see the basis.
     """
     qkv, proj = _child(module, "qkv", nn.Linear), _child(module, "proj", nn.Linear)
     heads = getattr(module, "num_heads", None)
@@ -197,7 +197,7 @@ def _fused(path: str, module: nn.Module) -> _Attention | None:
     else:
         width = inner // heads
     path = _at(path, "qkv")
-    query, key, value = (tuple(Place(p.name, 0, i * inner) for p in _rows(path, qkv)) for i in range(3))
+    query, key, value = (tuple(Place(p.name, axis=0, start=i * inner) for p in _rows(path, qkv)) for i in range(3))
     output = columns(path.removesuffix("qkv") + "proj")
     return _Attention(heads, width, query, key, value, output, columns(path), (pins[0], pins[1]))
 
@@ -211,9 +211,9 @@ def _inner_norm(path: str, module: nn.Module, names: tuple[str, ...], what: str)
     return None
 
 
-def _separate(path: str, module: nn.Module) -> _Attention | None:
-    """Hugging Face vision transformers (ViT, DeiT): queries, keys and values in layers of their own, under two sets of
-    names (the second before release 5).
+def _hugging_face_attention(path: str, module: nn.Module) -> _Attention | None:
+    """Where heads stand in an attention layer of Hugging Face's ViT or DeiT, None in any other module: queries, keys
+    and values have layers of their own, under two sets of names (the second before release 5).
     """
     names = next((known for known in _PROJECTIONS if all(_child(module, n, nn.Linear) for n in known)), None)
     owners = (module, _child(module, "attention"), getattr(module, "config", None))
@@ -233,12 +233,12 @@ def _separate(path: str, module: nn.Module) -> _Attention | None:
     paths = [_at(path, name) for name in names]
     rows = [_rows(path, layer) for path, layer in zip(paths[:3], (query, key, value), strict=True)]
     inputs = tuple(place for path in paths[:3] for place in columns(path))
-    return _Attention(made[0] // width, width, rows[0], rows[1], rows[2], columns(paths[3]), inputs, (pin, pin))
+    return _Attention(made[0] // width, width, *rows, output=columns(paths[3]), inputs=inputs, pins=(pin, pin))
 
 
 def _rows(path: str, layer: Any) -> Places:
     """Where the channels that a linear layer makes stand: the rows of its weight and its bias."""
-    return tuple(Place(_at(path, name), 0) for name in ("weight", "bias") if getattr(layer, name) is not None)
+    return tuple(Place(_at(path, name), axis=0) for name in ("weight", "bias") if getattr(layer, name) is not None)
 
 
 def _at(path: str, name: str) -> str:
@@ -258,12 +258,12 @@ Layout = Callable[[str, nn.Module], _Attention | None]
 
 # What recognises an attention layer, and the names of attention, norms and MLP layers in blocks around it.
 _LAYOUTS: dict[Layout, tuple[tuple[str, str, str, str, str], ...]] = {
-    _separate: (
+    _hugging_face_attention: (
         ("attention", "layernorm_before", "layernorm_after", "mlp.fc1", "mlp.fc2"),
         ("attention", "layernorm_before", "layernorm_after", "intermediate.dense", "output.dense"),
     ),
-    _fused: (("attn", "norm1", "norm2", "mlp.fc1", "mlp.fc2"),),
-    _multihead: (
+    _timm_attention: (("attn", "norm1", "norm2", "mlp.fc1", "mlp.fc2"),),
+    _torch_attention: (
         ("self_attn", "norm1", "norm2", "linear1", "linear2"),
         ("self_attention", "ln_1", "ln_2", "mlp.0", "mlp.3"),
     ),

@@ -45,9 +45,7 @@ class ChannelReport:
 
 
 class ChannelGraph:
-    """The traced channels of `model` for moves of one kind. `uses` says where they stand in the weights, `roots` holds
-    the class of each channel, by the number of one of its members.
-    """
+    """The traced channels of `model` for moves of one kind: their `uses` in the weights, and `roots`, their classes."""
 
     def __init__(self, model: nn.Module, *, kind: Kind, through_norm: bool = True) -> None:
         # In eval and in train mode: both walks add to one state, so that a move keeps both.

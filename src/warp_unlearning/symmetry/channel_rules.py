@@ -288,7 +288,7 @@ def _over_positions(count: int) -> Rule:
 
 @_unary
 def _over_axes(walk: Walk, call: Call, x: Tensorial) -> Value:
-    """mean, sum and amax over axes that are not the channels'."""
+    """Channels pass mean, sum and amax over other axes than theirs, which moves nearer to the end by those removed."""
     axes, keep = call.argument(1, "dim"), call.argument(2, "keepdim", False)
     if not isinstance(x, Channels) or not isinstance(keep, bool):
         return walk.unknown(call)
@@ -303,7 +303,7 @@ def _over_axes(walk: Walk, call: Call, x: Tensorial) -> Value:
 
 @_unary
 def _flatten(walk: Walk, call: Call, x: Tensorial) -> Value:
-    """nn.Flatten and torch.flatten, if they reach to the last axis."""
+    """What nn.Flatten and torch.flatten return: known where they reach to the last axis."""
     start = call.module.start_dim if call.module is not None else call.argument(1, "start_dim", 0)
     end = call.module.end_dim if call.module is not None else call.argument(2, "end_dim", -1)
     return _flattened_from(start, walk, call, x) if end == -1 else walk.unknown(call)
@@ -342,7 +342,7 @@ def _flattened_from(start: Any, walk: Walk, call: Call, x: Tensorial) -> Value:
 
 @_unary
 def _transpose(walk: Walk, call: Call, x: Tensorial) -> Value:
-    """Two axes change places; the channels go with theirs."""
+    """Channels go with their axis where two axes change places."""
     first, second = (_counted_from_end(call.argument(i, f"dim{i - 1}"), x.rank) for i in (1, 2))
     if not isinstance(x, Channels) or x.layout != "plain" or first is None or second is None:
         return walk.unknown(call)
@@ -351,7 +351,7 @@ def _transpose(walk: Walk, call: Call, x: Tensorial) -> Value:
 
 @_unary
 def _permute(walk: Walk, call: Call, x: Tensorial) -> Value:
-    """Axes in another order; the channels lie along the axis that theirs has become."""
+    """Channels go with their axis where all axes are put in another order."""
     axes = call.args[1:]
     if len(axes) == 1 and isinstance(axes[0], list | tuple):
         axes = tuple(axes[0])
@@ -387,14 +387,14 @@ def _counted_from_end(axis: Any, rank: int | None) -> int | None:
 
 @_unary
 def _size(walk: Walk, call: Call, x: Tensorial) -> Value:
-    """x.size(), x.size(i), x.dim(): numbers that no move changes."""
+    """What x.size(), x.size(i) and x.dim() return: numbers that no move changes."""
     axis = call.argument(1, "dim")
     return Number(shape_of=x) if axis is None else Number(batch_of=x if axis == 0 else None)
 
 
 @_unary
 def _attribute(walk: Walk, call: Call, x: Tensorial) -> Value:
-    """x.shape, x.dtype and the like: numbers that no move changes."""
+    """What x.shape, x.dtype and the like return: numbers that no move changes."""
     if call.args[1] == "shape":
         return Number(shape_of=x)
     return Number() if call.args[1] in ("dtype", "device", "ndim") else walk.unknown(call)

@@ -125,7 +125,7 @@ class Walk:
         self.uses.append(Use(f"{call.path}.{tensor}", axis, ids, **more))
 
     def root(self, channel: int) -> int:
-        """The channel that stands for the class."""
+        """The channel that stands for all those tied to this one, found by links that get shorter on the way."""
         parent = self._parent
         while parent[channel] != channel:
             parent[channel] = parent[parent[channel]]
@@ -167,7 +167,9 @@ class Walk:
         return tensors[0] if len(tensors) == 1 and isinstance(tensors[0], Fixed) else Fixed(call.label)
 
     def entering(self, value: Tensorial, width: int, *, fits: bool, label: str) -> Ids:
-        """The channel of each of the `width` entries that a layer reads: new and pinned if the value does not fit."""
+        """The channel of each of `width` entries that the layer `label` reads. Without `fits` the value's channels lie
+        along another axis: they are pinned, and so are the new ones that are returned.
+        """
         ids = value.spread_over(width) if isinstance(value, Channels) and fits else None
         if ids is None:
             ids = self.fresh(width)

@@ -167,7 +167,7 @@ def _overlapping(tensors: Iterable[Tensor]) -> set[int]:
 
 
 def _maps_of(module: nn.Module) -> list[tuple[str, str, int]]:
-    """The linear maps of what enters a module: attributes of the weight and its bias, and how many groups it has."""
+    """The linear maps of a module's input, by attributes of weight and bias, and groups; none where it may differ."""
     kinds = (nn.Linear, *_CONVOLUTIONS, nn.MultiheadAttention)
     kind = next((kind for kind in kinds if isinstance(module, kind)), None)
     methods = ("forward", "_conv_forward")
@@ -216,13 +216,11 @@ def observe_norms(model: nn.Module, batches: Iterable[Tensor], record: Record) -
     by_norm: dict[nn.Module, list[LinearWeight]] = {}
     for norm in model.modules():
         affine = norm.parameters(recurse=False) if isinstance(norm, _BatchNorm) else ()
-        maps = [
-            LinearWeight(names[id(p)], tensor=p.detach().unsqueeze(0), bias=None, groups=1, layers=(norm,))
-            for p in affine
-            if id(p) in names
-        ]
-        if maps:
-            by_norm[norm] = maps
+        trained = [p for p in affine if id(p) in names]
+        if trained:
+            by_norm[norm] = [
+                LinearWeight(names[id(p)], p.detach()[None], bias=None, groups=1, layers=(norm,)) for p in trained
+            ]
 
     def record_features(weights: list[LinearWeight], args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """Show `record` the input of one norm, a column (channels,) for each position of each example."""

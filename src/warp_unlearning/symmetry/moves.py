@@ -48,9 +48,7 @@ class Move(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class AxisMap:
-    """One axis of a tensor reordered, then rescaled: new entry i is `scale[i]` times old entry `order[i]`. Without an
-    order entries keep their places, without a scale their values.
-    """
+    """One axis reordered, then rescaled, unless None: new entry i is `scale[i]` times old entry `order[i]`."""
 
     axis: int
     order: Tensor | None = None
@@ -176,11 +174,13 @@ class ChannelMove:
         return value - offset if offset else value
 
     def covector(self, name: str, value: Tensor) -> Tensor:
+        """A gradient after the move: through the inverse transpose of each map."""
         for tensor_map in self.axes.get(name, ()):
             value = tensor_map.apply_inverse_transpose(value)
         return value
 
     def selection(self, name: str, value: Tensor) -> Tensor:
+        """Labels of entries after the move: reordered, never rescaled."""
         for tensor_map in self.axes.get(name, ()):
             value = tensor_map.reorder(value)
         return value
@@ -296,7 +296,7 @@ def _merged(first: Move, second: Move) -> Move:
 
 
 def _appended(maps: tuple[TensorMap, ...], last: TensorMap) -> tuple[TensorMap, ...]:
-    """Multiply `last` into the map of the same axis if there is one: maps of different axes commute."""
+    """The maps of one tensor and `last` behind them, multiplied into that of its axis: maps of other axes commute."""
     if isinstance(last, AxisMap) and all(isinstance(earlier, AxisMap) for earlier in maps):
         for i, earlier in enumerate(maps):
             if isinstance(earlier, AxisMap) and earlier.axis == last.axis:

@@ -143,7 +143,7 @@ class NullSpace:
         return Sizes(self.batch_size, self.forget_size)
 
     def move(self, model: nn.Module, *, generator: torch.Generator, probe: Probe | None = None) -> NullMove:
-        """A move of `model` from where it stands, away from `probe.reference` (itself, if None)."""
+        """Draw a move of `model`, which is stepped in place and put back; it leads away from the probe's reference."""
         if probe is None or not probe.retain:
             raise InputError("a null-space move needs examples that are to be kept; give retain=...")
         if probe.forget is None and (self.aim == "descent" or self.eta is not None):
@@ -343,9 +343,7 @@ class TrackedNullSpace(NullSpace):
         return tracked
 
     def _previous_basis(self, weight: LinearWeight) -> InputBasis | None:
-        """The basis at the last move; None at the first, or where the bias moves with the weight now but not then, or
-        then but not now: bases with and without the bias have different lengths.
-        """
+        """The basis at the last move; None at the first, or if the weight's bias has begun or ceased to move since."""
         previous = self._memory.bases.get(weight.name)
         return previous if previous is not None and previous.bias == weight.bias else None
 

@@ -80,7 +80,7 @@ def accuracy(model: nn.Module, examples: Examples) -> float:
 
 
 def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> NDArray[np.float64]:
-    """φ of every point, shape (...,), from logits of shape (..., classes) and labels of shape (...,).
+    """φ = log p_y − log Σ_{c≠y} p_c for every label y (...,), from logits (..., classes).
 
     Computed in float64 and finite for all finite logits; float32 is enough to store it.
 
