@@ -141,7 +141,7 @@ def _column_sums(x, sums, m, n, stretch, ROWS: tl.constexpr, COLUMNS: tl.constex
 
 @triton.jit
 def _added(sums, c, is_column, n, stretches, SUMS: tl.constexpr):
-    """Both sums of columns `c` over all stretches."""
+    """Add up both sums of the columns `c`, which the programs of all stretches have stored in `sums`."""
     s = tl.arange(0, SUMS)
     inside = (s < stretches)[:, None] & is_column[None, :]
     at = 2 * s[:, None] * n + c[None, :]

@@ -73,7 +73,7 @@ class FastLayers(TorchFunctionMode):
             torch._foreach_add_(list(counters), list(batches))
 
     def _half(self, weight: nn.Parameter) -> Tensor:
-        """The copy of `weight`, or if there is none of it as it is now, itself, to be cast in the next block."""
+        """The half-precision copy of `weight`; itself if it has none or has changed, to be cast in the next block."""
         if weight.dtype != torch.float32 or not torch.is_autocast_enabled(weight.device.type):
             return weight
         half, version = self._halves.get(id(weight), (weight, weight._version))
@@ -187,7 +187,7 @@ def _folded(
 
 
 def _squares(x: Tensor) -> Tensor:
-    """(n, c, 2h, 2w) as (n, 4c and zeros up to a multiple of 16, h, w), channels last."""
+    """Fold 2x2 pixels in one: (n, c, 2h, 2w) as (n, 4c and zeros up to a multiple of 16, h, w), channels last."""
     n, c, h, w = x.shape
     squares = x.reshape(n, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 3, 5, 1).flatten(3)
     return F.pad(squares, (0, -4 * c % 16)).permute(0, 3, 1, 2)

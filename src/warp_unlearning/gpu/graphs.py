@@ -128,6 +128,7 @@ class CudaGraph(Generic[Output]):
     """
 
     def __init__(self, make: Callable[[], Output], *, pool: Any = None) -> None:
+        """Capture `make`; an error of it ends the capture."""
         self._graph = torch.cuda.CUDAGraph()
         _make_room()
         with _no_collection():

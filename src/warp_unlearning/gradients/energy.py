@@ -89,7 +89,7 @@ def _energy(model: nn.Module, copy: nn.Module, x: Tensor, y: Tensor, *, loss: Lo
 
 
 def energy_by_rules(model: nn.Module, x: Tensor, y: Tensor, *, loss: Loss) -> Tensor:
-    """`gradient_energy` by rules alone and without a check, so that no value is read back."""
+    """`gradient_energy` by rules alone and without checks: it reads no value back, so that a graph can capture it."""
     with exact_derivatives(x):
         trace = traced(copy_with_same_parameters(model), x)
         losses = loss(trace.output, y)
@@ -157,7 +157,7 @@ class EnergyGradient:
 
 
 def can_align(model: nn.Module, x: Tensor, y: Tensor, *, names: Collection[str]) -> bool:
-    """Whether every parameter in `names` is used in layers that have rules, each in one alone."""
+    """Whether `alignment` covers the parameters in `names`: each is used in one layer alone, which has a rule."""
     if set(names) & set(parameters_without_rules(model, x, y, loss=cross_entropy)):
         return False
     with torch.enable_grad():

@@ -134,7 +134,7 @@ def example_gradients(model: nn.Module, x: Tensor, y: Tensor, *, names: Collecti
 
 
 def _shares(model: nn.Module, x: Tensor, y: Tensor, *, differentiable: bool) -> tuple[dict[int, list[Share]], set[int]]:
-    """By parameter id: its uses with their output gradients, and the parameters that need vmap(grad)."""
+    """By parameter id, its uses with their output gradients; and the ids of the parameters that need vmap(grad)."""
     copy = copy_with_same_parameters(model)
     trace = traced(copy, x, inputs_only=x.requires_grad)
     trace.require_unchanged()

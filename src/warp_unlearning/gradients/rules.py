@@ -134,7 +134,7 @@ class LinearRule(GhostRule):
         return _tokens(g).sum(1) if name == "bias" else _tokens(g).mT @ _tokens(a)
 
     def squared_norm(self, layer: nn.Module, names: Collection[str], a: Tensor, g: Tensor) -> Tensor:
-        """Σ ‖∂ℓᵢ/∂θ‖², the weight's part without its gradient."""
+        """Σ ‖∂ℓᵢ/∂θ‖² over weight and bias, those in `names`; the weight's part without forming ∂ℓᵢ/∂W."""
         if "weight" not in names:
             return super().squared_norm(layer, names, a, g)
         if a.dim() == 2:

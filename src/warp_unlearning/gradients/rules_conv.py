@@ -147,7 +147,7 @@ def _squared_norms_by_positions(a: Tensor, g: Tensor, geometry: Geometry) -> Ten
 
 
 def _half_gradients_by_positions(a: Tensor, g: Tensor, geometry: Geometry, wants_a: bool) -> Halves:
-    """The halves aS and GK of the derivatives."""
+    """Half the derivatives of nᵢ = Σ Kₜₜ'Γₜₜ': aS at the images, None unless `wants_a`, and GK at g."""
     half_at_g = (g.flatten(2) @ _as_matrices(_patch_products(a, g, geometry))).view(g.shape)
     if not wants_a:
         return None, half_at_g
@@ -203,7 +203,7 @@ def _squared_norms_by_kernels(a: Tensor, g: Tensor, geometry: Geometry) -> Tenso
 
 
 def _half_gradients_by_kernels(a: Tensor, g: Tensor, geometry: Geometry, wants_a: bool) -> Halves:
-    """The halves G *ᵀ M and a * M of the derivatives."""
+    """Half the derivatives of nᵢ = ‖Mᵢ‖²: G *ᵀ M at the images, None unless `wants_a`, and a * M at g."""
     if not a.is_cuda:
         kernels = _kernels(a, g, geometry)
         return _each_transposed_convolution(g, a, kernels, geometry) if wants_a else None, _each_convolved(

@@ -88,7 +88,7 @@ class _SquaredAffineNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, g: Tensor, mean: Tensor, r: Tensor, names: Collection[str]) -> Tensor:
-        """The norms n (batch,), over the parameters in `names` alone: h or k is zero without its own."""
+        """Compute n = ‖h‖² + ‖k‖² of each example, h or k being 0 where scale or shift is not in `names`."""
         k, products = _sum_positions(g), _sum_positions(a * g)
         h = torch.addcmul(products, k, mean, value=-1).mul_(r) if "weight" in names else torch.zeros_like(products)
         k = k if "bias" in names else torch.zeros_like(k)

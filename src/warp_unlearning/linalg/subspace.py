@@ -90,7 +90,7 @@ class SecondMoment:
         self._sum = product if self._sum is None else self._sum.add_(product)
 
     def times(self, basis: Tensor) -> Tensor:
-        """C · basis for a basis (groups, d, k)."""
+        """C · basis, with C = X Xᵀ over all inputs X, for a basis (groups, d, k)."""
         if self._sum is None:
             assert self._kept is not None, "no inputs were added"
             return self._kept @ (self._kept.mT @ basis)
@@ -99,7 +99,7 @@ class SecondMoment:
     def leading(
         self, energy: float, *, k: int | None = None, k_max: int | None = None, rule: Rule = "energy"
     ) -> Leading:
-        """Decompose C. Returns the leading directions that hold `energy` of it by `rule`, at most `k_max`; or `k` of
+        """Decompose C = X Xᵀ. Returns leading directions that hold `energy` of it by `rule`, at most `k_max`; or `k` of
         them, where it is given, as far as C has so many.
         """
         if self._sum is None:

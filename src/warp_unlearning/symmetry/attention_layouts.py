@@ -92,7 +92,7 @@ def known_parts(model: nn.Module) -> list[Part]:
 
 
 def norm_part(home: str, path: str, norm: Any, readers: Places, *, pin: str | None = None) -> list[Part]:
-    """The output of a norm, which `readers` read; nothing where there is no norm."""
+    """The part of a norm's output, whose channels stand at `readers` in the weights that read it; none without a norm."""
     if norm is None or isinstance(norm, nn.Identity):
         return []
     name = described(path, norm)
@@ -231,9 +231,9 @@ def _hugging_face_attention(path: str, module: nn.Module) -> _Attention | None:
     else:
         width = made[0] // heads
     paths = [_at(path, name) for name in names]
-    rows = [_rows(path, layer) for path, layer in zip(paths[:3], (query, key, value), strict=True)]
     inputs = tuple(place for path in paths[:3] for place in columns(path))
-    return _Attention(made[0] // width, width, *rows, output=columns(paths[3]), inputs=inputs, pins=(pin, pin))
+    rows = [_rows(path, layer) for path, layer in zip(paths[:3], (query, key, value), strict=True)]
+    return _Attention(made[0] // width, width, rows[0], rows[1], rows[2], columns(paths[3]), inputs, (pin, pin))
 
 
 def _rows(path: str, layer: Any) -> Places:

@@ -68,12 +68,12 @@ class ChannelGraph:
         return self.roots[list(use.ids)]
 
     def free_channels(self) -> list[int]:
-        """One channel of every class that may change, in the order of the walk."""
+        """One channel of every class of tied channels that nothing pinned, in the order of the walk."""
         roots = dict.fromkeys(self._walk.root(channel) for use in self.uses for channel in use.ids)
         return [root for root in roots if not self._walk.reasons(root)]
 
     def exchangeable(self) -> list[list[int]]:
-        """Free channels in sets within which any order is as good as any other; sets of one are left out."""
+        """Sets of free channels that may change places, as they stand in the same tensors equally often."""
         lists: list[Ids] = [use.ids for use in self.uses]
         for ids, count in self._walk.splits:
             width = len(ids) // count

@@ -67,6 +67,7 @@ def _linear_layer(walk: Walk, call: Call, x: Tensorial) -> Value:
 
 @_unary
 def _convolution(walk: Walk, call: Call, x: Tensorial) -> Value:
+    """Channels lie before the axes of the kernel, in the input and in the output."""
     axis = -1 - len(call.module.kernel_size)
     rule = _linear_weights if call.module.groups == 1 else _grouped_weights
     return _layer_output(walk, call, x, rule, call.module.in_channels, axis=axis, rank=1 - axis)
@@ -74,6 +75,7 @@ def _convolution(walk: Walk, call: Call, x: Tensorial) -> Value:
 
 @_unary
 def _batch_norm_layer(walk: Walk, call: Call, x: Tensorial) -> Value:
+    """Channels lie along axis 1; the kind of batch norm tells how many axes there are."""
     rank = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}.get(type(call.module), x.rank)
     if rank is None and isinstance(x, Channels) and x.axis == -1:
         # BatchNorm1d takes two axes or three; what a Linear layer returned is taken to be (batch, features).
@@ -120,7 +122,7 @@ def _linear_weights(walk: Walk, call: Call, entering: Ids) -> Ids:
 
 
 def _grouped_weights(walk: Walk, call: Call, entering: Ids) -> Ids:
-    """Record the same of a convolution with groups, where each block of rows reads the channels of its own group."""
+    """Record that a grouped convolution's weight reads each group by its own block of rows; returns what these make."""
     groups = call.module.groups
     if call.module.in_channels > groups:
         leaving = walk.fresh(call.module.out_channels)
@@ -202,7 +204,7 @@ def _order_only(walk: Walk, call: Call, x: Tensorial) -> Value:
 
 
 def _sum(walk: Walk, call: Call) -> Value:
-    """The terms have one scale and one order."""
+    """What a sum returns; its terms are tied, since they must have one scale and one order."""
     left, right = call.argument(0, "input"), call.argument(1, "other")
     tensors = call.tensors()
     if len(tensors) == 1 and tensors[0] in (left, right):
@@ -213,7 +215,7 @@ def _sum(walk: Walk, call: Call) -> Value:
 
 
 def _product(walk: Walk, call: Call) -> Value:
-    """With a number homogeneous; with a tensor that stays, the scales of the left one pass."""
+    """What a product returns: by a number it is homogeneous; by a tensor that stays, the left one's scales pass."""
     left, right = call.argument(0, "input"), call.argument(1, "other")
     tensors = call.tensors()
     if len(tensors) == 1 and tensors[0] in (left, right):
@@ -236,7 +238,7 @@ def _quotient(walk: Walk, call: Call, x: Tensorial) -> Value:
 
 
 def _concatenation(walk: Walk, call: Call) -> Value:
-    """Along the channels one list after the other; along another axis the parts are tied."""
+    """What torch.cat returns: along the channels one list after the other; along another axis the parts are tied."""
     parts, axis = call.argument(0, "tensors"), call.argument(1, "dim", call.named.get("axis", 0))
     if not isinstance(parts, list | tuple) or not all(isinstance(p, Channels) and p.layout == "plain" for p in parts):
         return walk.unknown(call)
@@ -365,7 +367,7 @@ def _permute(walk: Walk, call: Call, x: Tensorial) -> Value:
 
 @_unary
 def _chunk(walk: Walk, call: Call, x: Tensorial) -> Value:
-    """Equal parts of the channels, each with a list of its own."""
+    """What torch.chunk along the channels returns: a tensor with each of the equal parts of their list."""
     count = call.argument(1, "chunks")
     if not isinstance(x, Channels) or x.layout != "plain" or not isinstance(count, int):
         return walk.unknown(call)
@@ -401,7 +403,7 @@ def _attribute(walk: Walk, call: Call, x: Tensorial) -> Value:
 
 
 def _item(walk: Walk, call: Call) -> Value:
-    """One size of a shape, or one part of several."""
+    """What container[index] returns: one size of a shape, or one of several tensors."""
     container, index = call.args
     if isinstance(container, Number):
         return Number(batch_of=container.shape_of if isinstance(index, int) and index == 0 else None)

@@ -115,7 +115,7 @@ class Walk:
     _reasons: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def fresh(self, count: int) -> Ids:
-        """New channels, each a class of its own."""
+        """New channels, tied to no others."""
         first = len(self._parent)
         self._parent.extend(range(first, first + count))
         return tuple(range(first, first + count))
@@ -137,7 +137,7 @@ class Walk:
         return [self.root(channel) for channel in range(len(self._parent))]
 
     def tie(self, left: Iterable[int], right: Iterable[int]) -> None:
-        """Join each channel of `left` and its counterpart of `right` in one class."""
+        """Join each channel of `left` and its counterpart of `right` in one class, whose members all change alike."""
         for first, second in zip(left, right, strict=True):
             low, high = sorted((self.root(first), self.root(second)))
             if low != high:
@@ -147,7 +147,7 @@ class Walk:
                     self._reasons[low] = tuple(reasons)
 
     def pin(self, channels: Iterable[int], reason: str) -> None:
-        """Keep the classes of these channels as they are, because of `reason`."""
+        """Keep these channels and all tied to them as they are, because of `reason`, which reports tell."""
         for channel in channels:
             root = self.root(channel)
             reasons = self._reasons.get(root, ())

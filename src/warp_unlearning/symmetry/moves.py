@@ -186,7 +186,7 @@ class ChannelMove:
         return value
 
     def inputs(self, name: str, value: Tensor) -> Tensor:
-        """Layer inputs after the move: axis 1 of the weight, whose taps lie as (in, taps) along d."""
+        """The layer's inputs after the move, by the maps of the weight's axis 1; they lie as (in, taps) along d."""
         groups = len(value) if value.dim() == 3 else 1
         for tensor_map in self.axes.get(name, ()):
             block = tensor_map.blocks[0] if isinstance(tensor_map, BlockMap) else tensor_map

@@ -314,7 +314,7 @@ class TrackedNullSpace(NullSpace):
     rounds: int = option(1, "rounds of subspace iteration that follow the inputs from one move to the next")
 
     def _moment(self, weight: LinearWeight) -> SecondMoment:
-        """An empty second moment that sums up C B alone, B being the basis of the last move, where that is cheaper."""
+        """An empty second moment C; where it is cheaper, one that sums up C B alone, B being the last move's basis."""
         moment = super()._moment(weight)
         previous = self._previous_basis(weight)
         if self.rounds == 1 and previous is not None:

@@ -44,7 +44,7 @@ def cosine(progress: float) -> float:
 
 
 def geometric(first: float, last: float, progress: float) -> float:
-    """From `first` to `last` by equal ratios.
+    """The learning rate at this share of a run, from `first` to `last` by equal ratios.
 
     >>> round(geometric(0.05, 0.01, 1.0), 6)
     0.01
@@ -53,7 +53,7 @@ def geometric(first: float, last: float, progress: float) -> float:
 
 
 def staircase(progress: float, *, milestones: tuple[float, ...], factor: float = 0.1) -> float:
-    """`factor` to the number of `milestones` (shares of the run) already passed.
+    """What a learning rate is multiplied by: `factor` for each of `milestones` (shares of the run) already passed.
 
     >>> staircase(0.6, milestones=(0.5, 0.8))
     0.1
