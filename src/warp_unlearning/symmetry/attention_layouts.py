@@ -92,7 +92,7 @@ def known_parts(model: nn.Module) -> list[Part]:
 
 
 def norm_part(home: str, path: str, norm: Any, readers: Places, *, pin: str | None = None) -> list[Part]:
-    """The part of a norm's output, whose channels stand at `readers` in the weights that read it; none without a norm."""
+    """The part of a norm's output, whose channels stand at `readers` in weights that read it; none without a norm."""
     if norm is None or isinstance(norm, nn.Identity):
         return []
     name = described(path, norm)
