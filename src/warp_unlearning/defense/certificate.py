@@ -76,7 +76,7 @@ class Certificate:
     retained examples that the move has not seen (a note says where there are none). Only judges decide on `tolerance`.
     Distances are over trainable parameters that inputs reach, and from the weights an attacker holds. `energy_before`
     and `energy_after` are mean squared gradient norms over a batch of the forget set: None where they cannot be
-    measured, infinite after a null-space move that went too far. `left` says why a tensor stayed, `pinned` why channels.
+    measured, infinite after a null-space move that went too far. `left` says why tensors stayed, `pinned` why channels.
     """
 
     symmetry: str

@@ -60,7 +60,7 @@ class SrfOn:
         require(self, not_negative=("weight_decay",), choices={"fisher": get_args(FisherKind)})
 
     def updates(self, model: nn.Module, task: Task) -> Updates:
-        """Yield after every step: down the loss of a retain batch, or masked, up that of a forget batch."""
+        """Yield after every step: down a retain batch's loss, and before some of these up a forget batch's, masked."""
         mask = self._mask(model, task)
         sgd = Stepper(model, momentum=self.momentum, weight_decay=self.weight_decay)
         forgetting = sgd

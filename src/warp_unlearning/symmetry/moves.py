@@ -190,17 +190,14 @@ class ChannelMove:
         groups = len(value) if value.dim() == 3 else 1
         for tensor_map in self.axes.get(name, ()):
             block = tensor_map.blocks[0] if isinstance(tensor_map, BlockMap) else tensor_map
-            if isinstance(block, HeadMap) and block.axis == 1:
-                rows = value.reshape(groups, *value.shape[-2:])
-            elif isinstance(block, AxisMap) and block.axis == 1 and block.length:
-                rows = value.reshape(groups, block.length, value.numel() // (groups * block.length))
-            else:
-                if groups > 1 and isinstance(block, AxisMap) and block.order is not None:
-                    # Groups of rows change places together with their inputs.
-                    size = len(block.order) // groups
-                    value = value[(block.order[::size] // size).to(value.device)]
-                continue
-            value = tensor_map.apply_inverse_transpose(rows).reshape(value.shape)
+            length = value.shape[-2] if isinstance(block, HeadMap) else block.length
+            if block.axis == 1 and length:
+                rows = value.reshape(groups, length, value.numel() // (groups * length))
+                value = tensor_map.apply_inverse_transpose(rows).reshape(value.shape)
+            elif groups > 1 and isinstance(block, AxisMap) and block.order is not None:
+                # Groups of rows change places together with their inputs.
+                size = len(block.order) // groups
+                value = value[(block.order[::size] // size).to(value.device)]
         return value
 
     def inverse(self) -> ChannelMove:

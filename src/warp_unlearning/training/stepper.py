@@ -66,8 +66,7 @@ class Stepper:
     @torch.no_grad()
     def _take_step(self, lr: Number, through: Constraint | None = None, max_norm: float | None = None) -> None:
         """Step along the gradients in `parameter.grad`, limited by `through` and `max_norm` beforehand."""
-        # The limits of this step come first, then the stepper's own. In half precision a projection would leave in the
-        # gradient what it must remove.
+        # In half precision a projection would leave in the gradient what it must remove.
         with torch.autocast(self.parameters[0].device.type, enabled=False):
             if through is not None:
                 self._limit_gradients(through)
