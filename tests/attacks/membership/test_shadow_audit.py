@@ -129,7 +129,7 @@ def test_where_nothing_leaks_the_area_is_one_half(correlation: float, variance: 
 
 
 def test_a_complement_feigns_no_leak_where_shadows_forget_a_part() -> None:
-    """With the r-th shadow of the other kind left out in place of the complement this is 0.539. Points that equally many
+    """With the r-th shadow of the other kind left out in place of the complement this is 0.539. Of points that three
     shadows forgot: those that more of them did have better fits and a larger part in the forgotten observations, which
     alone makes 0.51 of all points together with 16 shadows.
     """
