@@ -6,7 +6,8 @@ For model m of shadow s and point p, in units of the point's own spread σ_p,
 
 shift 0 for a point never seen, `signal`·w_p for one forgotten and `memorised`·w_p for one retained. ρ is the
 correlation of siblings, a (`shadow_effect`) moves all points of a shadow together, w_p is log-normal with mean 1 and
-log-standard-deviation `tail`: with a large one a few points hold most of the leak.
+log-standard-deviation `tail`: with a large one a few points hold most of the leak. U of complementary shadows has the
+correlation `complement_correlation`: what one learns the other lacks.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class ShadowLaw:
     forget_sets: int = 4
     share: float = 1.0
     sibling_correlation: float = 0.5
+    complement_correlation: float = 0.0
     shadow_effect: float = 0.0
     signal: float = 0.0
     memorised: float = 2.0
@@ -55,7 +57,10 @@ def simulate_shadows(law: ShadowLaw, generator: np.random.Generator) -> Simulate
     spread = np.exp(law.scale_spread * generator.normal(size=law.points))
     weight = np.exp(law.tail * generator.normal(size=law.points) - law.tail**2 / 2)
     together = law.shadow_effect * generator.normal(size=(law.shadows, 1))
-    shared = together + np.sqrt(law.sibling_correlation) * generator.normal(size=(law.shadows, law.points))
+    common = generator.normal(size=(law.shadows, law.points))
+    common[1::2] *= np.sqrt(1 - law.complement_correlation**2)
+    common[1::2] += law.complement_correlation * common[::2]
+    shared = together + np.sqrt(law.sibling_correlation) * common
     own = np.sqrt(1 - law.sibling_correlation)
 
     original = shared + own * generator.normal(size=shared.shape) + law.memorised * weight * design.trained

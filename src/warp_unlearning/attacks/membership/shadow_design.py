@@ -80,9 +80,20 @@ def shadow_design(
     return ShadowDesign(trained, part, forget_sets)
 
 
-def counterpart(first: Mask, second: Mask) -> NDArray[np.int64]:
-    """For each (shadow, point) of one kind the shadow of the other kind that is left out with it, the same shape: the
-    r-th shadow of one kind goes with the r-th of the other, cyclically where one kind is rarer.
+def complement(never: Mask) -> NDArray[np.int64]:
+    """The one shadow that trained on exactly the points that a shadow never saw, itself where there is not just one.
+
+    `never`: the points that each shadow never saw, all points of the audit, shape (shadows, points).
+    """
+    sign = np.where(never, np.float32(1), np.float32(-1))
+    opposite = sign @ sign.T == -never.shape[1]
+    return np.where(opposite.sum(1) == 1, opposite.argmax(1), np.arange(len(never)))
+
+
+def counterpart(first: Mask, second: Mask, complements: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each (shadow, point) of one kind the shadow of the other kind that is left out with it, the same shape: its
+    complement where that holds the other kind, because scores of complements are anti-correlated; else the r-th shadow
+    of one kind goes with the r-th of the other, cyclically where one kind is rarer.
 
     `first` and `second` say which shadows hold each kind; entries of shadows that hold neither mean nothing.
     """
@@ -91,7 +102,8 @@ def counterpart(first: Mask, second: Mask) -> NDArray[np.int64]:
         rank = np.cumsum(own, axis=0) - 1
         ranked = np.argsort(~other, axis=0, kind="stable")
         cyclic = np.maximum(rank, 0) % np.maximum(other.sum(0), 1)
-        found = np.where(own, np.take_along_axis(ranked, cyclic, 0), found)
+        left_out = np.where(other[complements], complements[:, None], np.take_along_axis(ranked, cyclic, 0))
+        found = np.where(own, left_out, found)
     return found
 
 
@@ -116,7 +128,7 @@ def memorisation(scores: ArrayLike, *, trained: ArrayLike, measure: Measure = "g
         raise DataError(f"{np.count_nonzero(~np.isfinite(values))} scores are not finite; leave that shadow out")
     if measure not in ("gap", "training_confidence"):
         raise InputError(f"measure {measure!r}; known: gap, training_confidence")
-    partner = counterpart(seen, ~seen)
+    partner = counterpart(seen, ~seen, complement(~seen))
     inside = _mean_of_others(values, seen, partner)
     return inside if measure == "training_confidence" else inside - _mean_of_others(values, ~seen, partner)
 
