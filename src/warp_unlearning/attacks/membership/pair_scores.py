@@ -168,7 +168,7 @@ class PairScorer:
         states = self._states(models, steps, not_tried)
         first: dict[Job, Job] = {}
         for job, state in states.items():
-            alike = (one for one in first.values() if one[0] == job[0] and state.is_same(states[one]))
+            alike = (one for one in first.values() if one[0] == job[0] and state.shares_all(states[one]))
             first[job] = next(alike, job)
         size = rows_at_once(row_bytes(self._original), self._candidates.y.device, share=_BATCH)
         parts: dict[tuple[str, Job], list[Tensor]] = {}

@@ -61,7 +61,8 @@ def invert_jointly(
     channels, image = _free_channels(problem.threats[0].held), problem.image_variable()
 
     def distance(values: Values) -> Tensor:
-        return problem.matching(values["image"], lambda updates: with_factors(channels, updates, values["logs"]))
+        each = vmap(lambda update, logs: rescaled(channels, update, channels.embedded(logs)))
+        return problem.matching(values["image"], lambda updates: each(updates, values["logs"]))
 
     def loss(values: Values) -> Tensor:
         prior = pull * (values["logs"] / (2 * spread)).square().mean(1)
@@ -115,12 +116,6 @@ def invert_adaptively(
         found = problem.minimise({"image": image}, lambda values: loss({**values, "tau": ones}))
     with torch.no_grad():
         return problem.candidates(found.values["image"], distance({"tau": ones, **found.values}))
-
-
-def with_factors(channels: Channels, updates: dict[str, Tensor], logs: Tensor) -> dict[str, Tensor]:
-    """Updates (b, *parameter) times the factors exp(±logs), (b, free), of the channels they stand in."""
-    found: dict[str, Tensor] = vmap(lambda u, x: rescaled(channels, u, channels.embedded(x)))(updates, logs)
-    return found
 
 
 def stepped(

@@ -106,8 +106,6 @@ def descend(
     often as `iterations`. A problem whose loss is not finite keeps the best it had. `watch` gets the step and the least
     losses so far.
     """
-    if iterations < 1:
-        raise InputError(f"the search has {iterations} iterations; give at least 1")
     walk = _Walk(variables, objective)
     turns = [_Step(walk, [name]) for name in variables] if in_turn else [_Step(walk, list(variables))]
     for step in range(iterations * len(turns)):
@@ -254,7 +252,7 @@ class SearchProblem:
         targets = self.targets
         if self.aligned and not self._single and transform is None and targets.distance in ("cosine", "euclidean"):
             inputs, labels = self.pixels.inputs(images).flatten(0, 1), self.labels.flatten()
-            product, energy = alignment(self.model, inputs, labels, directions=self._directions)
+            product, energy = alignment(self.model, inputs, labels, directions=self._target_of_each)
             return distance_of(product, energy, targets.distance)
         updates = self.updates(images)
         updates = updates if transform is None else transform(updates)
@@ -262,14 +260,14 @@ class SearchProblem:
         return distances(grouped, targets.values, targets.distance).flatten()
 
     @cached_property
-    def _directions(self) -> dict[str, Tensor]:
-        """The targets of all n·r searches, kernels laid out as convolutions take them."""
-        r = self.shape[1]
-        each = {name: t if r == 1 else t.repeat_interleave(r, 0) for name, t in self.targets.values.items()}
-        return {
-            name: t.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(t.shape) if t.dim() == 5 else t
-            for name, t in each.items()
-        }
+    def _target_of_each(self) -> dict[str, Tensor]:
+        """The target (n·r, *parameter) of each search: every one of the n targets for its r restarts in turn."""
+        found = {name: t.repeat_interleave(self.shape[1], 0) for name, t in self.targets.values.items()}
+        for name, t in found.items():
+            if t.dim() == 5:
+                # Laid out as convolutions read kernels, so that no step of the search copies them.
+                found[name] = t.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(t.shape)
+        return found
 
     def draws(self, what: str, *shape: int) -> Tensor:
         """Standard normal numbers (n·r, *shape), a target's own whatever others are searched for beside it."""

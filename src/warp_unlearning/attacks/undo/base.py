@@ -116,8 +116,8 @@ class CachedState(dict[str, Tensor]):
         """The state that a prepared pre-step makes of this one."""
         return self.once(("after", undo), lambda: CachedState(undo(self)))
 
-    def is_same(self, other: Weights) -> bool:
-        """Whether both hold the very same tensors."""
+    def shares_all(self, other: Weights) -> bool:
+        """Whether both hold the same tensor objects, so that nothing moved between them; their numbers are not read."""
         return self.keys() == other.keys() and all(self[name] is other[name] for name in self)
 
 
@@ -211,15 +211,15 @@ class Chain:
         return f"{self.first.name}+{self.second.name}"
 
     def prepared(self, held: Held) -> Undo:
-        """Prepare both steps."""
+        """Return the undo that applies the first step and then the second."""
         first, second = held.prepared(self.first), held.prepared(self.second)
 
         def undo(unlearned: Weights) -> dict[str, Tensor]:
             given = cached(unlearned)
             between = given.after(first)
-            # Where the first step changes nothing, the result of the second alone may be known already.
-            unmoved = between.is_same(checked_state(held, given))
-            return dict((given if unmoved else between).after(second))
+            # Where the first step changed nothing, the result of the second alone is what `given` may have kept.
+            start = given if between.shares_all(checked_state(held, given)) else between
+            return dict(start.after(second))
 
         return undo
 
