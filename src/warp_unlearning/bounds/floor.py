@@ -266,7 +266,9 @@ def _snr_points(fit: GradientFit) -> tuple[float, float, float]:
     ascending = np.argsort(ratios)
     share_below = np.cumsum(chances[ascending]) / coordinates
     last = components * coordinates - 1  # where rounding leaves the sum below .95
-    low, middle, high = (float(ratios[ascending][min(np.searchsorted(share_below, at), last)]) for at in (0.05, 0.5, 0.95))
+    low, middle, high = (
+        float(ratios[ascending][min(np.searchsorted(share_below, at), last)]) for at in (0.05, 0.5, 0.95)
+    )
     return low, middle, high
 
 

@@ -37,12 +37,10 @@ RATES = (0.0001, 0.001, 0.01, 0.05)
 
 @dataclass(frozen=True, eq=False)
 class Roc:
-    """Rates at every distinct threshold, from "nothing is positive" to "everything is"; `thresholds` starts at +∞."""
+    """Rates at every distinct threshold, from "nothing is positive" to "everything is"."""
 
     fpr: Floats
     tpr: Floats
-    thresholds: Floats
-    positives: int
     negatives: int
 
     @property
@@ -141,8 +139,6 @@ def roc(positive: ArrayLike, negative: ArrayLike) -> Roc:
     return Roc(
         fpr=np.append(0.0, false / len(low)),
         tpr=np.append(0.0, true / len(high)),
-        thresholds=np.append(np.inf, ranked[last_of_tie]),
-        positives=len(high),
         negatives=len(low),
     )
 

@@ -55,13 +55,6 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
 DEFAULT = tuple(name for name in ATTACKS if name != "ggd")
 
 
-def register(name: str, make: Callable[[], Attack]) -> None:
-    """Let `name` mean the attack that a class, or a function, makes without arguments."""
-    if name in ATTACKS:
-        raise InputError(f"there is an attack {name!r} already; register yours under another name")
-    ATTACKS[name] = make
-
-
 def as_attack(attack: str | Attack) -> Attack:
     """An attack from its name, from FILE.py:Class, or as it is."""
     found: object = attack

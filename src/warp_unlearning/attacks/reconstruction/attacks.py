@@ -30,7 +30,7 @@ from ..undo.channels import Channels, all_pinned, channels_of, rescaled
 from ..undo.inputs import first_layers, implied_inputs
 from ..undo.probes import single_gradients
 from .generative import invert_through
-from .search import Candidates, SearchProblem, Values, Variable
+from .search import Candidates, Search, SearchProblem, Values, Variable
 from .targets import Distance, held_or_blank, readings
 from .threat import KnownUnlearning, Threat
 
@@ -167,6 +167,10 @@ class ImageAttack:
     after: str = "naive"
     distance: Distance = "cosine"
     run: Callable[..., Candidates] = invert
+
+    def search(self, **settings: Any) -> Search:
+        """A search with these settings; "differencing" has no prior and steps by the gradient itself."""
+        return Search(**settings, tv=0.0, signed=False) if self.name == "differencing" else Search(**settings)
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Every option of the search, as given or by default; for an unknown one the error names the nearest."""

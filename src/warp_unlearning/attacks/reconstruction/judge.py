@@ -36,8 +36,8 @@ from torch import Tensor, nn
 from ...data.preprocess import Pixels
 from ...errors import InputError
 from ...stats import intervals
-from ...stats.exchange import holm
 from ...stats.area import LEVEL
+from ...stats.exchange import holm
 from ...stats.intervals import Estimate, Spread, student_tail
 from ...stats.roc import Floats
 from ...stats.verdict import Claim, p_value, share
@@ -246,7 +246,7 @@ def identification(
 def compare_with_prior(
     found: ImageScores, blind: Mapping[str, ImageScores], *, identification: Identification | None = None
 ) -> BeyondPrior:
-    """Compare an attack with blind ones, such as "class mean" and "prior alone", on the same images in the same order."""
+    """Compare an attack with blind ones, such as "class mean" and "prior alone", on the same images in one order."""
     if not blind:
         raise InputError("no blind attack is given to compare with; give at least the class mean")
     sizes = {name: len(scores) for name, scores in blind.items()}

@@ -70,8 +70,7 @@ def reconstruct(
     began = perf_counter()
     threats = [threat] if isinstance(threat, Threat) else list(threat)
     chosen = find_attack(attack, after=after)
-    if search is None:
-        search = Search(tv=0.0, signed=False) if chosen.name == "differencing" else Search()
+    search = search or chosen.search()
     settled = chosen.options(options)
     _check(threats, at_once)
     problem, note = _problem(threats, chosen, search, Streams(seed, "reconstruct"), watch)

@@ -94,11 +94,11 @@ class Held:
 
     def once(self, make: Callable[[Held], T]) -> T:
         """`make(self)`, computed the first time and kept."""
-        return _once(self._found, make, lambda: make(self))
+        return once(self._found, make, lambda: make(self))
 
     def prepared(self, step: PreStep) -> Undo:
         """The step prepared for this original; equal steps share one."""
-        return _once(self._found, step, lambda: step.prepared(self))
+        return once(self._found, step, lambda: step.prepared(self))
 
 
 class CachedState(dict[str, Tensor]):
@@ -110,7 +110,7 @@ class CachedState(dict[str, Tensor]):
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """`make()`, computed the first time that `key` is used and kept."""
-        return _once(self._found, key, make)
+        return once(self._found, key, make)
 
     def after(self, undo: Undo) -> CachedState:
         """The state that a prepared pre-step makes of this one."""
@@ -150,12 +150,6 @@ def checked_state(held: Held, state: Weights) -> dict[str, Tensor]:
     return dict(cached(state).once(("checked", held), lambda: _fitting(held.weights, state)))
 
 
-def checked_difference(held: Held, state: Weights) -> dict[str, Tensor]:
-    """θ − θ_org of every parameter, for a state that must be whole."""
-    found = checked_state(held, state)
-    return {name: found[name] - held.weights[name] for name in held.parameters}
-
-
 def with_shared_names(held: Held, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """`state` with the value of the first name for all names of a shared tensor."""
     first: dict[int, str] = {}
@@ -172,10 +166,9 @@ def cleaning(held: Held, clean: Callable[[dict[str, Tensor]], dict[str, Tensor]]
     """
 
     def undo(unlearned: Weights) -> dict[str, Tensor]:
-        given = cached(unlearned)
-        cleaned = clean(checked_difference(held, given))
-        changed = {name: held.weights[name] + value for name, value in cleaned.items()}
-        return with_shared_names(held, checked_state(held, given) | changed)
+        state = checked_state(held, unlearned)
+        cleaned = clean({name: state[name] - held.weights[name] for name in held.parameters})
+        return with_shared_names(held, state | {name: held.weights[name] + value for name, value in cleaned.items()})
 
     return undo
 
@@ -224,7 +217,8 @@ class Chain:
         return undo
 
 
-def _once(found: dict[Hashable, Any], key: Hashable, make: Callable[[], T]) -> T:
+def once(found: dict[Hashable, Any], key: Hashable, make: Callable[[], T]) -> T:
+    """What `found` holds at `key`; `make()`, which it then holds, the first time."""
     if key not in found:
         found[key] = make()
     kept: T = found[key]
