@@ -7,7 +7,7 @@ siblings, and the same models score every point, so that neither observations no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -165,10 +165,10 @@ class Audit:
 
     def _compare_areas(self, other: Audit, *, chance: float, level: float) -> Comparison:
         """Compare max(AUC, 1 − AUC) of both; the reduction is that of its distance from `chance`."""
-        areas = [max(audit.auc, 1 - audit.auc) for audit in (self, other)]
+        base, rest = (max(audit.auc, 1 - audit.auc) for audit in (self, other))
         # An area that is turned around responds to its observations the other way.
-        influences = [audit.influence() if audit.auc >= 0.5 else -audit.influence() for audit in (self, other)]
-        return compare(*areas, self._joint_table(other, *influences), chance=chance, level=level)
+        own, others = (audit.influence() if audit.auc >= 0.5 else -audit.influence() for audit in (self, other))
+        return compare(base, rest, self._joint_table(other, own, others), chance=chance, level=level)
 
     def _joint_table(self, other: Audit, own: Floats, others: Floats) -> TwoWay:
         """The table of both influences, with the larger λ of the two audits, which makes the wider interval."""
@@ -179,7 +179,7 @@ class Audit:
             )
         return two_way([own, others], refit=max(self.refit, other.refit))
 
-    def restricted(self, mask: Mask, *, note: str = "") -> Audit:
+    def restricted(self, mask: Mask) -> Audit:
         """The audit of those observations whose (shadow, point) is marked, for example the most memorised."""
         if mask.shape != (len(self.shadows), self.points):
             raise InputError(
@@ -190,8 +190,7 @@ class Audit:
             raise InputError(
                 f"the mask leaves {len(positive)} positives and {len(negative)} negatives; mark more points"
             )
-        notes = (*self.notes, note) if note else self.notes
-        return Audit(positive, negative, self.shadows, self.points, self.refit, self.variance, notes)
+        return replace(self, positive=positive, negative=negative)
 
     def influence(self, fpr: float | None = None) -> Floats:
         """What each (shadow, point) contributes to the area, or to the rate at `fpr`, to first order."""

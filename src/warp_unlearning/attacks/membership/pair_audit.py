@@ -302,10 +302,11 @@ class PairAuditor:
     def _judged(self, found: Sequence[PairScores], logits: Mapping[str, Tensor]) -> Verdict:
         y = torch.from_numpy(self._classes)
         outputs = {
-            name: Outputs(_confidence(z, y), (z.argmax(1) == y).numpy(), F.softmax(z, dim=1).numpy())
+            name: Outputs(
+                logit_confidence(z.numpy(), self._classes), (z.argmax(1) == y).numpy(), F.softmax(z, dim=1).numpy()
+            )
             for name, z in logits.items()
         }
-
         attacks = []
         for each in found:
             if each.name in ("accuracy", "confidence"):
@@ -360,10 +361,6 @@ def _made(attack: str | Attack, *, streams: Streams, ridge: float, relative_ridg
         if made.by == "distance":
             made = replace(made, ridge=ridge, relative=relative_ridge)
     return made
-
-
-def _confidence(logits: Tensor, y: Tensor) -> Floats:
-    return logit_confidence(logits.numpy(), y.numpy())
 
 
 def _rate(forgotten: Floats, never: Floats, fpr: float) -> Rate:

@@ -7,7 +7,6 @@ models cost 1 + S passes. Which test rows are candidates, and which are left to 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import get_args
@@ -24,7 +23,7 @@ from ...models.own import load_function
 from ...stats.verdict import Needs
 from ...unlearning.checks import check_disjoint, copies_of
 from ..undo import make_pre_step
-from ..undo.base import CachedState, Held, NotApplicable, undone_model
+from ..undo.base import CachedState, Held, NotApplicable, trainable_copy, undone_model
 from .base import NAIVE, Attack, Batch, Fitted, Pair, checked_score, compared_parameters, gradient_copy
 from .gradient_difference import GradientDifference, algorithm_ggd
 from .gradient_rows import held_at_once, row_bytes, rows_at_once
@@ -141,7 +140,7 @@ class PairScorer:
         logits: Mapping[str, Tensor],
         not_tried: dict[str, str],
     ) -> list[PairScores]:
-        copies = {name: _in_eval(model) for name, model in {ORIGINAL: self._given, **models}.items()}
+        copies = {name: trainable_copy(model) for name, model in {ORIGINAL: self._given, **models}.items()}
         original, held = copies[ORIGINAL], (self._background, self._probes)
         pairs = {(name, NAIVE): Pair(original, model, *held) for name, model in copies.items()}
         known = {copies[name]: z for name, z in logits.items()}
@@ -242,13 +241,6 @@ class PairScorer:
         fits = [a.fit_bytes(len(self._background), row_bytes(self._original)) for a in attacks if isinstance(a, Fitted)]
         size = held_at_once(sum(fits), self._background.y.device) if fits else max(1, len(jobs))
         return (jobs[begin : begin + size] for begin in range(0, len(jobs), size))
-
-
-def _in_eval(model: nn.Module) -> nn.Module:
-    copy = deepcopy(model).eval()
-    for p in copy.parameters():
-        p.requires_grad_(p.is_floating_point())
-    return copy
 
 
 def unseen_rows(sets: Mapping[str, TensorExamples]) -> tuple[Tensor, tuple[str, ...]]:

@@ -30,7 +30,6 @@ from .threat import Threat
 Values = Mapping[str, Tensor]
 Objective = Callable[[Values], Tensor]
 Transform = Callable[[dict[str, Tensor]], dict[str, Tensor]]
-Watch = Callable[[int, Tensor], None]
 
 _FIRST, _SECOND, _TINY = 0.9, 0.999, 1e-8
 # The weight of the total variation at so many pixels a side, chosen on other images than reported numbers are about.
@@ -100,19 +99,15 @@ def descend(
     *,
     iterations: int,
     in_turn: bool = False,
-    watch: Watch | None = None,
 ) -> Found:
     """Minimise `objective`, which gives the loss of every problem. With `in_turn` one variable moves at a time, each as
-    often as `iterations`. A problem whose loss is not finite keeps the best it had. `watch` gets the step and the least
-    losses so far.
+    often as `iterations`. A problem whose loss is not finite keeps the best it had.
     """
     walk = _Walk(variables, objective)
     turns = [_Step(walk, [name]) for name in variables] if in_turn else [_Step(walk, list(variables))]
     for step in range(iterations * len(turns)):
         part = step // len(turns) / iterations
         turns[step % len(turns)](10.0 ** -sum(part >= point for point in (3 / 8, 5 / 8, 7 / 8)))
-        if watch is not None:
-            watch(step, walk.losses.clone())
     # Where the last step led.
     with torch.no_grad():
         walk.keep_better(objective(walk.now))
@@ -214,7 +209,6 @@ class SearchProblem:
     streams: Streams
     first: int = 0
     aligned: bool = False
-    watch: Watch | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -281,7 +275,7 @@ class SearchProblem:
 
     def minimise(self, variables: Mapping[str, Variable], loss: Objective, *, in_turn: bool = False) -> Found:
         """`descend` for the iterations of the search."""
-        return descend(variables, loss, iterations=self.search.iterations, in_turn=in_turn, watch=self.watch)
+        return descend(variables, loss, iterations=self.search.iterations, in_turn=in_turn)
 
     def candidates(self, images: Tensor, losses: Tensor) -> Candidates:
         """What was found for n·r searches, in n rows."""

@@ -60,10 +60,7 @@ class Held:
     @cached_property
     def model(self) -> nn.Module:
         """A copy of the original in eval mode, every floating-point parameter trainable."""
-        model = deepcopy(self.original).eval()
-        for p in model.parameters():
-            p.requires_grad_(p.is_floating_point())
-        return model
+        return trainable_copy(self.original)
 
     @cached_property
     def device(self) -> torch.device:
@@ -124,6 +121,14 @@ class CachedState(dict[str, Tensor]):
 def cached(state: Weights) -> CachedState:
     """The state itself where it is a `CachedState`, else a new one."""
     return state if isinstance(state, CachedState) else CachedState(state)
+
+
+def trainable_copy(model: nn.Module) -> nn.Module:
+    """A copy in eval mode, every floating-point parameter trainable."""
+    copy = deepcopy(model).eval()
+    for p in copy.parameters():
+        p.requires_grad_(p.is_floating_point())
+    return copy
 
 
 def difference(original: nn.Module, state: Weights) -> dict[str, Tensor]:
