@@ -53,11 +53,6 @@ class Roc:
         """The largest ½ (TPR + 1 − FPR) of any threshold: that of an attacker who knows the best one."""
         return float((0.5 * (self.tpr + 1 - self.fpr)).max())
 
-    def tpr_at(self, fpr: float) -> float:
-        """The largest true-positive rate of a threshold whose false-positive rate does not exceed `fpr`."""
-        check_rate(fpr)
-        return float(self.tpr[self.fpr <= fpr].max())
-
     def resolvable(self, fpr: float) -> bool:
         """Whether `fpr` would let at least ten negatives through: below that a rate is noise."""
         check_rate(fpr)
