@@ -84,9 +84,6 @@ def test_a_rate_outside_zero_and_one_is_refused() -> None:
         rate_influence([1.0], [0.0], 1.5)
 
 
-few_values = st.lists(st.integers(-3, 3), min_size=1, max_size=12)
-
-
 def weighted_area(high: np.ndarray, low: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
     won = sum(
         a[i] * b[j] * (float(high[i] > low[j]) + 0.5 * float(high[i] == low[j]))
