@@ -109,7 +109,6 @@ def _arm(
     )
     signal = METHODS[method] * KEPT[defense]
     forgotten, never = generator.normal(1.5 * signal, 1, 400), generator.normal(0, 1, 1200)
-    curve = roc(forgotten, never)
     white = mean([float(np.mean(generator.normal(0.5 + signal / 4, 0.03))) for _ in range(4)])
     originals = audit_against_originals(
         shadow.scores,
