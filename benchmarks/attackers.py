@@ -28,7 +28,8 @@ from one_sample import Steps, Target, Trained, targets, trained
 from torch import Tensor, nn
 
 from warp_unlearning import unlearn
-from warp_unlearning.attacks.undo import Held, Undo, Weights, difference, make_pre_step, pre_steps
+from warp_unlearning.attacks.undo import make_pre_step, pre_steps
+from warp_unlearning.attacks.undo.base import Held, Undo, Weights, difference
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.defense import Conjugate, Defense, Warp
 from warp_unlearning.errors import DivergedError

@@ -20,7 +20,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from warp_unlearning import unlearn
-from warp_unlearning.attacks.reconstruction.targets import cosines, read_targets
+from warp_unlearning.attacks.reconstruction.targets import distances, read_targets
 from warp_unlearning.attacks.reconstruction.threat import Threat
 from warp_unlearning.data.preprocess import load_data, pixels_of
 from warp_unlearning.gradients.per_sample import example_gradients
@@ -68,8 +68,8 @@ def pair_cosines(
     threat = Threat(model, after, pixels_of(data), forget.y, probes=(held.x, held.y))
     names = [name for name, _ in model.named_parameters()]
     true = {n: g.detach()[:, None] for n, g in example_gradients(model, forget.x, forget.y, names=names).items()}
-    found = [float(cosines(true, read_targets([threat], after=after).values)) for after in ("naive", "filtered")]
-    return found[0], found[1]
+    plain, filtered = (read_targets([threat], after=after).values for after in ("naive", "filtered"))
+    return 1 - float(distances(true, plain, "cosine")), 1 - float(distances(true, filtered, "cosine"))
 
 
 def of_seed(seed: int, targets: int) -> list[dict[str, object]]:

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.sparse import csr_array
+from scipy.stats import truncnorm
 from torch import Tensor, nn
 
 from warp_unlearning.bounds.channel_ratios import (
@@ -16,11 +19,12 @@ from warp_unlearning.bounds.channel_ratios import (
     choose_coordinates,
     gradient_rows,
     graph_ratios,
+    scale_moment,
 )
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.models.networks import build_model
-from warp_unlearning.symmetry.rescaling import ChangeOfBasis, draw_scales
+from warp_unlearning.symmetry.rescaling import ChangeOfBasis, Law, draw_scales
 
 
 def network() -> nn.Sequential:
@@ -106,14 +110,14 @@ def test_frozen_parameters_and_bad_names_have_no_gradient_to_look_at() -> None:
     model = network()
     model.one.requires_grad_(False)  # type: ignore[operator]
     assert list(choose(model).positions) == ["norm.weight", "norm.bias", "two.weight"]
-    for given, parameters, message in (
+    for network_of, parameters, message in (
         (model, "one.weight", r"no trainable parameter 'one\.weight'"),
         (network(), "frist", "no trainable parameter 'frist'; did you mean 'first'"),
         (network(), [], "parameters is empty"),
         (network().requires_grad_(False), "all", "no trainable parameter; there is no gradient"),
     ):
         with pytest.raises(InputError, match=message):
-            choose(given, parameters)
+            choose(network_of, parameters)
 
 
 def test_rows_are_the_gradients_of_single_examples() -> None:
@@ -206,3 +210,32 @@ def test_moments_are_given_only_where_the_law_is_normal() -> None:
     kept = GraphRatios(csr_array(np.array([[1.0, -1.0]])), np.array([0.0, 0.5]))
     assert kept.log_moments(0.8) is None
     assert kept.log_moments(0.05) is not None
+
+
+LAWS: tuple[tuple[Law, float], ...] = (("uniform", 0.6), ("lognormal", 0.4), ("truncated_normal", 0.5))
+
+
+@pytest.mark.parametrize(("law", "spread"), LAWS)
+@pytest.mark.parametrize("power", [2.0, -2.0, 4.0, -1.0])
+@pytest.mark.parametrize("least", [0.0, 0.7, 1.1])
+def test_moments_are_those_of_the_factors_that_are_drawn(law: Law, spread: float, power: float, least: float) -> None:
+    scales = draw_scales(law, 400_000, spread=spread, generator=torch.Generator().manual_seed(3)).numpy()
+    powers = np.where(scales > least, scales, 1.0) ** power
+    error = powers.std() / np.sqrt(len(powers))
+    assert scale_moment(law, spread, power=power, least=least) == pytest.approx(powers.mean(), abs=5 * error)
+    assert error < 0.03 * powers.mean()
+
+
+def test_moments_have_their_closed_forms() -> None:
+    assert scale_moment("uniform", 0.6, power=2) == pytest.approx(1 + 0.36 / 3)
+    assert scale_moment("uniform", 0.6, power=-2) == pytest.approx(1 / (1 - 0.36))
+    assert scale_moment("lognormal", 0.4, power=2) == pytest.approx(1.0, rel=1e-12)
+    assert scale_moment("lognormal", 0.4, power=-2) == pytest.approx(np.exp(4 * 0.16))
+    for spread in (0.01, 0.5, 3.0):
+        exact = truncnorm((0.05 - 1) / spread, np.inf, loc=1, scale=spread).moment(2)
+        assert scale_moment("truncated_normal", spread, power=2) == pytest.approx(exact, rel=1e-6)
+
+
+@given(st.sampled_from(["uniform", "lognormal", "truncated_normal"]), st.floats(0.01, 0.95))
+def test_no_law_keeps_the_energy_between_free_channels(law: Law, spread: float) -> None:
+    assert scale_moment(law, spread, power=2) * scale_moment(law, spread, power=-2) > 1

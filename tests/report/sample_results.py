@@ -14,7 +14,7 @@ from warp_unlearning.data.files import to_json
 from warp_unlearning.stats.area import strength_of
 from warp_unlearning.stats.evidence import judge_shadows
 from warp_unlearning.stats.intervals import Estimate, mean, proportion
-from warp_unlearning.stats.roc import RATES, Rate, Roc, roc
+from warp_unlearning.stats.roc import RATES, Rate, rate_influence, roc
 from warp_unlearning.stats.verdict import Verdict
 
 METHODS = {"ngp": 1.4, "scrub": 1.0, "pgu": 0.7, "salun": 0.45, "srf_on": 0.25, "bad_teacher": 0.0}
@@ -109,7 +109,6 @@ def _arm(
     )
     signal = METHODS[method] * KEPT[defense]
     forgotten, never = generator.normal(1.5 * signal, 1, 400), generator.normal(0, 1, 1200)
-    curve = roc(forgotten, never)
     white = mean([float(np.mean(generator.normal(0.5 + signal / 4, 0.03))) for _ in range(4)])
     originals = audit_against_originals(
         shadow.scores,
@@ -138,7 +137,7 @@ def _arm(
         "gradient_test": {
             "auc": _plain(white),
             "pairs": 4,
-            "rates": [_rate(curve, fpr) for fpr in RATES],
+            "rates": [_rate(forgotten, never, fpr) for fpr in RATES],
         },
         "strongest": {"attack": "update alignment after span", "strength": _plain(strength_of(white)), "pairs": 4},
         "accuracy": {
@@ -169,8 +168,9 @@ def _reduction(base: Audit, audit: Audit) -> dict[str, Any]:
     return {"auc": _maybe(area.reduction), "tpr_at_1": _maybe(rate.reduction), "note": area.note or rate.note}
 
 
-def _rate(curve: Roc, fpr: float) -> dict[str, Any]:
-    found = proportion(round(curve.tpr_at(fpr) * curve.positives), curve.positives)
+def _rate(forgotten: np.ndarray, never: np.ndarray, fpr: float) -> dict[str, Any]:
+    curve, count = roc(forgotten, never), len(forgotten)
+    found = proportion(round(rate_influence(forgotten, never, fpr).value * count), count)
     return Rate(fpr, found if curve.resolvable(fpr) else None, curve.negatives).summary()
 
 

@@ -258,11 +258,17 @@ def _part(examples: Examples, count: int, generator: torch.Generator) -> TensorE
 
 
 def _snr_points(fit: GradientFit) -> tuple[float, float, float]:
-    values = fit.snr.reshape(-1)
-    order = np.argsort(values)
-    reached = np.cumsum(np.repeat(fit.weights, fit.snr.shape[1])[order]) / fit.snr.shape[1]
-    at = np.searchsorted(reached, (0.05, 0.5, 0.95)).clip(max=len(values) - 1)
-    low, middle, high = (float(v) for v in values[order][at])
+    """The 5, 50 and 95 % points of a coordinate's signal-to-noise ratio, over a coordinate drawn evenly and a component
+    drawn by its weight.
+    """
+    components, coordinates = fit.snr.shape
+    ratios, chances = fit.snr.reshape(-1), np.repeat(fit.weights, coordinates)
+    ascending = np.argsort(ratios)
+    share_below = np.cumsum(chances[ascending]) / coordinates
+    last = components * coordinates - 1  # where rounding leaves the sum below .95
+    low, middle, high = (
+        float(ratios[ascending][min(np.searchsorted(share_below, at), last)]) for at in (0.05, 0.5, 0.95)
+    )
     return low, middle, high
 
 

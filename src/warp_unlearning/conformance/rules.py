@@ -32,38 +32,39 @@ TOLERANCE = 1e-7  # relative, in float64, after many updates that each add round
 PERMUTATION, RESCALING = Permutation(), ChangeOfBasis(through_norm=False)
 
 
-Look = Callable[[nn.Module, Task, Update], Move | None]
-Glance = Callable[[nn.Module, Task], None]
+AfterUpdate = Callable[[nn.Module, Task, Update], Move | None]
+AtOneEnd = Callable[[nn.Module, Task], None]
 
 
 @dataclass(eq=False)
 class Spy:
-    """A defence that only looks, or applies a given move: `look` is called after every update, and a move it returns is
-    applied to the weights and handed to the method; `at_start` before the first update, `at_end` after the last. Its
-    own session, it serves one run.
+    """A defence that watches a method, and moves the weights if it is told to.
+
+    `after_update` is called after every update; a move that it returns is applied to the weights and handed to the
+    method. `at_start` is called before the first update, `at_end` after the last. A spy serves one run.
     """
 
     name: ClassVar[str] = "spy"
     certificates: ClassVar[Sequence[Certificate]] = ()
-    look: Look = lambda model, task, update: None
-    at_start: Glance = lambda model, task: None
-    at_end: Glance = lambda model, task: None
+    after_update: AfterUpdate = lambda model, task, update: None
+    at_start: AtOneEnd = lambda model, task: None
+    at_end: AtOneEnd = lambda model, task: None
 
     def start(self, model: nn.Module, task: Task, *, streams: Streams) -> Spy:
-        """Begin to watch."""
+        """Call `at_start`; the spy is its own session."""
         self._model, self._task = model, task
         self.at_start(model, task)
         return self
 
     def between(self, update: Update) -> Move | None:
-        """Look, and apply the move if there is one."""
-        move = self.look(self._model, self._task, update)
+        """Call `after_update`, and apply the move if there is one."""
+        move = self.after_update(self._model, self._task, update)
         if move is not None:
             apply_move(self._model, move)
         return move
 
     def finish(self) -> None:
-        """Look a last time."""
+        """Call `at_end`."""
         self.at_end(self._model, self._task)
 
     def brought_back(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -84,7 +85,7 @@ def teacher_frozen(method: Method, problem: Problem) -> str | None:
     before = model_digest(problem.original)
     found: list[str] = []
 
-    def look(model: nn.Module, task: Task, update: Update) -> None:
+    def after_update(model: nn.Module, task: Task, update: Update) -> None:
         if any(module.training for module in task.original.modules()):
             found.append(f"update {update.step}: task.original was put into train mode")
         if model_digest(task.original) != before:
@@ -92,7 +93,7 @@ def teacher_frozen(method: Method, problem: Problem) -> str | None:
         if any(p.grad is not None for p in task.original.parameters()):
             found.append(f"update {update.step}: task.original holds a gradient")
 
-    _run(method, problem, Spy(look))
+    _run(method, problem, Spy(after_update))
     return found[0] if found else None
 
 
@@ -108,7 +109,7 @@ def frozen_weights_stay(method: Method, problem: Problem) -> str | None:
     def remember(model: nn.Module, task: Task, move: Move | None = None) -> None:
         previous.update({n: (move.point(n, p) if move else p).detach().clone() for n, p in model.named_parameters()})
 
-    def look(model: nn.Module, task: Task, update: Update) -> Move | None:
+    def after_update(model: nn.Module, task: Task, update: Update) -> Move | None:
         declared.extend([update.step] if update.frozen else [])
         for name, value in model.named_parameters():
             mask = update.frozen.get(name)
@@ -119,7 +120,7 @@ def frozen_weights_stay(method: Method, problem: Problem) -> str | None:
         remember(model, task, move)
         return move
 
-    _run(method, problem, Spy(look, at_start=remember))
+    _run(method, problem, Spy(after_update, at_start=remember))
     if getattr(method, "masks", False) and not declared:
         return "masks is True, but no update declares what is frozen"
     return found[0] if found else None
@@ -139,7 +140,7 @@ def norm_mode_kept(method: Method, problem: Problem) -> str | None:
         if last and torch.is_grad_enabled() and norm.training != training:
             found.append(f"a pass was differentiated with batch norm not in {method.norm_mode} mode")
 
-    def look(model: nn.Module, task: Task, update: Update) -> None:
+    def after_update(model: nn.Module, task: Task, update: Update) -> None:
         if any(norm.training != training for norm in batch_norms(model)):
             found.append(f"update {update.step}: batch norm is not in {method.norm_mode} mode")
         last.update(_statistics(model))
@@ -148,7 +149,7 @@ def norm_mode_kept(method: Method, problem: Problem) -> str | None:
         for norm in batch_norms(model):
             norm.register_forward_pre_hook(watch)
 
-    result = _run(method, problem, Spy(look, at_start=at_start))
+    result = _run(method, problem, Spy(after_update, at_start=at_start))
     changed = any(not torch.equal(last[n], start[n]) for n in start)
     if found:
         return found[0]

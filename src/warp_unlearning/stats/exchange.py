@@ -7,18 +7,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb, prod
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from ..errors import InputError, nearest
+from ..errors import InputError
 from .area import LEVEL, Matched
 from .intervals import Estimate, normal_beyond
 from .roc import Floats, finite
 
-Side = Literal["upper", "lower", "two-sided"]
 DRAWS = 4999
 # More permutations of more rows than this take longer than a few seconds, so fewer are drawn, but never below 999.
 _WORK = 10**8
@@ -148,30 +146,15 @@ def holm(p_values: ArrayLike) -> Floats:
     return found
 
 
-def conformal_p(
-    scores: ArrayLike, calibration: ArrayLike, *, side: Side = "upper", generator: np.random.Generator | None = None
-) -> Floats:
-    """The p-value of each score (n,) against calibration scores of the null: valid for any score that is exchangeable
-    with them. With A of m calibration scores beyond it and T equal to it, p = (1 + A + T)/(m + 1).
-
-    "upper": large scores are evidence; "lower": small ones are; "two-sided": min(1, 2 · the smaller of both). Ties
-    count against evidence, which is conservative; with a `generator` they are broken at random, p = (A + U (1 + T)) /
-    (m + 1) with U uniform, which is uniform. The p-values share the calibration scores, and so depend on each other.
+def conformal_p(scores: ArrayLike, calibration: ArrayLike) -> Floats:
+    """The p-value of each score (n,) against m calibration scores of the null, (1 + those at least as large)/(m + 1):
+    valid for any score that is exchangeable with them. Large scores are evidence, and ties count against it. The
+    p-values share the calibration scores, and so depend on each other.
 
     >>> conformal_p([0.0, 2.0, 9.0], [1.0, 2.0, 3.0]).tolist()
     [1.0, 0.75, 0.25]
     """
-    if side not in get_args(Side):
-        raise InputError(f"side is {side!r}; {nearest(str(side), get_args(Side))}")
     found, null = finite(scores, "score"), np.sort(finite(calibration, "calibration score"))
     if found.ndim != 1 or null.ndim != 1:
         raise InputError(f"scores of shapes {found.shape} and {null.shape}; give one number for each example")
-    below = np.searchsorted(null, found, side="left")
-    above = null.size - np.searchsorted(null, found, side="right")
-    tied = null.size - below - above
-    share = np.ones(found.size) if generator is None else 1 - generator.random(found.size)
-    # The same drawn share from the other end, so that both tails of one draw belong together.
-    other = share if generator is None else 1 - share
-    upper, lower = ((n + part * (1 + tied)) / (null.size + 1) for n, part in ((above, share), (below, other)))
-    either = np.minimum(1.0, 2 * np.minimum(upper, lower))
-    return np.asarray({"upper": upper, "lower": lower, "two-sided": either}[side], dtype=np.float64)
+    return np.asarray((1 + null.size - np.searchsorted(null, found, side="left")) / (null.size + 1), dtype=np.float64)

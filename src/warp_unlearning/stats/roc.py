@@ -37,12 +37,10 @@ RATES = (0.0001, 0.001, 0.01, 0.05)
 
 @dataclass(frozen=True, eq=False)
 class Roc:
-    """Rates at every distinct threshold, from "nothing is positive" to "everything is"; `thresholds` starts at +∞."""
+    """Rates at every distinct threshold, from "nothing is positive" to "everything is"."""
 
     fpr: Floats
     tpr: Floats
-    thresholds: Floats
-    positives: int
     negatives: int
 
     @property
@@ -54,11 +52,6 @@ class Roc:
     def balanced_accuracy(self) -> float:
         """The largest ½ (TPR + 1 − FPR) of any threshold: that of an attacker who knows the best one."""
         return float((0.5 * (self.tpr + 1 - self.fpr)).max())
-
-    def tpr_at(self, fpr: float) -> float:
-        """The largest true-positive rate of a threshold whose false-positive rate does not exceed `fpr`."""
-        check_rate(fpr)
-        return float(self.tpr[self.fpr <= fpr].max())
 
     def resolvable(self, fpr: float) -> bool:
         """Whether `fpr` would let at least ten negatives through: below that a rate is noise."""
@@ -141,8 +134,6 @@ def roc(positive: ArrayLike, negative: ArrayLike) -> Roc:
     return Roc(
         fpr=np.append(0.0, false / len(low)),
         tpr=np.append(0.0, true / len(high)),
-        thresholds=np.append(np.inf, ranked[last_of_tie]),
-        positives=len(high),
         negatives=len(low),
     )
 

@@ -199,7 +199,9 @@ def judge(
 def rows_needed(rows: int, unseen: int, *, error: float | None = None, margin: float = MARGIN) -> int:
     """How many forgotten rows, with unseen rows in the same ratio, let "holds" be said in .88 of cases without a leak.
 
-    `error` is the standard error of the area at `rows`; without a finite one, that of scores that know nothing.
+    `error` is the standard error of the area at `rows`, which falls as 1/√rows; without a finite one, that of scores
+    that know nothing. "holds" asks that the area ± 1.96 errors lie within the margin. Where the margin is 3.6 errors
+    wide the area may be off by 1.64 of them, as it is in .90 of normal draws, in .88 of simulated audits.
 
     >>> rows_needed(150, 3000)
     454

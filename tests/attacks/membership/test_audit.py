@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 from tests.oracles.simulated_shadows import ShadowLaw, simulate_shadows
 
@@ -16,6 +17,7 @@ from warp_unlearning.errors import InputError
 from warp_unlearning.stats.evidence import judge_shadows
 from warp_unlearning.stats.intervals import mean, proportion
 from warp_unlearning.stats.planning import plan
+from warp_unlearning.stats.roc import area
 from warp_unlearning.stats.verdict import Verdict, rows_needed
 
 
@@ -45,7 +47,7 @@ def test_its_numbers_are_those_of_the_curve() -> None:
     assert audit.auc == pytest.approx(curve.auc, abs=1e-12)
     assert audit.balanced_accuracy == curve.balanced_accuracy
     for rate in (0.001, 0.01, 0.05, 0.5):
-        assert audit.tpr(rate) == pytest.approx(curve.tpr_at(rate), abs=1e-12)
+        assert audit.tpr(rate) == curve.tpr[curve.fpr <= rate].max()
         assert audit.resolvable(rate) == curve.resolvable(rate)
 
 
@@ -144,7 +146,7 @@ def test_audits_of_other_shadows_cannot_be_paired() -> None:
     with pytest.raises(InputError, match="must have the same shadows"):
         audited().compare(audited(points=301))
     with pytest.raises(InputError, match="must have the same shadows"):
-        audited().compare(audited(shadows=8))
+        audited().privacy_gain(audited(shadows=8))
 
 
 def test_the_most_memorised_points_leak_most() -> None:
@@ -152,9 +154,8 @@ def test_the_most_memorised_points_leak_most() -> None:
     d = found.design
     audit = shadow_audit(found.scores, forgotten=d.forgotten, never=d.never, groups=d.groups)
     top = most_memorised(memorisation(found.original_scores, trained=d.trained), 0.05)
-    sliced = audit.restricted(top, note="top 5 %")
+    sliced = audit.restricted(top)
     assert sliced.auc > audit.auc + 0.15
-    assert sliced.notes == ("top 5 %",)
     assert len(sliced.positive) == int((top & d.trained).sum())
     assert sliced.interval().low > 0.5
 
@@ -238,3 +239,60 @@ def test_a_plan_foretells_the_width(tpr: float | None) -> None:
     fpr = None if tpr is None else 0.05
     intervals = [audited(seed, **law).interval(fpr=fpr) for seed in range(20, 30)]
     assert found.half_width == pytest.approx(np.mean([i.high - i.low for i in intervals]) / 2, rel=0.2)
+
+
+SHADOWS, POINTS = 10, 120
+
+
+def audit_of(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> Audit:
+    def observed(mask: NDArray[np.bool_]) -> Observations:
+        rows, columns = np.nonzero(mask)
+        return Observations(scores[mask], columns.astype(np.int32), rows.astype(np.int32))
+
+    return Audit(observed(positive), observed(~positive), np.arange(len(scores)), scores.shape[1], 1.0, "pooled")
+
+
+def with_and_without_defence(seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Scores without and with a defence of the same cells, which owe most of their noise to the same points."""
+    draw = np.random.default_rng(seed)
+    positive = draw.random((SHADOWS, POINTS)) < 0.5
+    noise = draw.normal(size=(SHADOWS, POINTS)) + draw.normal(size=(1, POINTS))
+    own = 0.5 * draw.normal(size=(2, SHADOWS, POINTS))
+    return noise + 1.5 * positive + own[0], noise + 0.7 * positive + own[1], positive
+
+
+def privacy_gain(base: float, other: float) -> float:
+    return (1 - max(other, 1 - other)) / (1 - max(base, 1 - base)) - 1
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_privacy_gain_is_the_paired_rise_of_1_less_area_and_a_bootstrap_over_points_gives_its_interval(
+    turned: bool,
+) -> None:
+    base, other, positive = with_and_without_defence(20)
+    other = -other if turned else other
+    found = audit_of(base, positive).privacy_gain(audit_of(other, positive))
+    areas = [area(scores[positive], scores[~positive]) for scores in (base, other)]
+    assert found is not None
+    assert found.value == pytest.approx(privacy_gain(*areas))
+    assert found.value > 0
+    draw, boot = np.random.default_rng(21), []
+    for _ in range(400):
+        pick = draw.integers(POINTS, size=POINTS)
+        mask = positive[:, pick]
+        boot.append(privacy_gain(*(area(s[:, pick][mask], s[:, pick][~mask]) for s in (base, other))))
+    low, high = np.quantile(boot, [0.025, 0.975])
+    assert (found.high - found.low) == pytest.approx(high - low, rel=0.2)
+    assert found.low == pytest.approx(low, abs=0.25 * (high - low))
+    assert found.high == pytest.approx(high, abs=0.25 * (high - low))
+
+
+def test_privacy_gains_back_and_forth_are_each_others_inverse() -> None:
+    base, other, positive = with_and_without_defence(22)
+    first, second = audit_of(base, positive), audit_of(other, positive)
+    there, back = first.privacy_gain(second), second.privacy_gain(first)
+    assert there is not None
+    assert back is not None
+    assert (1 + there.value) * (1 + back.value) == pytest.approx(1)
+    assert (1 + there.low) * (1 + back.high) == pytest.approx(1, rel=1e-6)
+    assert (1 + there.high) * (1 + back.low) == pytest.approx(1, rel=1e-6)

@@ -4,9 +4,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.oracles.uniform import uniform_on_grid
 
 from warp_unlearning.attacks.membership.background import BackgroundFit, fit_backgrounds, most_variant, parts_of
 from warp_unlearning.errors import InputError
+from warp_unlearning.stats.exchange import conformal_p
 
 Floats = NDArray[np.float64]
 
@@ -59,16 +61,6 @@ def test_a_ridge_below_rounding_leaves_finite_values_of_the_right_size() -> None
     orthogonal = np.linalg.qr((background - background.mean(0)).T)[0][:, :19]
     v = rows - background.mean(0)
     np.testing.assert_allclose(found, ((v - v @ orthogonal @ orthogonal.T) ** 2).sum(1) / 1e-17, rtol=0.05)
-
-
-def test_the_dual_formula_as_it_is_written() -> None:
-    rng = np.random.default_rng(22)
-    background, rows, ridge = rng.normal(size=(12, 30)), rng.normal(size=(4, 30)), 0.05
-    x, v = background - background.mean(0), rows - background.mean(0)
-    z = x @ v.T
-    inner = (z * np.linalg.solve(x @ x.T + ridge * 11 * np.eye(12), z)).sum(0)
-    expected = ((v**2).sum(1) - inner) / ridge
-    np.testing.assert_allclose(fitted(background, ridge=ridge).distance(torch.from_numpy(rows)), expected, rtol=1e-10)
 
 
 def test_repeated_background_rows_and_a_candidate_among_them() -> None:
@@ -192,3 +184,33 @@ def test_the_most_variant_are_those_of_a_sorted_list(variance: list[float], keep
 def test_too_few_for_their_parts(count: int, repetitions: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parts_of(count, repetitions=repetitions, generator=None)
+
+
+def like_differences(count: int, rng: np.random.Generator, mixing: NDArray[np.float64]) -> torch.Tensor:
+    """Heavy-tailed, of a scale that varies from row to row, mostly of low rank, with dead coordinates: like Δ."""
+    scale = rng.lognormal(sigma=1.0, size=(count, 1))
+    found = scale * (rng.standard_t(3, size=(count, 5)) @ mixing + 0.1 * rng.normal(size=(count, mixing.shape[1])))
+    found[:, ::7] = 0.0
+    return torch.from_numpy(found)
+
+
+def test_under_the_null_conformal_p_values_of_new_rows_are_uniform() -> None:
+    """A replicate draws its background, its calibration rows and one candidate anew, all from one law."""
+    rng = np.random.default_rng(20)
+    mixing = rng.normal(size=(5, 60))
+    generator = torch.Generator().manual_seed(20)
+    p, against_background = [], []
+    for replicate in range(1500):
+        background = Rows(like_differences(16, rng, mixing))
+        parts = parts_of(16, repetitions=1 + replicate % 2, generator=generator)
+        relative = replicate % 3 == 0
+        fits = fit_backgrounds(background, parts, keep=0.3, ridge=1e-3, relative=relative, batch_size=10)
+        fresh, seen = (
+            np.mean([fit.distance(some).numpy() for fit in fits], axis=0)
+            for some in (like_differences(20, rng, mixing), background.rows)
+        )
+        p.append(conformal_p(fresh[:1], fresh[1:])[0])
+        against_background.append(conformal_p(fresh[:1], seen)[0])
+    assert uniform_on_grid(p, 20) > 1e-3
+    # Calibrated on the background itself, a candidate always looks strange: the check would notice.
+    assert uniform_on_grid(against_background, 17) < 1e-20

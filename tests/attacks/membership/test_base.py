@@ -21,7 +21,7 @@ from warp_unlearning.attacks.membership.base import (
     compared_parameters,
     device_of,
 )
-from warp_unlearning.attacks.membership.pair_scores import ATTACKS, PairScorer, as_attack, register
+from warp_unlearning.attacks.membership.pair_scores import ATTACKS, PairScorer, as_attack
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.errors import InputError
 from warp_unlearning.models.networks import SmallResNet
@@ -78,8 +78,6 @@ def test_attacks_have_names_and_unknown_ones_an_error() -> None:
     assert all(as_attack(name).name == name for name in ATTACKS)
     with pytest.raises(InputError, match="no attack 'acuracy'; did you mean 'accuracy'"):
         as_attack("acuracy")
-    with pytest.raises(InputError, match="an attack 'accuracy' already"):
-        register("accuracy", type(as_attack("accuracy")))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +120,7 @@ def test_what_a_plug_in_may_do_wrong(score: Callable[[Pair, Batch], Any], said: 
 def test_a_batch_has_the_gradients_and_logits_of_the_original() -> None:
     model, some = network(), points(5)
     batch = Batch(some.x, some.y, model)
-    torch.testing.assert_close(batch.logits, model(some.x))
+    torch.testing.assert_close(batch.logits_of(model), model(some.x))
     for i in range(5):
         loss = F.cross_entropy(model(some.x[i : i + 1]), some.y[i : i + 1])
         expected = torch.autograd.grad(loss, list(model.parameters()))

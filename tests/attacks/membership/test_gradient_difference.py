@@ -5,7 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from scipy.stats import chi2
+from scipy.stats import chi2, kstest
+from tests.oracles.uniform import uniform_on_grid
 from torch import Tensor, nn
 
 from warp_unlearning.attacks.membership.background import parts_of
@@ -15,7 +16,7 @@ from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.errors import InputError, WarpError, WarpWarning
 from warp_unlearning.models.fresh import reinitialise
-from warp_unlearning.models.networks import SmallResNet
+from warp_unlearning.models.networks import MLP, SmallResNet
 from warp_unlearning.randomness import Streams
 from warp_unlearning.stats.roc import roc
 from warp_unlearning.training.scoring import accuracy
@@ -128,6 +129,7 @@ def test_algorithm_ggd_is_the_sum_of_log_p_over_backgrounds(models: tuple[nn.Mod
         *models, candidates=candidates, background=background, repetitions=4, generator=torch.Generator().manual_seed(4)
     )
     np.testing.assert_allclose(found.evidence, expected, rtol=1e-7)
+    assert found.calibrated_p is found.calibration_statistic is None
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 481, 100_000])
@@ -172,12 +174,6 @@ def test_float32_ranks_as_float64(models: tuple[nn.Module, nn.Module]) -> None:
     small = {what: (x.float(), y) for what, (x, y) in sets.items()}
     rounded = gradient_difference(*(deepcopy(m).float() for m in models), **small)
     np.testing.assert_allclose(rounded.statistic, exact.statistic, rtol=1e-4)
-
-
-def test_without_calibration_there_is_no_calibrated_p(models: tuple[nn.Module, nn.Module]) -> None:
-    found = gradient_difference(*models, candidates=pair(3, 1), background=pair(9, 2))
-    assert found.calibrated_p is None
-    assert found.calibration_statistic is None
 
 
 def test_identical_models_tell_nothing(models: tuple[nn.Module, nn.Module]) -> None:
@@ -295,3 +291,40 @@ def test_a_planted_leak_is_found() -> None:
         assert found.calibrated_p is not None
         assert np.median(found.calibrated_p[:8]) < 0.1
         assert 0.3 < np.median(found.calibrated_p[8:]) < 0.7
+
+
+def test_under_the_null_calibrated_p_values_are_uniform_and_those_of_chi2_are_not() -> None:
+    original: nn.Module = MLP(inputs=6, classes=3, hidden=(8,))
+    reinitialise(original, generator=torch.Generator().manual_seed(20))
+    unlearned = deepcopy(original.eval())
+    with torch.no_grad():
+        for p in unlearned.parameters():
+            p *= 1.3
+    draws = torch.Generator().manual_seed(21)
+    found, by_chi2 = [], []
+    for _ in range(250):
+        x, y = torch.randn(45, 6, generator=draws), torch.randint(0, 3, (45,), generator=draws)
+        scores = gradient_difference(
+            original,
+            unlearned,
+            candidates=(x[:1], y[:1]),
+            background=(x[1:26], y[1:26]),
+            calibration=(x[26:], y[26:]),
+            relative_ridge=True,
+        )
+        assert scores.calibrated_p is not None
+        found.append(scores.calibrated_p[0])
+        by_chi2.append(np.exp(-scores.evidence[0]))
+    assert uniform_on_grid(found, 20) > 1e-3
+    # The p-value of the Gaussian model is not.
+    assert kstest(by_chi2, "uniform").pvalue < 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_scores_as_the_cpu_does(models: tuple[nn.Module, nn.Module]) -> None:
+    one, other = (deepcopy(model).float() for model in models)
+    sets = {what: (pair(n, n)[0].float(), pair(n, n)[1]) for what, n in (("candidates", 20), ("background", 60))}
+    expected = gradient_difference(one, other, **sets, relative_ridge=True)
+    found = gradient_difference(one.cuda(), other.cuda(), **sets, relative_ridge=True)
+    np.testing.assert_allclose(found.statistic, expected.statistic, rtol=1e-3)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from warp_unlearning.attacks.membership.base import Batch, Pair
 from warp_unlearning.attacks.membership.update_alignment import UpdateAlignment, unit_update, update_alignment
-from warp_unlearning.attacks.undo import Held, make_pre_step
+from warp_unlearning.attacks.undo import make_pre_step
+from warp_unlearning.attacks.undo.base import Held
 from warp_unlearning.data.examples import TensorExamples
 from warp_unlearning.data.preprocess import load_data
 from warp_unlearning.errors import InputError

@@ -16,7 +16,6 @@ from warp_unlearning.attacks.reconstruction.attacks import (
     invert_adaptively,
     invert_jointly,
     stepped,
-    with_factors,
 )
 from warp_unlearning.attacks.reconstruction.metrics import psnr
 from warp_unlearning.attacks.reconstruction.reconstruct import reconstruct
@@ -24,7 +23,7 @@ from warp_unlearning.attacks.reconstruction.search import Search
 from warp_unlearning.attacks.reconstruction.targets import distances, read_targets, readings
 from warp_unlearning.attacks.reconstruction.threat import Schedule
 from warp_unlearning.attacks.undo.base import NotApplicable
-from warp_unlearning.attacks.undo.channels import Channels, channels_of
+from warp_unlearning.attacks.undo.channels import Channels, channels_of, rescaled
 from warp_unlearning.errors import InputError
 from warp_unlearning.symmetry.moves import apply_move
 
@@ -101,12 +100,11 @@ def test_true_factors_at_the_true_image_are_the_difference_of_a_conjugated_step(
     tau = scales_of(channels, move, model)
     assert bool((tau > 0).all())
     assert float(tau.log().std()) > 0.1
-    gradient = {name: g[None] for name, g in kit.gradient(model, x, y).items()}
-    targets = read_targets([threat], after="naive").values
+    gradient, targets = kit.gradient(model, x, y), read_targets([threat], after="naive").values
     away = {}
     for power in (-2.0, -1.0, 0.0, 2.0):
-        changed = with_factors(channels, gradient, power * tau.log()[None])
-        away[power] = float(distances({name: v[:, None] for name, v in changed.items()}, targets, "cosine"))
+        changed = rescaled(channels, gradient, channels.embedded(power * tau.log()))
+        away[power] = float(distances({name: v[None, None] for name, v in changed.items()}, targets, "cosine"))
     assert away[-2.0] == pytest.approx(0, abs=1e-8)
     assert min(away[-1.0], away[0.0], away[2.0]) > 1e-3
 

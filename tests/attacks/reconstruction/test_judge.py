@@ -160,7 +160,7 @@ def test_the_interval_is_the_sum_of_both_variances() -> None:
     n, m = 40, 7
     truth, decoys = images(n, 20), images(m, 21)
     found = (truth + 4 * (images(n, 22) - 0.5)).clamp(0, 1)
-    result = identification(found, truth, zeros(n), decoys=decoys, decoy_labels=zeros(m), level=0.9)
+    result = identification(found, truth, zeros(n), decoys=decoys, decoy_labels=zeros(m))
     won = np.zeros((n, m))
     for j in range(m):
         for i in range(n):
@@ -176,7 +176,7 @@ def test_the_interval_is_the_sum_of_both_variances() -> None:
     usual = max(a / (2 - a), 2 * a * a / (1 + a)) - a * a
     parts = [max(rows.var(ddof=1), usual) / n, columns.var(ddof=1) / m]
     freedom = min(sum(parts) ** 2 / (parts[0] ** 2 / (n - 1) + parts[1] ** 2 / (m - 1)), n - 1)
-    reach = stats.t.isf(0.05, freedom) * np.sqrt(sum(parts))
+    reach = stats.t.isf(0.025, freedom) * np.sqrt(sum(parts))
     assert 0.5 < a < 0.95
     assert result.share.low == pytest.approx(a - reach)
     assert result.share.high == pytest.approx(min(a + reach, 1))
@@ -197,7 +197,6 @@ def test_bad_input_is_refused() -> None:
         ({"decoy_labels": zeros(2)}, "one label each"),
         ({"decoy_labels": torch.tensor([0, 1, 1])}, "class 0 has 1 decoys"),
         ({"decoys": decoys / 0}, "the decoys have 48 values"),
-        ({"level": 1.0}, "level is 1.0"),
     ):
         with pytest.raises(InputError, match=message):
             identification(truth, truth, zeros(2), **{**good, **change})
@@ -227,10 +226,10 @@ CHANCE = named(0.42, 0.5, 0.58)
 def test_the_gain_is_paired_and_against_the_better_blind_attack() -> None:
     found = scores(IMAGES + 1 + 0.5 * NOISE)
     blind = {"class mean": scores(IMAGES), "prior alone": scores(IMAGES - 3)}
-    result = compare_with_prior(found, blind, level=0.9)
+    result = compare_with_prior(found, blind)
     assert result.best == "class mean"
     gap = 1 + 0.5 * NOISE
-    low, high = stats.t.interval(0.9, 29, loc=gap.mean(), scale=stats.sem(gap))
+    low, high = stats.t.interval(0.95, 29, loc=gap.mean(), scale=stats.sem(gap))
     gain = result.gains["class mean"]
     assert (gain.low, gain.value, gain.high) == pytest.approx((low, gap.mean(), high))
     assert result.gains["prior alone"].value == pytest.approx(gap.mean() + 3)
@@ -360,8 +359,6 @@ def test_scores_of_other_images_are_refused() -> None:
         compare_with_prior(scores(IMAGES), {"class mean": scores(IMAGES[1:])})
     with pytest.raises(InputError, match="'identification' has scores of 3"):
         compare_with_prior(scores(IMAGES), {"class mean": scores(IMAGES)}, identification=named(0.1, 0.5, 0.9, n=3))
-    with pytest.raises(InputError, match="level is 0"):
-        compare_with_prior(scores(IMAGES), {"class mean": scores(IMAGES)}, level=0)
 
 
 def test_single_images_stay_in_their_order_beside_blind_guesses_and_decoys() -> None:

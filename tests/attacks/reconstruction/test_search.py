@@ -119,16 +119,14 @@ def test_variables_stay_in_their_box() -> None:
 
 def test_in_turn_one_variable_moves_at_a_time_each_as_often() -> None:
     path: list[dict[str, Tensor]] = []
-    told: list[int] = []
 
     def loss(values: Values) -> Tensor:
         path.append({name: v.detach().clone() for name, v in values.items()})
         return (values["x"] + 2 * values["y"] - 3).square().sum(1) + values["y"].square().sum(1)
 
     variables = {name: Variable(torch.zeros(2, 1).double(), rate) for name, rate in (("x", 0.1), ("y", 0.2))}
-    descend(variables, loss, iterations=8, in_turn=True, watch=lambda step, _: told.append(step))
+    descend(variables, loss, iterations=8, in_turn=True)
     assert len(path) == 17
-    assert told == list(range(16))
     moved = [[n for n in ("x", "y") if not torch.equal(a[n], b[n])] for a, b in pairwise(path)]
     assert moved == [["x"], ["y"]] * 8
     # Adam's first step is as long as the rate; at 3/8 of its own steps each variable slows down.
@@ -206,8 +204,6 @@ def test_the_mean_of_neighbours_differences_by_loops(shape: tuple[int, int, int]
 def test_a_search_that_cannot_run_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"the search has .* whole numbers"):
         Search(**wrong)
-    with pytest.raises(InputError, match="0 iterations"):
-        descend({"x": Variable(normal(4, 3), 0.1)}, bowl, iterations=0)
 
 
 class Bare(nn.Module):
@@ -327,15 +323,12 @@ def test_captured_steps_are_the_plain_ones(in_turn: bool) -> None:
     torch.testing.assert_close(found("cuda"), found("cpu"), rtol=1e-6, atol=1e-6)
 
 
-def test_starts_are_not_written_to_and_losses_that_are_watched_fall() -> None:
-    start, path = normal(4, 3), []
+def test_starts_are_not_written_to() -> None:
+    start = normal(4, 3)
     before = start.clone()
-    found = descend({"x": Variable(start, 0.1)}, bowl, iterations=12, watch=lambda _, losses: path.append(losses))
+    found = descend({"x": Variable(start, 0.1)}, bowl, iterations=12)
     assert torch.equal(start, before)
     assert not found.values["x"].requires_grad
-    heights = torch.stack([*path, found.losses])
-    assert heights.shape == (13, 4)
-    assert bool((heights.diff(dim=0) <= 0).all())
     never = descend({"x": Variable(start, 0.1)}, lambda v: (v["x"] * torch.nan).sum(1), iterations=3)
     assert torch.equal(never.values["x"], start)
     assert bool((never.losses == torch.inf).all())

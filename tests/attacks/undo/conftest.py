@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from warp_unlearning.attacks.undo import Held
+from warp_unlearning.attacks.undo.base import Held
 from warp_unlearning.symmetry.base import Symmetry
 from warp_unlearning.symmetry.moves import apply_move
 from warp_unlearning.symmetry.rescaling import ChangeOfBasis

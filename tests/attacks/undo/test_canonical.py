@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from warp_unlearning.attacks.undo import Held, NotApplicable, difference
+from warp_unlearning.attacks.undo.base import Held, NotApplicable, difference
 from warp_unlearning.attacks.undo.canonical import Canonical, ChannelOrder, balanced
 from warp_unlearning.symmetry.permutation import Permutation
 from warp_unlearning.symmetry.rescaling import ChangeOfBasis

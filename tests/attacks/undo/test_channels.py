@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from warp_unlearning.attacks.undo import Held, NotApplicable
+from warp_unlearning.attacks.undo.base import Held, NotApplicable
 from warp_unlearning.attacks.undo.channels import (
     Channels,
     all_pinned,

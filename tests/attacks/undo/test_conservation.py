@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from warp_unlearning.attacks.undo import Held, NotApplicable, difference
+from warp_unlearning.attacks.undo.base import Held, NotApplicable, difference
 from warp_unlearning.attacks.undo.channels import rescaled
 from warp_unlearning.attacks.undo.conservation import Conservation, ConservationLaw
 from warp_unlearning.data.preprocess import load_data

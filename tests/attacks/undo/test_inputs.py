@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from warp_unlearning.attacks.undo import Held, NotApplicable, difference, inputs
+from warp_unlearning.attacks.undo import inputs
+from warp_unlearning.attacks.undo.base import Held, NotApplicable, difference
 from warp_unlearning.attacks.undo.inputs import (
     InputLayer,
     Span,

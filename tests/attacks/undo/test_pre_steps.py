@@ -5,15 +5,8 @@ import copy
 import pytest
 import torch
 
-from warp_unlearning.attacks.undo import (
-    Held,
-    NotApplicable,
-    default_steps,
-    difference,
-    make_pre_step,
-    pre_steps,
-    undone_model,
-)
+from warp_unlearning.attacks.undo import default_steps, make_pre_step, pre_steps
+from warp_unlearning.attacks.undo.base import Held, NotApplicable, difference, undone_model
 from warp_unlearning.defense.registry import defense_names
 from warp_unlearning.errors import InputError
 from warp_unlearning.symmetry.permutation import Permutation

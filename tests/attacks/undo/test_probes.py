@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from warp_unlearning.attacks.undo import Held, NotApplicable, difference
+from warp_unlearning.attacks.undo.base import Held, NotApplicable, difference
 from warp_unlearning.attacks.undo.channels import kernels
 from warp_unlearning.attacks.undo.probes import ProbeGradients, ScaleFree
 

@@ -7,7 +7,7 @@ siblings, and the same models score every point, so that neither observations no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError
 from ...stats.area import LEVEL
-from ...stats.clusters import cell_sums, two_way
+from ...stats.clusters import TwoWay, cell_sums, two_way
 from ...stats.comparison import Comparison, compare
 from ...stats.evidence import beyond_half, from_half
 from ...stats.intervals import Estimate, Spread, check_level, proportion, share_interval
@@ -148,10 +148,9 @@ class Audit:
         defence helped, and `.reduction` is the share of the advantage over chance that is gone. Areas below ½ are
         turned around, for whoever sees one turns the scores around; rates are taken as they are.
         """
-        self._check_paired(other)
         if fpr is None:
             return self._compare_areas(other, chance=0.5, level=level)
-        table = two_way([self.influence(fpr), other.influence(fpr)], refit=max(self.refit, other.refit))
+        table = self._joint_table(other, self.influence(fpr), other.influence(fpr))
         return compare(self.tpr(fpr), other.tpr(fpr), table, chance=fpr, level=level)
 
     def privacy_gain(self, other: Audit, *, level: float = 0.95) -> Estimate | None:
@@ -165,22 +164,22 @@ class Audit:
         return None if gone is None else Estimate(-gone.value, -gone.high, -gone.low)
 
     def _compare_areas(self, other: Audit, *, chance: float, level: float) -> Comparison:
-        self._check_paired(other)
-        both = (self, other)
-        table = two_way(
-            [(1.0 if a.auc >= 0.5 else -1.0) * a.influence() for a in both], refit=max(self.refit, other.refit)
-        )
-        base, rest = (max(a.auc, 1 - a.auc) for a in both)
-        return compare(base, rest, table, chance=chance, level=level)
+        """Compare max(AUC, 1 − AUC) of both; the reduction is that of its distance from `chance`."""
+        base, rest = (max(audit.auc, 1 - audit.auc) for audit in (self, other))
+        # An area that is turned around responds to its observations the other way.
+        own, others = (audit.influence() if audit.auc >= 0.5 else -audit.influence() for audit in (self, other))
+        return compare(base, rest, self._joint_table(other, own, others), chance=chance, level=level)
 
-    def _check_paired(self, other: Audit) -> None:
+    def _joint_table(self, other: Audit, own: Floats, others: Floats) -> TwoWay:
+        """The table of both influences, with the larger λ of the two audits, which makes the wider interval."""
         if self.points != other.points or not np.array_equal(self.shadows, other.shadows):
             raise InputError(
                 f"an audit of {len(self.shadows)} shadows and {self.points} points cannot be paired with one of "
                 f"{len(other.shadows)} and {other.points}; both must have the same shadows (by label) and points"
             )
+        return two_way([own, others], refit=max(self.refit, other.refit))
 
-    def restricted(self, mask: Mask, *, note: str = "") -> Audit:
+    def restricted(self, mask: Mask) -> Audit:
         """The audit of those observations whose (shadow, point) is marked, for example the most memorised."""
         if mask.shape != (len(self.shadows), self.points):
             raise InputError(
@@ -191,8 +190,7 @@ class Audit:
             raise InputError(
                 f"the mask leaves {len(positive)} positives and {len(negative)} negatives; mark more points"
             )
-        notes = (*self.notes, note) if note else self.notes
-        return Audit(positive, negative, self.shadows, self.points, self.refit, self.variance, notes)
+        return replace(self, positive=positive, negative=negative)
 
     def influence(self, fpr: float | None = None) -> Floats:
         """What each (shadow, point) contributes to the area, or to the rate at `fpr`, to first order."""

@@ -20,7 +20,7 @@ from ...errors import InputError, reason
 from ...gradients.energy import check_model
 from ...stats.verdict import Needs
 from ...training.scoring import logits
-from ..undo.base import Weights, difference
+from ..undo.base import Weights, difference, once
 from .gradient_rows import gradient_rows
 
 NAIVE = "naive"  # the pre-step that undoes nothing
@@ -51,10 +51,7 @@ class Pair:
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """`make()`, computed the first time that `key` is used with this pair and kept as long as the pair."""
-        if key not in self._found:
-            self._found[key] = make()
-        found: T = self._found[key]
-        return found
+        return once(self._found, key, make)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +71,6 @@ class Batch:
         if model not in self.known:
             self.known[model] = logits(model, TensorExamples(self.x, self.y))
         return self.known[model].to(self.x.device)
-
-    @property
-    def logits(self) -> Tensor:
-        """The logits (k, classes) of the original."""
-        return self.logits_of(self.original)
 
     @cached_property
     def rows(self) -> Tensor:

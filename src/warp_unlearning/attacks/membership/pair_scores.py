@@ -7,7 +7,6 @@ models cost 1 + S passes. Which test rows are candidates, and which are left to 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import get_args
@@ -24,7 +23,7 @@ from ...models.own import load_function
 from ...stats.verdict import Needs
 from ...unlearning.checks import check_disjoint, copies_of
 from ..undo import make_pre_step
-from ..undo.base import CachedState, Held, NotApplicable, undone_model
+from ..undo.base import CachedState, Held, NotApplicable, trainable_copy, undone_model
 from .base import NAIVE, Attack, Batch, Fitted, Pair, checked_score, compared_parameters, gradient_copy
 from .gradient_difference import GradientDifference, algorithm_ggd
 from .gradient_rows import held_at_once, row_bytes, rows_at_once
@@ -53,13 +52,6 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
 }
 # The paper's attack ranks nearly as the gradient difference does, and costs as much again.
 DEFAULT = tuple(name for name in ATTACKS if name != "ggd")
-
-
-def register(name: str, make: Callable[[], Attack]) -> None:
-    """Let `name` mean the attack that a class, or a function, makes without arguments."""
-    if name in ATTACKS:
-        raise InputError(f"there is an attack {name!r} already; register yours under another name")
-    ATTACKS[name] = make
 
 
 def as_attack(attack: str | Attack) -> Attack:
@@ -148,7 +140,7 @@ class PairScorer:
         logits: Mapping[str, Tensor],
         not_tried: dict[str, str],
     ) -> list[PairScores]:
-        copies = {name: _in_eval(model) for name, model in {ORIGINAL: self._given, **models}.items()}
+        copies = {name: trainable_copy(model) for name, model in {ORIGINAL: self._given, **models}.items()}
         original, held = copies[ORIGINAL], (self._background, self._probes)
         pairs = {(name, NAIVE): Pair(original, model, *held) for name, model in copies.items()}
         known = {copies[name]: z for name, z in logits.items()}
@@ -168,7 +160,7 @@ class PairScorer:
         states = self._states(models, steps, not_tried)
         first: dict[Job, Job] = {}
         for job, state in states.items():
-            alike = (one for one in first.values() if one[0] == job[0] and state.is_same(states[one]))
+            alike = (one for one in first.values() if one[0] == job[0] and state.shares_all(states[one]))
             first[job] = next(alike, job)
         size = rows_at_once(row_bytes(self._original), self._candidates.y.device, share=_BATCH)
         parts: dict[tuple[str, Job], list[Tensor]] = {}
@@ -249,13 +241,6 @@ class PairScorer:
         fits = [a.fit_bytes(len(self._background), row_bytes(self._original)) for a in attacks if isinstance(a, Fitted)]
         size = held_at_once(sum(fits), self._background.y.device) if fits else max(1, len(jobs))
         return (jobs[begin : begin + size] for begin in range(0, len(jobs), size))
-
-
-def _in_eval(model: nn.Module) -> nn.Module:
-    copy = deepcopy(model).eval()
-    for p in copy.parameters():
-        p.requires_grad_(p.is_floating_point())
-    return copy
 
 
 def unseen_rows(sets: Mapping[str, TensorExamples]) -> tuple[Tensor, tuple[str, ...]]:

@@ -30,7 +30,7 @@ from ..undo.channels import Channels, all_pinned, channels_of, rescaled
 from ..undo.inputs import first_layers, implied_inputs
 from ..undo.probes import single_gradients
 from .generative import invert_through
-from .search import Candidates, SearchProblem, Values, Variable
+from .search import Candidates, Search, SearchProblem, Values, Variable
 from .targets import Distance, held_or_blank, readings
 from .threat import KnownUnlearning, Threat
 
@@ -61,7 +61,8 @@ def invert_jointly(
     channels, image = _free_channels(problem.threats[0].held), problem.image_variable()
 
     def distance(values: Values) -> Tensor:
-        return problem.matching(values["image"], lambda updates: with_factors(channels, updates, values["logs"]))
+        each = vmap(lambda update, logs: rescaled(channels, update, channels.embedded(logs)))
+        return problem.matching(values["image"], lambda updates: each(updates, values["logs"]))
 
     def loss(values: Values) -> Tensor:
         prior = pull * (values["logs"] / (2 * spread)).square().mean(1)
@@ -117,12 +118,6 @@ def invert_adaptively(
         return problem.candidates(found.values["image"], distance({"tau": ones, **found.values}))
 
 
-def with_factors(channels: Channels, updates: dict[str, Tensor], logs: Tensor) -> dict[str, Tensor]:
-    """Updates (b, *parameter) times the factors exp(±logs), (b, free), of the channels they stand in."""
-    found: dict[str, Tensor] = vmap(lambda u, x: rescaled(channels, u, channels.embedded(x)))(updates, logs)
-    return found
-
-
 def stepped(
     channels: Channels, origin: Weights, update: Weights, tau: Tensor, *, step: float, order: Order
 ) -> dict[str, Tensor]:
@@ -172,6 +167,10 @@ class ImageAttack:
     after: str = "naive"
     distance: Distance = "cosine"
     run: Callable[..., Candidates] = invert
+
+    def search(self, **settings: Any) -> Search:
+        """A search with these settings; "differencing" has no prior and steps by the gradient itself."""
+        return Search(**settings, tv=0.0, signed=False) if self.name == "differencing" else Search(**settings)
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Every option of the search, as given or by default; for an unknown one the error names the nearest."""

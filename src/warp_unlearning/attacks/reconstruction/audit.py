@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -24,6 +24,7 @@ from ...data.table import Index
 from ...errors import DataError, InputError
 from ...models.generator import Staged
 from ...randomness import Streams
+from .attacks import find_attack
 from .blind import BlindGuess, class_means, overall_mean, prior_alone
 from .judge import Assessment, BeyondPrior, adjusted_p, assess, in_order, ordered_by_labels
 from .reconstruct import Reconstruction, reconstruct
@@ -263,9 +264,8 @@ class ImageAudit:
         )
 
     def _attack(self, threats: Sequence[Threat], forgotten: Sequence[Index], attack: str) -> AuditedAttack:
-        search, images = Search(restarts=self.restarts, iterations=self.iterations), self.images
-        if attack.partition("@")[0] == "differencing":
-            search = replace(search, tv=0.0, signed=False)
+        search = find_attack(attack).search(restarts=self.restarts, iterations=self.iterations)
+        images = self.images
         found = reconstruct(threats, attack=attack, search=search, seed=self.seed)
         device, told = threats[0].device, threats[0].labels is not None
         truth = torch.stack([images.truth(rows) for rows in forgotten]).to(device)

@@ -16,7 +16,7 @@ Three tests ask for one side each: Student's for the gain, Student's for the sha
 intervals are wide, the ranks of the targets among their decoys. One image has ranks alone. The claim *beyond prior* is
 about all attacks on a model, and Holm's correction over all their tests:
 
-- *does not hold*: a test shows more than the prior, p < 1 − level after correction;
+- *does not hold*: a test shows more than the prior, p < .05 after correction;
 - *holds*: no test does, and every interval excludes a gain of 1 dB and a share of ¾;
 - *cannot be said*: neither.
 """
@@ -36,8 +36,9 @@ from torch import Tensor, nn
 from ...data.preprocess import Pixels
 from ...errors import InputError
 from ...stats import intervals
+from ...stats.area import LEVEL
 from ...stats.exchange import holm
-from ...stats.intervals import Estimate, Spread, check_level, student_tail
+from ...stats.intervals import Estimate, Spread, student_tail
 from ...stats.roc import Floats
 from ...stats.verdict import Claim, p_value, share
 from .blind import BlindGuess
@@ -202,7 +203,7 @@ def in_order(images: Tensor, found_labels: Tensor | None, truth: Tensor, labels:
 
 
 def identification(
-    found: Tensor, truth: Tensor, labels: Tensor, *, decoys: Tensor, decoy_labels: Tensor, level: float = 0.95
+    found: Tensor, truth: Tensor, labels: Tensor, *, decoys: Tensor, decoy_labels: Tensor
 ) -> Identification:
     """The shares of the images found, each against the decoys with its target's label, (n,).
 
@@ -214,7 +215,6 @@ def identification(
     shared ten decoys, or ten shared two, blind attacks came out above chance in 4 and 6 % of simulations at level 0.95,
     instead of 2.5 %.
     """
-    check_level(level)
     one, other = checked_images(found, truth)
     check_images(decoys, what="the decoys")
     if decoys.shape[1:] != other.shape[1:]:
@@ -228,32 +228,25 @@ def identification(
     outcomes: dict[int, list[Floats]] = {}
     rows: list[Floats] = []
     for image, target, label in zip(one, other, labels.tolist(), strict=True):
-        rivals = pool[held == label]
-        if len(rivals) < 2:
-            raise InputError(f"class {label} has {len(rivals)} decoys; give at least 2 other images of the class")
-        rows.append(_outcomes(image, target, rivals))
+        alike = pool[held == label]
+        if len(alike) < 2:
+            raise InputError(f"class {label} has {len(alike)} decoys; give at least 2 other images of the class")
+        rows.append(_outcomes(image, target, alike))
         outcomes.setdefault(label, []).append(rows[-1])
     shares, counts = np.array([won.mean() for won in rows]), tuple(len(won) for won in rows)
     value = float(shares.mean())
     if len(shares) == 1:
         return Identification(Estimate(value, 0.0, 1.0), shares, counts, 1.0)
     spread = _spread(shares, [np.stack(won) for won in outcomes.values()])
-    share = Estimate(value, max(value - spread.reach(level), 0.0), min(value + spread.reach(level), 1.0))
+    reach = spread.reach(LEVEL)
+    share = Estimate(value, max(value - reach, 0.0), min(value + reach, 1.0))
     return Identification(share, shares, counts, student_tail((value - CHANCE) / spread.error, spread.freedom))
 
 
 def compare_with_prior(
-    found: ImageScores,
-    blind: Mapping[str, ImageScores],
-    *,
-    identification: Identification | None = None,
-    level: float = 0.95,
+    found: ImageScores, blind: Mapping[str, ImageScores], *, identification: Identification | None = None
 ) -> BeyondPrior:
-    """Compare an attack with blind ones, such as "class mean" and "prior alone", on the same images in the same order.
-
-    `level` is that of the intervals; the identification's should be the same.
-    """
-    check_level(level)
+    """Compare an attack with blind ones, such as "class mean" and "prior alone", on the same images in one order."""
     if not blind:
         raise InputError("no blind attack is given to compare with; give at least the class mean")
     sizes = {name: len(scores) for name, scores in blind.items()}
@@ -272,7 +265,7 @@ def compare_with_prior(
         tests |= {} if identification is None else {"share": identification.p}
     if identification is not None and count <= _FEW:
         tests["ranks"] = identification.rank_p()
-    gains = {name: intervals.mean(found.psnr - scores.psnr, level=level) for name, scores in blind.items()}
+    gains = {name: intervals.mean(found.psnr - scores.psnr, level=LEVEL) for name, scores in blind.items()}
     return BeyondPrior(count, gains, best, identification, tests)
 
 
@@ -285,33 +278,32 @@ def adjusted_p(evidence: Mapping[str, BeyondPrior]) -> dict[str, float]:
     return found
 
 
-def beyond_prior(evidence: Mapping[str, BeyondPrior], *, about: str = "", level: float = 0.95) -> Claim:
+def beyond_prior(evidence: Mapping[str, BeyondPrior], *, about: str = "") -> Claim:
     """The claim that nobody sees more of the images than without the models, by all attacks on the model `about`."""
-    check_level(level)
     adjusted = adjusted_p(evidence)
     name, p = min(adjusted.items(), key=lambda item: (item[1], -evidence[item[0]].gains[evidence[item[0]].best].value))
     said = ": ".join(text for text in (about, name, str(evidence[name])) if text)
     if evidence[name].tests:
         count = sum(len(one.tests) for one in evidence.values())
-        said += f"; p {share(p) if p >= 0.01 else p_value(p)}" + (
-            f" after correction for {count} tests" if count > 1 else ""
-        )
-    if p < 1 - level:
+        said += f"; p {share(p) if p >= 0.01 else p_value(p)}"
+        said += f" after correction for {count} tests" if count > 1 else ""
+    if p < 1 - LEVEL:
         return Claim("beyond prior", "does not hold", "beyond the prior", said, strongest=name)
     if evidence[name].images > 1 and all(one.excluded for one in evidence.values()):
         return Claim("beyond prior", "holds", "nothing beyond the prior", said, strongest=name)
-    few = "one image has no interval" if evidence[name].images == 1 else "the intervals do not exclude"
-    few += "" if evidence[name].images == 1 else f" {GAIN_MARGIN:g} dB and a share of {SHARE_MARGIN:g}"
+    few = f"the intervals do not exclude {GAIN_MARGIN:g} dB and a share of {SHARE_MARGIN:g}"
+    few = "one image has no interval" if evidence[name].images == 1 else few
     return Claim("beyond prior", "cannot be said", "too few images", f"{said}; {few}", strongest=name)
 
 
-def _outcomes(found: Tensor, target: Tensor, rivals: Tensor) -> Floats:
-    """For each decoy 1 where the target resembles the image found more, ½ for a tie, else 0."""
-    images = torch.cat([target[None], rivals]).flatten(1)
-    centre = images.mean(0)
-    seen, shown = found.flatten() - centre, images - centre
+def _outcomes(found: Tensor, target: Tensor, decoys: Tensor) -> Floats:
+    """For each decoy 1 where the image found resembles the target more than it, ½ for a tie, else 0."""
+    images = torch.cat([target[None], decoys]).flatten(1)
+    # Without the mean, what all images of the class share says nothing about which of them was found.
+    mean = images.mean(0)
+    seen, shown = found.flatten() - mean, images - mean
     if seen.square().mean().sqrt() <= _NOTHING:
-        return np.full(len(rivals), CHANCE)
+        return np.full(len(decoys), CHANCE)
     lengths = shown.norm(dim=1).clamp(min=_NOTHING)
     cosines = ((shown * seen).sum(1) / (lengths * seen.norm())).cpu().numpy()
     ahead = cosines[0] - cosines[1:]

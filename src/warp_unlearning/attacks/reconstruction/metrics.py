@@ -27,7 +27,8 @@ from ...errors import InputError, WeightsError, nearest
 from ...gpu.precision import full_precision
 from ...models.weights import read_weights
 from ...stats import intervals
-from ...stats.intervals import Estimate, check_level
+from ...stats.area import LEVEL
+from ...stats.intervals import Estimate
 from ...stats.roc import Floats
 
 # Decibels of a perfect reconstruction, and of any with a smaller error than 10⁻¹⁰: a mean over images stays finite.
@@ -37,6 +38,8 @@ PSNR_CAP = 100.0
 _WINDOW, _DEVIATION = 11, 1.5
 # What normalising an image and back may add to values in [0, 1].
 _ROUNDING = 1e-3
+# Images at once through the model and through the network of LPIPS.
+_LOGITS_AT_ONCE, _FEATURES_AT_ONCE = 256, 64
 # LPIPS takes images in [−1, 1] to the scale of ImageNet's channels.
 _SHIFT, _SCALE, _EPS = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450), 1e-8
 
@@ -74,7 +77,7 @@ def ssim(found: Tensor, truth: Tensor) -> Tensor:
     return value.reshape(len(one))
 
 
-def feature_mse(model: nn.Module, pixels: Pixels, found: Tensor, truth: Tensor, *, batch_size: int = 256) -> Tensor:
+def feature_mse(model: nn.Module, pixels: Pixels, found: Tensor, truth: Tensor) -> Tensor:
     """The mean over classes of (logit of found − logit of truth)², of `model` in eval mode; `pixels` turns images into
     its inputs. Nothing is rounded to TF32.
     """
@@ -82,7 +85,7 @@ def feature_mse(model: nn.Module, pixels: Pixels, found: Tensor, truth: Tensor, 
     with torch.no_grad(), full_precision():
         parts = [
             (_logits(scorer, pixels.inputs(a)) - _logits(scorer, pixels.inputs(b))).square().mean(1)
-            for a, b in _batches(found, truth, batch_size)
+            for a, b in _batches(found, truth, _LOGITS_AT_ONCE)
         ]
     return torch.cat(parts).to(truth.device)
 
@@ -109,16 +112,15 @@ class ImageScores:
         names = ("psnr", "ssim", "mse", "feature_mse", "lpips")
         return {name: values for name in names if (values := getattr(self, name)) is not None}
 
-    def summary(self, *, level: float = 0.95) -> dict[str, Estimate]:
+    def summary(self) -> dict[str, Estimate]:
         """The mean of every metric over the images, with Student's interval; that of one image is without bounds."""
-        check_level(level)
-        return {name: intervals.mean(values, level=level) for name, values in self.metrics.items()}
+        return {name: intervals.mean(values, level=LEVEL) for name, values in self.metrics.items()}
 
-    def as_json(self, *, level: float = 0.95) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         """Plain data: each metric's list and its summary, null for a bound that is not there."""
         return {
             "per_image": {name: values.tolist() for name, values in self.metrics.items()},
-            "summary": {name: plain_estimate(found) for name, found in self.summary(level=level).items()},
+            "summary": {name: plain_estimate(found) for name, found in self.summary().items()},
         }
 
 
@@ -175,9 +177,9 @@ class Lpips:
         """The same distance, computed on `device`; the features are moved, not copied."""
         return Lpips(self.network, self.features.to(device), tuple(head.to(device) for head in self.heads))
 
-    def __call__(self, found: Tensor, truth: Tensor, *, batch_size: int = 64) -> Tensor:
+    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
         """LPIPS of every pair of images, (n,), in float64 on the truth's device."""
-        pairs = _batches(found, truth, batch_size)
+        pairs = _batches(found, truth, _FEATURES_AT_ONCE)
         channels, *sides = truth.shape[1:]
         if channels not in (1, 3):
             raise InputError(f"images have {channels} channels; LPIPS is defined for 1 or 3")
@@ -264,11 +266,9 @@ def check_images(images: Tensor, *, what: str) -> None:
         raise InputError(f"{what} have {bad} values that are not finite; leave out the runs that diverged")
 
 
-def _batches(found: Tensor, truth: Tensor, batch_size: int) -> list[tuple[Tensor, Tensor]]:
-    if batch_size < 1:
-        raise InputError(f"the batch size is {batch_size}; give at least 1")
+def _batches(found: Tensor, truth: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
     one, other = checked_images(found, truth)
-    return list(zip(torch.split(one, batch_size), torch.split(other, batch_size), strict=True))
+    return list(zip(torch.split(one, size), torch.split(other, size), strict=True))
 
 
 def _array(values: Tensor) -> Floats:

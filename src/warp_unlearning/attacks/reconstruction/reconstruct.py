@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from time import perf_counter
 from typing import Any
@@ -15,8 +14,9 @@ from ...data.files import to_json
 from ...errors import InputError
 from ...gradients.energy import can_align
 from ...randomness import Streams
+from ..undo.base import trainable_copy
 from .attacks import ImageAttack, closed_form_image, find_attack
-from .search import Candidates, Search, SearchProblem, Watch
+from .search import Candidates, Search, SearchProblem
 from .targets import read_targets, tried_labels
 from .threat import Threat
 
@@ -57,7 +57,6 @@ def reconstruct(
     search: Search | None = None,
     seed: int = 0,
     at_once: int | None = None,
-    watch: Watch | None = None,
     **options: Any,
 ) -> Reconstruction:
     """Rebuild what was forgotten from one threat, or from several that share the original model.
@@ -70,11 +69,10 @@ def reconstruct(
     began = perf_counter()
     threats = [threat] if isinstance(threat, Threat) else list(threat)
     chosen = find_attack(attack, after=after)
-    if search is None:
-        search = Search(tv=0.0, signed=False) if chosen.name == "differencing" else Search()
+    search = search or chosen.search()
     settled = chosen.options(options)
     _check(threats, at_once)
-    problem, note = _problem(threats, chosen, search, Streams(seed, "reconstruct"), watch)
+    problem, note = _problem(threats, chosen, search, Streams(seed, "reconstruct"))
     exact = _closed_forms(problem) if chosen.name == chosen.after == "input-layer" else None
     found = _searched(problem, chosen, settled, at_once) if exact is None else exact
     best = found.losses.argmin(1)
@@ -128,17 +126,15 @@ def _same(one: object, other: object) -> bool:
 
 
 def _problem(
-    threats: Sequence[Threat], attack: ImageAttack, search: Search, streams: Streams, watch: Watch | None
+    threats: Sequence[Threat], attack: ImageAttack, search: Search, streams: Streams
 ) -> tuple[SearchProblem, str]:
     """All targets as one problem, and a note on its labels."""
     first = threats[0]
     targets = read_targets(threats, after=attack.after, distance=attack.distance)
-    model = deepcopy(first.original).eval()
-    for p in model.parameters():
-        p.requires_grad_(p.is_floating_point())
+    model = trainable_copy(first.original)
     labels, note = tried_labels(model, threats, restarts=search.restarts)
     aligned = first.count == 1 and can_align(model, first.blank(2), labels.new_zeros(2), names=list(targets.values))
-    return SearchProblem(model, threats, targets, labels, search, streams, aligned=aligned, watch=watch), note
+    return SearchProblem(model, threats, targets, labels, search, streams, aligned=aligned), note
 
 
 def _searched(problem: SearchProblem, attack: ImageAttack, options: dict[str, Any], at_once: int | None) -> Candidates:

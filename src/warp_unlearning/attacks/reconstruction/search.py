@@ -30,7 +30,6 @@ from .threat import Threat
 Values = Mapping[str, Tensor]
 Objective = Callable[[Values], Tensor]
 Transform = Callable[[dict[str, Tensor]], dict[str, Tensor]]
-Watch = Callable[[int, Tensor], None]
 
 _FIRST, _SECOND, _TINY = 0.9, 0.999, 1e-8
 # The weight of the total variation at so many pixels a side, chosen on other images than reported numbers are about.
@@ -100,21 +99,15 @@ def descend(
     *,
     iterations: int,
     in_turn: bool = False,
-    watch: Watch | None = None,
 ) -> Found:
     """Minimise `objective`, which gives the loss of every problem. With `in_turn` one variable moves at a time, each as
-    often as `iterations`. A problem whose loss is not finite keeps the best it had. `watch` gets the step and the least
-    losses so far.
+    often as `iterations`. A problem whose loss is not finite keeps the best it had.
     """
-    if iterations < 1:
-        raise InputError(f"the search has {iterations} iterations; give at least 1")
     walk = _Walk(variables, objective)
     turns = [_Step(walk, [name]) for name in variables] if in_turn else [_Step(walk, list(variables))]
     for step in range(iterations * len(turns)):
         part = step // len(turns) / iterations
         turns[step % len(turns)](10.0 ** -sum(part >= point for point in (3 / 8, 5 / 8, 7 / 8)))
-        if watch is not None:
-            watch(step, walk.losses.clone())
     # Where the last step led.
     with torch.no_grad():
         walk.keep_better(objective(walk.now))
@@ -216,7 +209,6 @@ class SearchProblem:
     streams: Streams
     first: int = 0
     aligned: bool = False
-    watch: Watch | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -254,7 +246,7 @@ class SearchProblem:
         targets = self.targets
         if self.aligned and not self._single and transform is None and targets.distance in ("cosine", "euclidean"):
             inputs, labels = self.pixels.inputs(images).flatten(0, 1), self.labels.flatten()
-            product, energy = alignment(self.model, inputs, labels, directions=self._directions)
+            product, energy = alignment(self.model, inputs, labels, directions=self._target_of_each)
             return distance_of(product, energy, targets.distance)
         updates = self.updates(images)
         updates = updates if transform is None else transform(updates)
@@ -262,14 +254,14 @@ class SearchProblem:
         return distances(grouped, targets.values, targets.distance).flatten()
 
     @cached_property
-    def _directions(self) -> dict[str, Tensor]:
-        """The targets of all n·r searches, kernels laid out as convolutions take them."""
-        r = self.shape[1]
-        each = {name: t if r == 1 else t.repeat_interleave(r, 0) for name, t in self.targets.values.items()}
-        return {
-            name: t.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(t.shape) if t.dim() == 5 else t
-            for name, t in each.items()
-        }
+    def _target_of_each(self) -> dict[str, Tensor]:
+        """The target (n·r, *parameter) of each search: every one of the n targets for its r restarts in turn."""
+        found = {name: t.repeat_interleave(self.shape[1], 0) for name, t in self.targets.values.items()}
+        for name, t in found.items():
+            if t.dim() == 5:
+                # Laid out as convolutions read kernels, so that no step of the search copies them.
+                found[name] = t.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(t.shape)
+        return found
 
     def draws(self, what: str, *shape: int) -> Tensor:
         """Standard normal numbers (n·r, *shape), a target's own whatever others are searched for beside it."""
@@ -283,7 +275,7 @@ class SearchProblem:
 
     def minimise(self, variables: Mapping[str, Variable], loss: Objective, *, in_turn: bool = False) -> Found:
         """`descend` for the iterations of the search."""
-        return descend(variables, loss, iterations=self.search.iterations, in_turn=in_turn, watch=self.watch)
+        return descend(variables, loss, iterations=self.search.iterations, in_turn=in_turn)
 
     def candidates(self, images: Tensor, losses: Tensor) -> Candidates:
         """What was found for n·r searches, in n rows."""

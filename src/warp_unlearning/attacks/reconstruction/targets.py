@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import vecdot
 
-from ...errors import DataError, InputError, nearest
+from ...errors import DataError, InputError
 from ...linalg.subspace import SecondMoment, project_out
 from ...symmetry.layer_inputs import LinearWeight, linear_weights
 from ..undo import make_pre_step, pre_steps
@@ -67,8 +67,6 @@ def read_targets(threats: Sequence[Threat], *, after: str, distance: Distance = 
 
     After "scale-free" kernels are compared by their directions, and after "input-layer" the rows of the first layers.
     """
-    if after not in readings():
-        raise InputError(f"there is no way {after!r} to read a difference; {nearest(after, readings())}")
     first, states = threats[0], [t.unlearned.state_dict() for t in threats]
     undone: Sequence[Weights] = states
     if after not in ("naive", "scale-free", "input-layer"):

@@ -5,24 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...errors import InputError, nearest
-from .base import Chain, Held, Naive, NotApplicable, PreStep, Undo, Weights, difference, undone_model
+from .base import Chain, Naive, PreStep
 from .canonical import Canonical
 from .conservation import Conservation
 from .inputs import InputLayer, Span, WienerFilter
 from .probes import ScaleFree
-
-__all__ = [
-    "Held",
-    "NotApplicable",
-    "PreStep",
-    "Undo",
-    "Weights",
-    "default_steps",
-    "difference",
-    "make_pre_step",
-    "pre_steps",
-    "undone_model",
-]
 
 
 def _after_canonical(step: PreStep) -> PreStep:

@@ -60,10 +60,7 @@ class Held:
     @cached_property
     def model(self) -> nn.Module:
         """A copy of the original in eval mode, every floating-point parameter trainable."""
-        model = deepcopy(self.original).eval()
-        for p in model.parameters():
-            p.requires_grad_(p.is_floating_point())
-        return model
+        return trainable_copy(self.original)
 
     @cached_property
     def device(self) -> torch.device:
@@ -94,11 +91,11 @@ class Held:
 
     def once(self, make: Callable[[Held], T]) -> T:
         """`make(self)`, computed the first time and kept."""
-        return _once(self._found, make, lambda: make(self))
+        return once(self._found, make, lambda: make(self))
 
     def prepared(self, step: PreStep) -> Undo:
         """The step prepared for this original; equal steps share one."""
-        return _once(self._found, step, lambda: step.prepared(self))
+        return once(self._found, step, lambda: step.prepared(self))
 
 
 class CachedState(dict[str, Tensor]):
@@ -110,20 +107,28 @@ class CachedState(dict[str, Tensor]):
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """`make()`, computed the first time that `key` is used and kept."""
-        return _once(self._found, key, make)
+        return once(self._found, key, make)
 
     def after(self, undo: Undo) -> CachedState:
         """The state that a prepared pre-step makes of this one."""
         return self.once(("after", undo), lambda: CachedState(undo(self)))
 
-    def is_same(self, other: Weights) -> bool:
-        """Whether both hold the very same tensors."""
+    def shares_all(self, other: Weights) -> bool:
+        """Whether both hold the same tensor objects, so that nothing moved between them; their numbers are not read."""
         return self.keys() == other.keys() and all(self[name] is other[name] for name in self)
 
 
 def cached(state: Weights) -> CachedState:
     """The state itself where it is a `CachedState`, else a new one."""
     return state if isinstance(state, CachedState) else CachedState(state)
+
+
+def trainable_copy(model: nn.Module) -> nn.Module:
+    """A copy in eval mode, every floating-point parameter trainable."""
+    copy = deepcopy(model).eval()
+    for p in copy.parameters():
+        p.requires_grad_(p.is_floating_point())
+    return copy
 
 
 def difference(original: nn.Module, state: Weights) -> dict[str, Tensor]:
@@ -150,12 +155,6 @@ def checked_state(held: Held, state: Weights) -> dict[str, Tensor]:
     return dict(cached(state).once(("checked", held), lambda: _fitting(held.weights, state)))
 
 
-def checked_difference(held: Held, state: Weights) -> dict[str, Tensor]:
-    """θ − θ_org of every parameter, for a state that must be whole."""
-    found = checked_state(held, state)
-    return {name: found[name] - held.weights[name] for name in held.parameters}
-
-
 def with_shared_names(held: Held, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """`state` with the value of the first name for all names of a shared tensor."""
     first: dict[int, str] = {}
@@ -172,10 +171,9 @@ def cleaning(held: Held, clean: Callable[[dict[str, Tensor]], dict[str, Tensor]]
     """
 
     def undo(unlearned: Weights) -> dict[str, Tensor]:
-        given = cached(unlearned)
-        cleaned = clean(checked_difference(held, given))
-        changed = {name: held.weights[name] + value for name, value in cleaned.items()}
-        return with_shared_names(held, checked_state(held, given) | changed)
+        state = checked_state(held, unlearned)
+        cleaned = clean({name: state[name] - held.weights[name] for name in held.parameters})
+        return with_shared_names(held, state | {name: held.weights[name] + value for name, value in cleaned.items()})
 
     return undo
 
@@ -211,20 +209,21 @@ class Chain:
         return f"{self.first.name}+{self.second.name}"
 
     def prepared(self, held: Held) -> Undo:
-        """Prepare both steps."""
+        """Return the undo that applies the first step and then the second."""
         first, second = held.prepared(self.first), held.prepared(self.second)
 
         def undo(unlearned: Weights) -> dict[str, Tensor]:
             given = cached(unlearned)
             between = given.after(first)
-            # Where the first step changes nothing, the result of the second alone may be known already.
-            unmoved = between.is_same(checked_state(held, given))
-            return dict((given if unmoved else between).after(second))
+            # Where the first step changed nothing, the result of the second alone is what `given` may have kept.
+            start = given if between.shares_all(checked_state(held, given)) else between
+            return dict(start.after(second))
 
         return undo
 
 
-def _once(found: dict[Hashable, Any], key: Hashable, make: Callable[[], T]) -> T:
+def once(found: dict[Hashable, Any], key: Hashable, make: Callable[[], T]) -> T:
+    """What `found` holds at `key`; `make()`, which it then holds, the first time."""
     if key not in found:
         found[key] = make()
     kept: T = found[key]

@@ -165,16 +165,13 @@ class ChannelOrder:
     def _matching(self, slices: list[_Slice], forms: Weights) -> Tensor | None:
         if not slices:
             return None
-        likeness = torch.stack([_cosines(s.taken(self._original), s.taken(forms)) for s in slices]).sum(0)
+        units = [[normalize(s.taken(w), dim=1, eps=1e-300) for w in (self._original, forms)] for s in slices]
+        likeness = torch.stack([one @ other.mT for one, other in units]).sum(0)
         order = linear_sum_assignment(-likeness.cpu().numpy())[1]
         return torch.as_tensor(order, device=likeness.device)
 
     def _balanced(self, weights: Weights, names: set[str]) -> dict[str, Tensor]:
         return {n: balanced(weights[n], blocks=self._blocks.get(n, 1)) for n in sorted(names) if weights[n].dim() > 1}
-
-
-def _cosines(one: Tensor, other: Tensor) -> Tensor:
-    return normalize(one, dim=1, eps=1e-300) @ normalize(other, dim=1, eps=1e-300).mT
 
 
 def _slices(graph: ChannelGraph, members: list[int], held: Held) -> list[_Slice]:

@@ -143,11 +143,7 @@ class WienerFilter:
     def prepared(self, held: Held) -> Undo:
         """Decompose the inputs of every layer, and measure probe gradients along them."""
         spectra, expected = held.once(input_spectra), held.once(gradient_energies)
-
-        def clean(delta: dict[str, Tensor]) -> dict[str, Tensor]:
-            return _filtered(spectra, expected, delta)
-
-        return cleaning(held, clean)
+        return cleaning(held, lambda delta: _filtered(spectra, expected, delta))
 
 
 def gradient_energies(held: Held) -> dict[str, list[Tensor]]:
