@@ -122,30 +122,58 @@ def audit_pair(
     original: nn.Module,
     unlearned: nn.Module,
     *,
+    forget: object,
+    test: object,
+    retain: object | None = None,
+    retrained: nn.Module | Sequence[nn.Module] = (),
+    attacks: Sequence[str | Attack] | str | None = None,
     steps: Sequence[str] | str | None = None,
     defense: str | None = None,
-    **settings: Any,
+    drawn: bool | str = False,
+    margin: float = MARGIN,
+    max_drop: float = MAX_DROP,
+    background: int = 1000,
+    probes: int = 512,
+    ridge: float = 1e-3,
+    relative_ridge: bool = True,
+    repetitions: int = 1,
+    seed: int = 0,
 ) -> PairAudit:
     """Attack a pair of models with everything that needs no shadow model, and judge it.
-
-    `settings` are those of `PairAuditor`: the sets `forget`, `test` and `retain`, models `retrained` without the forget
-    set, and how they are attacked and judged. Attacks on the weights of both models are repeated after all `steps` that
-    apply, or after those against `defense`: its name, "none", or None where it is unknown.
-    """
-    return PairAuditor(original, **settings).audit(unlearned, steps=steps, defense=defense)
-
-
-class PairAuditor:
-    """`audit_pair` for several unlearned models of one original, of which the same examples were forgotten.
 
     Each set is a pair of tensors (x, y), a `Dataset` of such pairs, or a `DataLoader`. `retrained` are models that were
     trained without the forget set: one can accuse, two are needed to hold. `drawn` says that the forgotten examples
     were drawn at random within their classes (as a text, who says so).
 
     `attacks` are names, FILE.py:Class, or objects with `name`, `needs` and `score`; accuracy and confidence are always
-    among the evidence. Up to `background` test examples, at most a third, are left to the attacker to fit; `probes` is
-    how many examples of `retain`, or of the background without it, he uses to undo a defence. `ridge`,
-    `relative_ridge` and `repetitions` are those of the gradient difference. `seed` decides the draws of the auditor.
+    among the evidence. Attacks on the weights of both models are repeated after all `steps` that apply, or after those
+    against `defense`: its name, "none", or None where it is unknown. Up to `background` test examples, at most a third,
+    are left to the attacker to fit; `probes` is how many examples of `retain`, or of the background without it, he uses
+    to undo a defence. `ridge`, `relative_ridge` and `repetitions` are those of the gradient difference. `seed` decides
+    the draws of the auditor.
+    """
+    auditor = PairAuditor(
+        original,
+        forget=forget,
+        test=test,
+        retain=retain,
+        retrained=retrained,
+        attacks=attacks,
+        drawn=drawn,
+        margin=margin,
+        max_drop=max_drop,
+        background=background,
+        probes=probes,
+        ridge=ridge,
+        relative_ridge=relative_ridge,
+        repetitions=repetitions,
+        seed=seed,
+    )
+    return auditor.audit(unlearned, defense=defense, steps=steps)
+
+
+class PairAuditor:
+    """`audit_pair` for several unlearned models of one original, of which the same examples were forgotten.
 
     What depends on the original and the sets alone is computed once. As long as an auditor lives it holds that on the
     original's device, some 200 bytes for each parameter of a ResNet-18. The models must not be changed meanwhile.
