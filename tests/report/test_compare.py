@@ -20,8 +20,9 @@ from warp_unlearning.report.compare import (
     spread_of,
     tally,
 )
-from warp_unlearning.report.measures import Estimate, Rate
 from warp_unlearning.report.paper_numbers import PaperNumber, paper_table
+from warp_unlearning.report.schema import Rate
+from warp_unlearning.stats.intervals import Estimate
 
 number = PaperNumber.parse
 

@@ -12,7 +12,7 @@ from warp_unlearning.report.figures import (
     risk_gallery,
     roc_gallery,
 )
-from warp_unlearning.report.measures import Estimate
+from warp_unlearning.stats.intervals import Estimate
 
 
 def axes_of(plot):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from warp_unlearning.errors import DataError
-from warp_unlearning.report.measures import Estimate
 from warp_unlearning.report.paper_study import audited_text, problems, read_study
 from warp_unlearning.report.paper_tables import render
+from warp_unlearning.stats.intervals import Estimate
 
 Make = Callable[..., dict[str, Any]]
 

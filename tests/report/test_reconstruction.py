@@ -14,11 +14,10 @@ import pytest
 from PIL import Image
 
 from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.report.page import make_report
-from warp_unlearning.report.reconstruction_images import read_pictures
-from warp_unlearning.report.reconstruction_results import ReconstructionResults
-from warp_unlearning.report.results import read_results
-from warp_unlearning.report.write import write_report
+from warp_unlearning.report.images import read_pictures
+from warp_unlearning.report.page import make_report, write_report
+from warp_unlearning.report.read import read as read_results
+from warp_unlearning.report.schema import Reconstruction
 
 HOSTILE = "<script>alert(1)</script>$\\frac{\"'&\x00\x1b\u202e\ud800]]>--> 日本"
 # Not looked at by a report.
@@ -63,7 +62,7 @@ def text_of(html: str) -> str:
 
 def test_numbers_arrive_as_they_were_written(plain, write):
     found = read_results(write(plain))
-    assert isinstance(found, ReconstructionResults)
+    assert isinstance(found, Reconstruction)
     for model, data in zip(found.models, plain["models"], strict=True):
         assert (model.name, model.defense, model.rows) == (data["name"], data["defense"], tuple(data["rows"]))
         for attack, row in zip(model.attacks, data["attacks"], strict=True):

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from warp_unlearning.report.drawing import house_style
-from warp_unlearning.report.measures import Estimate
 from warp_unlearning.report.utility_figures import frontier_plot, radar_axes, radar_gallery
+from warp_unlearning.stats.intervals import Estimate
 
 
 def point(accuracy: float, advantage: float, *, pareto: bool = False, chosen: bool = False) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from warp_unlearning.report.fields import Field
 from warp_unlearning.report.shadow_arm import read_gradient_test
+
 from warp_unlearning.stats.comparison import paired_reduction
 from warp_unlearning.stats.intervals import mean
 from warp_unlearning.studies.arm_pairs import gradient_difference, gradient_reduction, gradient_test, strongest_attack

@@ -319,8 +319,8 @@ def risk_gallery(results: Shadow) -> Gallery:
             groups = _groups(arm.risk)
             words = (
                 f"Scatter of {len(arm.risk.score)} forgotten examples under {arm_label(arm)}: gradient norm against "
-                f"attack score. The median score is {groups[0][2]:.3g} for the shortest gradients and {groups[-1][2]:.3g} for "
-                "the longest."
+                f"attack score. The median score is {groups[0][2]:.3g} for the shortest gradients and "
+                f"{groups[-1][2]:.3g} for the longest."
             )
             plots.append(Plot(arm_label(arm), words, partial(_draw_risk, arm, arm.risk, groups)))
     return Gallery("risk", "Gradient norm and risk", text, tuple(plots))

@@ -204,10 +204,15 @@ class ImageRow(_Row):
         """One number an image; none where the metric was not taken."""
         return () if self.scores is None else self.scores.per_image.get(metric, ())
 
+    @property
+    def share(self) -> Estimate | None:
+        """The chance that it resembles its own target more than others of its class, None where nobody tried."""
+        named = self.beyond and self.beyond.identification
+        return named.share if named else None
+
     def cell(self, *, starred: bool = False) -> str:
         """The mean PSNR and the share as the cell of a table."""
-        named = self.beyond and self.beyond.identification
-        share = f"; {shown(named.share, digits=2)}" if named else ""
+        share = "" if self.share is None else f"; {shown(self.share, digits=2)}"
         says = {self.beyond.outcome, self.beyond.verdict} if self.beyond else set()
         beyond = " *" if starred and says & {"does not hold", "beyond the prior"} else ""
         return "failed" if self.failed else f"{shown(_mean(self.values('psnr')), digits=1)}{share}{beyond}"

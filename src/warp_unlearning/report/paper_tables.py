@@ -236,7 +236,10 @@ def _risk_vs_norm(study: Study) -> Section:
     """Figure 1: are examples with long gradients those at risk? The rank correlation of every arm, and its scatter."""
     rows = []
     for arm in study.ordered:
-        count, found = 0 if arm.risk is None else len(arm.risk.score), arm.risk and arm.risk.correlation
+        count, found = (
+            0 if arm.risk is None else len(arm.risk.score),
+            None if arm.risk is None else arm.risk.correlation,
+        )
         if found is None and arm.risk is not None and (value := _rank_correlation(arm.risk)) is not None:
             found = bare(value)
         rows.append([arm.title, f"{count:,}", shown(found), direction(found, falls="yes", rises="no, it falls")])

@@ -70,7 +70,8 @@ def read(path: Path) -> Results:
 def read_data(data: object, name: str) -> Results:
     """The results in plain data, which errors call `name`."""
     found = current(data, name)
-    return checked(Rows if "rows" in found and found["kind"] == "study" else _KINDS[found["kind"]], found, name)
+    model: type[Results] = Rows if "rows" in found and found["kind"] == "study" else _KINDS[found["kind"]]
+    return checked(model, found, name)
 
 
 def current(data: object, name: str) -> dict[str, Any]:
@@ -148,9 +149,7 @@ def upgrade(data: Mapping[str, Any]) -> dict[str, Any]:
         found["arms"] = [{**arm, "verdict": _arm_verdict(arm)} for arm in found["arms"]]
     elif found["kind"] == "pair":
         rows, counts = found["rows"], found["counts"]
-        for name in ("level", "margin"):
-            found.pop(name, None)
-        found |= {
+        found = {key: value for key, value in found.items() if key in schema.Pair.model_fields} | {
             "rows": [_pair_row(row) for row in rows],
             "verdict": _pair_verdict(rows, counts["forgotten"], counts["never seen"]),
             "models": found.get("models", {}),

@@ -25,6 +25,7 @@ from pydantic import (
 from ..bounds.report import ReconstructionFloor
 from ..data.files import to_json
 from ..stats import intervals, verdict
+from ..stats.verdict import Outcome
 
 SCHEMA_VERSION: Literal[2] = 2
 
@@ -317,11 +318,11 @@ class Reconstruction(Results):
         """The class of every image attacked."""
         return tuple(self.classes[target["label"]] for target in self.targets)
 
-    def claim_on(self, model: AttackedModel) -> verdict.Outcome:
+    def claim_on(self, model: AttackedModel) -> Outcome:
         """The outcome of the claim on one of the models."""
         return next(c.outcome for m, c in zip(self.models, self.verdict.claims, strict=True) if m is model)
 
-    def outcome_of(self, model: AttackedModel, attack: ImageAttack) -> verdict.Outcome:
+    def outcome_of(self, model: AttackedModel, attack: ImageAttack) -> Outcome:
         """The outcome of the claim on the model, but "does not hold" only for an attack that shows it."""
         if attack.adjusted_p < 1 - self.level:
             return "does not hold"

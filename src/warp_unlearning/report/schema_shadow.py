@@ -269,6 +269,14 @@ class Shadow(About):
     originals_trained_again: tuple[Count, ...] = ()
     made_on: tuple[str, ...] = ()
 
+    @model_validator(mode="after")
+    def _whole_audit(self) -> Self:
+        needed = ("date", "threat", "stages", "failures", "notes", "not_tested", "configuration", "digests", "versions")
+        missing = [name for name in (*needed, "hardware") if name not in self.model_fields_set]
+        if self.kind == "shadow" and missing:
+            raise ValueError(f"an audit by shadow models has no field {missing[0]!r}")
+        return self
+
     @property
     def methods(self) -> tuple[str, ...]:
         """Methods in the order of the file."""

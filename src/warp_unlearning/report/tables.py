@@ -219,7 +219,7 @@ def _attack_rows(results: Reconstruction, model: AttackedModel, present: list[st
             Cell(Written(p_value(attack.adjusted_p)), verdict=results.outcome_of(model, attack)),
             *_cells(attack.scores, present),
             Cell(written(beyond.psnr_gain[beyond.best_blind], digits=2), f"over the {beyond.best_blind}"),
-            Cell(written(beyond.identification and beyond.identification.share)),
+            Cell(written(None if beyond.identification is None else beyond.identification.share)),
         )
         yield Row(attack.name, cells)
 

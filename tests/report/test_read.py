@@ -7,9 +7,9 @@ import pytest
 
 from warp_unlearning.errors import DataError, InputError
 from warp_unlearning.report.page import make_report
-from warp_unlearning.report.pair_results import PairResults
-from warp_unlearning.report.results import read_results
-from warp_unlearning.report.shadow_results import ShadowResults
+from warp_unlearning.report.read import read as read_results
+from warp_unlearning.report.schema import Pair
+from warp_unlearning.report.schema_shadow import Shadow
 
 # Written by audits beside what the form asks for, or asked for by nobody yet.
 UNREAD = {"level", "strength", "margin", "p_value", "balanced_accuracy", "shadows", "points", "variance", "rates"}
@@ -46,7 +46,7 @@ def required(data: dict[str, Any]) -> list[tuple[str | int, ...]]:
 
 def test_numbers_arrive_as_they_were_written(data, read):
     found = read(data)
-    assert isinstance(found, ShadowResults)
+    assert isinstance(found, Shadow)
     arm, plain = found.arms[1], data["arms"][1]
     assert (arm.method, arm.defense, arm.missing) == ("ngp", "warp", 0)
     assert vars(arm.score.auc) == plain["all"]["auc"]
@@ -62,7 +62,7 @@ def test_numbers_arrive_as_they_were_written(data, read):
 
 def test_a_judged_pair_arrives_and_makes_a_page(judged_pair, read):
     found = read(judged_pair)
-    assert isinstance(found, PairResults)
+    assert isinstance(found, Pair)
     assert [row.name for row in found.rows] == [row["name"] for row in judged_pair["rows"]]
     assert vars(found.rows[0].auc) == judged_pair["rows"][0]["auc"]
     drop = next(row for row in found.rows if row.name == "confidence drop")
@@ -79,7 +79,7 @@ def test_a_judged_pair_arrives_and_makes_a_page(judged_pair, read):
 
 def test_a_pair_arrives(pair_data, read):
     found = read(pair_data)
-    assert isinstance(found, PairResults)
+    assert isinstance(found, Pair)
     assert found.verdict.exit != 0
     assert [row.name for row in found.rows] == [row["name"] for row in pair_data["rows"]]
     assert vars(found.rows[0].auc) == pair_data["rows"][0]["auc"]
