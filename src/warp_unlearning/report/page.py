@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..data.files import write_atomically
-from ..errors import InputError
+from ..errors import DataError, InputError
 from ..version import __version__
 from .drawing import Form, Gallery, Plot
 from .figures import (
@@ -154,6 +154,8 @@ def _shadow(results: Shadow) -> Report:
 
 
 def _pair(results: Pair) -> Report:
+    if not results.rows:
+        raise DataError("the audit compares no row, as no unseen row has a class of the forgotten ones")
     return _render(
         "pair.html.j2",
         {"attacks": attack_gallery(results)},

@@ -54,9 +54,13 @@ def _read_estimate(plain: object) -> intervals.Estimate:
         plain = {**plain, end: unknown if plain[end] is None else plain[end]}
     if any(isinstance(number, bool) or not isinstance(number, int | float) for number in plain.values()):
         raise ValueError("a number is needed")
+    try:
+        plain = {name: float(number) for name, number in plain.items()}
+    except OverflowError as error:
+        raise ValueError("a finite number is needed") from error
     if not isfinite(plain["value"]) or not plain["low"] <= plain["high"]:
         raise ValueError("a finite value is needed, and a lower end that is not above the upper one")
-    return intervals.Estimate(**{name: float(number) for name, number in plain.items()})
+    return intervals.Estimate(**plain)
 
 
 Estimate = Annotated[

@@ -38,7 +38,7 @@ class Change(Record):
     """
 
     auc: Estimate | None
-    tpr_at_1: Estimate | None
+    tpr_at_1: Estimate | None = None
     note: str
     shadows: Count | None = None
     privacy: Estimate | None = None
@@ -103,10 +103,10 @@ class MeanTeleports(Record):
     factor one changes the energy.
     """
 
-    count: Estimate | None
-    taken_back: Share
     unmoved: Share
-    energy_factor: Estimate | None
+    count: Estimate | None = None
+    taken_back: Share | None = None
+    energy_factor: Estimate | None = None
 
 
 class Curve(Record):
