@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from hashlib import sha256
@@ -19,6 +19,7 @@ from ..errors import DataError, InputError
 from ..version import __version__
 from .drawing import Form, Gallery, Plot
 from .figures import (
+    arms_plot,
     attack_gallery,
     cost_gallery,
     histogram_gallery,
@@ -35,9 +36,12 @@ from .tables import (
     attack_table,
     further_table,
     matrix,
+    pair_tiles,
     privacy_table,
+    reconstruction_tiles,
     score_table,
     settings_table,
+    shadow_tiles,
     stage_table,
     way_table,
 )
@@ -131,6 +135,7 @@ def _write_figures(report: Report, folder: Path) -> tuple[Path, ...]:
 
 def _shadow(results: Shadow) -> Report:
     galleries = {
+        "first": _first(arms_plot("AUC of every way, alone and defended", results.arms)),
         "roc": roc_gallery(results, "linear"),
         "roc_log": roc_gallery(results, "log"),
         "histogram": histogram_gallery(results),
@@ -143,6 +148,7 @@ def _shadow(results: Shadow) -> Report:
         galleries,
         results=results,
         opening=shadow_opening(results),
+        tiles=shadow_tiles(results),
         matrix=matrix(results),
         privacy=privacy_table(results),
         further=further_table(results),
@@ -158,9 +164,10 @@ def _pair(results: Pair) -> Report:
         raise DataError("the audit compares no row, as no unseen row has a class of the forgotten ones")
     return _render(
         "pair.html.j2",
-        {"attacks": attack_gallery(results)},
+        {"first": attack_gallery(results)},
         results=results,
         opening=pair_opening(results),
+        tiles=pair_tiles(results),
         counts=_numbered(results.counts),
         level=results.verdict.level,
         table=attack_table(results),
@@ -168,15 +175,18 @@ def _pair(results: Pair) -> Report:
 
 
 def _reconstruction(results: Reconstruction, pictures: Pictures | None) -> Report:
+    every = reconstruction_gallery(results)
+    first, others = (replace(every, name=n, plots=p) for n, p in (("first", every.plots[:1]), ("psnr", every.plots[1:])))
     notes = list(results.notes)
     for model in results.models:
         notes += [f"{model.name}: {note}" for note in model.notes]
         notes += [f"{model.name}, {attack.name}: {note}" for attack in model.attacks for note in attack.notes]
     return _render(
         "reconstruction.html.j2",
-        {"psnr": reconstruction_gallery(results)},
+        {"first": first, "psnr": others},
         results=results,
         opening=reconstruction_opening(results, images=pictures is not None),
+        tiles=reconstruction_tiles(results),
         counts=_numbered(results.counts),
         level=results.level,
         table=score_table(results),
@@ -185,6 +195,11 @@ def _reconstruction(results: Reconstruction, pictures: Pictures | None) -> Repor
         notes=tuple(notes),
         pictures=pictures,
     )
+
+
+def _first(plot: Plot) -> Gallery:
+    text = "The area under the curve of every way with its interval; at ½ the attacker guesses."
+    return Gallery("first", plot.title, text, (plot,))
 
 
 def _numbered(counts: Mapping[str, int]) -> Pairs:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
+from ..stats.area import strength_of
 from ..stats.intervals import Estimate
 from ..stats.verdict import Outcome, p_value
 from .figures import SHOWN
@@ -16,6 +18,7 @@ from .words import (
     NOT_MEASURED,
     Pairs,
     Written,
+    arm_label,
     counted,
     defense_label,
     flat,
@@ -64,6 +67,57 @@ class Table:
     corner: str
     columns: tuple[str, ...]
     groups: tuple[Group, ...]
+
+
+Tiles = tuple[tuple[str, Cell], ...]
+"""Three numbers of the first screen, each under its name."""
+
+
+def shadow_tiles(results: Shadow) -> Tiles:
+    """The strongest attack by shadow models, the strongest with the weights, and the lowest test accuracy."""
+    scored = [(strength_of(arm.all.auc), arm_label(arm)) for arm in results.arms if arm.all is not None]
+    weights = [(arm.strongest.strength, arm_label(arm)) for arm in results.arms if arm.strongest is not None]
+    kept = [
+        (arm.accuracy.test, arm_label(arm))
+        for arm in results.arms
+        if arm.accuracy is not None and arm.accuracy.test is not None
+    ]
+    return (
+        ("Largest AUC, shadow models", _extreme(scored, max)),
+        ("Largest AUC, with the weights", _extreme(weights, max)),
+        ("Lowest test accuracy", _extreme(kept, min, digits=1, scale=100, unit=" %")),
+    )
+
+
+def pair_tiles(results: Pair) -> Tiles:
+    """The strongest attack, the smallest corrected p, and how many rows were compared."""
+    rows, unseen = results.verdict.rows, results.verdict.unseen
+    found = min(results.verdict.evidence, key=lambda e: e.adjusted, default=None)
+    p = Cell(Written(NOT_MEASURED)) if found is None else Cell(Written(p_value(found.adjusted)), found.attack)
+    return (
+        ("Largest AUC of any attack", Cell(written(results.strongest_strength), results.strongest)),
+        ("Smallest p, corrected", p),
+        ("Rows compared", Cell(Written(f"{rows:,}"), f"forgotten, with {unseen:,} unseen ones")),
+    )
+
+
+def reconstruction_tiles(results: Reconstruction) -> Tiles:
+    """The largest gain over attacks that saw nothing, the largest share of decoys beaten, and the images attacked."""
+    every = [(attack, f"{attack.name}, {model.name}") for model in results.models for attack in model.attacks]
+    gains = [(attack.beyond.psnr_gain[attack.beyond.best_blind], name) for attack, name in every]
+    shares = [(a.beyond.identification.share, name) for a, name in every if a.beyond.identification is not None]
+    return (
+        ("Largest gain over seeing nothing", _extreme(gains, max, digits=2, unit=" dB")),
+        ("Nearer than decoys, at most", _extreme(shares, max)),
+        ("Images attacked", Cell(Written(f"{len(results.targets):,}"))),
+    )
+
+
+def _extreme(found: Sequence[tuple[Estimate, str]], which: Callable[..., Any], **form: Any) -> Cell:
+    if not found:
+        return Cell(Written(NOT_MEASURED))
+    estimate, name = which(found, key=lambda pair: pair[0].value)
+    return Cell(written(estimate, **form), name)
 
 
 def matrix(results: Shadow) -> Table:
