@@ -176,7 +176,9 @@ def _pair(results: Pair) -> Report:
 
 def _reconstruction(results: Reconstruction, pictures: Pictures | None) -> Report:
     every = reconstruction_gallery(results)
-    first, others = (replace(every, name=n, plots=p) for n, p in (("first", every.plots[:1]), ("psnr", every.plots[1:])))
+    first, others = (
+        replace(every, name=n, plots=p) for n, p in (("first", every.plots[:1]), ("psnr", every.plots[1:]))
+    )
     notes = list(results.notes)
     for model in results.models:
         notes += [f"{model.name}: {note}" for note in model.notes]
