@@ -176,7 +176,7 @@ def attack_gallery(results: Pair) -> Gallery:
         "The area under the curve of each attack with its interval; at ½, the dotted line, the attacker guesses. Far "
         "to the left leaks as much as far to the right."
     )
-    plot = dots_plot("AUC of every attack", [Panel("AUC", tuple(marks), 0.5)], width=3.6)
+    plot = dots_plot("AUC of every attack", [Panel("AUC", tuple(marks), 0.5)], width=2.6)
     return Gallery("attacks", "All attacks at a glance", text, (plot,))
 
 
