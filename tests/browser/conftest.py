@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from warp_unlearning.report.write import write_report
+from warp_unlearning.report.page import write_report
 
 HERE = Path(__file__).parent
 

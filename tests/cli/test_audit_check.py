@@ -62,8 +62,17 @@ def written(folder: Path, verdict: Verdict, rows: list[dict[str, Any]] | None = 
         "schema_version": 2,
         "kind": "pair",
         "verdict": verdict.as_json(),
-        "rows": rows or [],
+        "rows": [
+            {"attack": row["name"], "step": "naive", "needs": "new outputs", "original": None, "retrained": [], **row}
+            for row in rows or []
+        ],
+        "strongest": "confidence",
+        "strongest_strength": asdict(Estimate(0.5, 0.5, 0.52)),
+        **{name: {} for name in ("not_tried", "models", "counts", "settings")},
         "digests": {"a": "b"},
+        "threat": [],
+        "notes": [],
+        "date": "",
     }
     (folder / "results.json").write_text(json.dumps(to_json(data)))
     return folder
@@ -136,9 +145,22 @@ def test_a_rate_of_one_is_corrected_for_the_number_of_attacks() -> None:
 @pytest.mark.parametrize(("outcome", "code"), [("holds", 0), ("does not hold", 1), ("cannot be said", 3)])
 def test_other_results_are_held_against_their_own_verdict(warp: Warp, tmp_path: Path, outcome: str, code: int) -> None:
     verdict = {0: judged(*QUIET), 1: judged(*LOUD), 3: judged(replace(QUIET[0], seen=Estimate(0.0, -0.1, 0.5)))}[code]
-    (tmp_path / "unlearn.json").write_text(
-        json.dumps(to_json({"schema_version": 2, "kind": "unlearn", "verdict": verdict.as_json()}))
-    )
+    accuracy = {"forgotten": 0.5, "unseen": 0.5, "retained": 0.9, "test": 0.8}
+    data = {
+        "schema_version": 2,
+        "kind": "unlearn",
+        "request": {"how": "a list", "asked": 1, "found": 1, "copies": 0, "first": [3], "digest": "a"},
+        "method": {"name": "ngp", "options": {}, "settings": "published"},
+        "defense": None,
+        "before": accuracy,
+        "after": accuracy,
+        "teleports": None,
+        **dict.fromkeys(("retained", "seed", "updates", "seconds", "cpu_seconds", "requests"), 1),
+        "original": "b",
+        "unlearned": "c",
+        "verdict": verdict.as_json(),
+    }
+    (tmp_path / "unlearn.json").write_text(json.dumps(to_json(data)))
     answer = warp("audit", "check", tmp_path / "unlearn.json")
     assert (answer.code, verdict.outcome) == (code, outcome)
 
@@ -171,7 +193,7 @@ def test_what_cannot_be_checked_is_refused(warp: Warp, tmp_path: Path) -> None:
         "kind.json": ('{"schema_version": 2, "kind": "cake"}', "kind is 'cake'"),
         "broken.json": ("{", "is cut short or damaged"),
         "changed.json": (json.dumps(changed), "the file was changed by hand"),
-        "list.json": ("[]", "is a list of 0; an object"),
+        "list.json": ("[]", "holds a list, no results"),
     }
     for name, (text, message) in cases.items():
         (tmp_path / name).write_text(text)

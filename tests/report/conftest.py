@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from warp_unlearning.report.page import Report, make_report
-from warp_unlearning.report.results import Results, read_results
+from warp_unlearning.report.read import Results
+from warp_unlearning.report.read import read as read_results
 
 Make = Callable[..., dict[str, Any]]
 BASE: dict[str, Any] = {

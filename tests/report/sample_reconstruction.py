@@ -68,7 +68,8 @@ def _attack(name: str, found: Tensor, truth: Tensor, decoys: Tensor) -> tuple[di
         decoys=(decoys, torch.zeros(len(decoys), dtype=torch.long)),
     )
     plain = {"name": name, **result.as_json(), "beyond": result.beyond.as_json()}
-    plain |= {"seconds": 1.5, "notes": [f"a note on {name}"]}
+    plain |= {"after": "the difference", "labels": [[0]] * len(truth), "losses": [0.1] * len(truth), "settings": {}}
+    plain |= {"restarts": [[0.1]] * len(truth), "seconds": 1.5, "notes": [f"a note on {name}"]}
     return plain, result.beyond
 
 

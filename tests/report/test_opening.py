@@ -3,6 +3,7 @@ from dataclasses import asdict
 from typing import Any
 
 from warp_unlearning.report.opening import pair_opening, shadow_opening
+from warp_unlearning.stats.area import strength_of
 from warp_unlearning.stats.evidence import beyond_half, judge_shadows
 from warp_unlearning.stats.intervals import Estimate
 from warp_unlearning.stats.verdict import Evidence
@@ -34,9 +35,9 @@ def test_it_says_what_was_audited_who_attacked_and_what_leaked(results):
     assert "48 times: 12 models" in text
     assert results.threat[0] in text
     assert opening.verdict == "does not hold"
-    best = max(results.arms, key=lambda arm: arm.score.auc.strength.value)
+    best = max(results.arms, key=lambda arm: strength_of(arm.all.auc).value)
     assert f"does best against NGP with no defence: shown one {'forgotten'}" in text
-    area = best.score.auc
+    area = best.all.auc
     cases = f"{100 * area.value:.0f} of 100 cases (95 % interval: {100 * area.low:.0f} to {100 * area.high:.0f}"
     assert cases in text
     assert "incomplete" not in text

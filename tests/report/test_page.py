@@ -97,18 +97,18 @@ def test_tables_and_figures_can_be_read_aloud(page):
 
 
 def test_everything_asked_for_is_there(page, report, results):
-    # Three methods and six arms: ROC twice and radar a method, histogram and risk an arm, and the cost.
-    assert len(page.of("svg")) == 3 * 3 + 2 * 6 + 1 == len(report.figures)
+    # Three methods and six arms: ROC twice and radar a method, histogram and risk an arm, the cost, and the first.
+    assert len(page.of("svg")) == 3 * 3 + 2 * 6 + 1 + 1 == len(report.figures)
     assert len({name for name, _ in report.figures}) == len(report.figures)
     text = re.sub(r"\s+", " ", "".join(data for _, data in page.text)).replace("\u00a0", " ")
     for arm in results.arms:
-        auc = arm.score.auc
+        auc = arm.all.auc
         assert f"{auc.value:.3f} [{auc.low:.3f}, {auc.high:.3f}]" in text
     for expected in (
         *results.threat,
         *(text[:1].upper() + text[1:] for text in results.not_tested),
         *results.notes,
-        *(value for _, value in (*results.digests, *results.versions, *results.hardware)),
+        *map(str, (*results.digests.values(), *results.versions.values(), *results.hardware.values())),
         "training.epochs",
         "5.2 min",
         "no job failed, and no model is missing",
@@ -150,8 +150,16 @@ def test_the_same_results_give_the_same_bytes(data, read):
     assert make_report(found).html == make_report(found).html
 
 
+def test_the_first_screen_has_the_verdict_three_numbers_and_a_figure(report, results):
+    first = report.html[report.html.index('<section id="verdict"') : report.html.index('<p class="opening"')]
+    largest = max((arm.all.auc for arm in results.arms), key=lambda auc: auc.value)
+    assert f"{largest.value:.3f}" in first
+    assert f"[{largest.low:.3f}, {largest.high:.3f}]" in first
+    assert (first.count("<dt>"), first.count("<svg"), first.count("<h1>")) == (3, 1, 1)
+
+
 def test_twenty_four_arms_stay_small(report, results):
-    assert len(results.arms[0].risk.x) > 900
+    assert len(results.arms[0].risk.score) > 900
     assert 24 / len(results.arms) * len(report.html.encode()) < 4e6
 
 

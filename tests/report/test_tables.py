@@ -1,6 +1,6 @@
 import re
 
-from warp_unlearning.report.measures import NOT_MEASURED
+from warp_unlearning.report.opening import not_tested
 from warp_unlearning.report.tables import (
     attack_table,
     further_table,
@@ -9,7 +9,7 @@ from warp_unlearning.report.tables import (
     settings_table,
     stage_table,
 )
-from warp_unlearning.report.untested import not_tested
+from warp_unlearning.report.words import NOT_MEASURED
 
 NUMBER = re.compile(r"^−?[\d.,]+( %| s)?$")
 

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from warp_unlearning.report.drawing import house_style
-from warp_unlearning.report.measures import Estimate
+from warp_unlearning.report.schema import rate_at
 from warp_unlearning.report.utility_figures import frontier_plot, radar_axes, radar_gallery
+from warp_unlearning.stats.intervals import Estimate
 
 
 def point(accuracy: float, advantage: float, *, pareto: bool = False, chosen: bool = False) -> dict[str, Any]:
@@ -65,12 +66,12 @@ def test_the_six_axes_of_a_radar_chart_and_their_values(results: Any) -> None:
     ]
     arm = results.arms[0]
     found = [value(arm) for _, value in axes]
-    area, slice_area, white = arm.score.auc, arm.slices["most memorised 1 %"].auc, arm.gradient_test.auc
+    area, slice_area, white = arm.all.auc, arm.slices["most memorised 1 %"].auc, arm.gradient_test.auc
     assert found[0].value == pytest.approx(1 - 2 * abs(area.value - 0.5))
     assert found[0].low == pytest.approx(1 - 2 * (area.high - 0.5))
     assert found[2].value == pytest.approx(1 - 2 * abs(slice_area.value - 0.5))
     assert found[3].value == pytest.approx(1 - 2 * abs(white.value - 0.5))
-    rate = arm.score.rate(0.01).tpr
+    rate = rate_at(arm.all.rates, 0.01).tpr
     assert found[1].value == pytest.approx(1 - (rate.value - 0.01) / 0.99)
     assert found[1].low == pytest.approx(1 - (rate.high - 0.01) / 0.99)
     assert found[5] == arm.accuracy.test

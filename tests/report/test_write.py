@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from warp_unlearning.cli.report import report
 from warp_unlearning.errors import DataError, InputError
-from warp_unlearning.report.write import write_report
+from warp_unlearning.report.page import write_report
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warp_unlearning.report.fields import Field
-from warp_unlearning.report.shadow_arm import read_gradient_test
+from warp_unlearning.report.schema import rate_at
+from warp_unlearning.report.schema_shadow import GradientTest
 from warp_unlearning.stats.comparison import paired_reduction
 from warp_unlearning.stats.intervals import mean
 from warp_unlearning.studies.arm_pairs import gradient_difference, gradient_reduction, gradient_test, strongest_attack
@@ -70,15 +70,15 @@ def test_what_several_pairs_leave_is_read_back() -> None:
     written = gradient_test(base, None)
     assert written is not None
     assert (written["difference"], written["reduction"]) == (None, None)
-    read = read_gradient_test(Field(written, "results"))
+    read = GradientTest.model_validate(written)
     assert read.pairs == 2
     assert read.auc.value == pytest.approx(0.71)
-    rate = read.rate(0.05)
+    rate = rate_at(read.rates, 0.05)
     assert rate is not None
     assert rate.tpr is not None
     assert rate.tpr.value == pytest.approx(0.355)
-    old = read_gradient_test(Field({**written, "rates": None}, "results"))
-    assert (old.pairs, old.rates) == (2, ())
+    old = GradientTest.model_validate({**written, "rates": None})
+    assert (old.pairs, old.rates) == (2, None)
 
 
 def test_every_attack_has_its_mean_area_and_rates() -> None:

@@ -20,8 +20,8 @@ from warp_unlearning.methods.registry import make_method
 from warp_unlearning.models.networks import MLP
 from warp_unlearning.randomness import Streams
 from warp_unlearning.report.page import make_report
-from warp_unlearning.report.results import read_results
-from warp_unlearning.report.shadow_results import ShadowResults
+from warp_unlearning.report.read import read as read_results
+from warp_unlearning.report.schema_shadow import Shadow
 from warp_unlearning.studies.shadow_plan import Task, forgotten, retained
 from warp_unlearning.studies.shadow_work import ShadowWork
 from warp_unlearning.studies.stored import array_bytes, arrays_of, weight_bytes, weights_of
@@ -87,7 +87,7 @@ def test_table_page_file_and_gate_say_one_verdict(carried: Any, capsys: pytest.C
     show(carried.results)
     table = capsys.readouterr().out.splitlines()
     read = read_results(folder)
-    assert isinstance(read, ShadowResults)
+    assert isinstance(read, Shadow)
     page = make_report(read).html
     for arm, plain in zip(read.arms, carried.results["arms"], strict=True):
         assert arm.verdict is not None

@@ -14,7 +14,7 @@ from .options import Json
 from .show import finish, points
 
 if TYPE_CHECKING:
-    from ..report.results import Judged
+    from ..report.read import Judged
     from ..stats.intervals import Estimate
     from ..stats.verdict import Claim
 
@@ -42,13 +42,13 @@ def check(
     audit is too small to say, which is never a pass.
     """
     from ..errors import InputError
-    from ..report.results import read_judged
+    from ..report.read import judged, read
     from ..stats.verdict import EXIT, worst
 
     for name, bound, least in (("AUC", max_auc, 0.5), ("excess", max_beyond, 0), ("true-positive rate", max_tpr, 0)):
         if bound is not None and not least <= bound <= 1:
             raise InputError(f"the largest {name} is {bound}; it must lie between {least} and 1")
-    audits = read_judged(run)
+    audits = judged(read(run))
     if unknown := set(arm or ()) - {audit.name for audit in audits}:
         raise InputError(f"{run} has no arm {min(unknown)!r}; it has {', '.join(a.name or '(one)' for a in audits)}")
     claims = {

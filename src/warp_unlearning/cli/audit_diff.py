@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ from .options import Json
 from .show import finish, print_table
 
 if TYPE_CHECKING:
-    from ..report.fields import Field
+    from ..report.read import Judged, Results
 
 
 def diff(
@@ -25,11 +25,12 @@ def diff(
     """Show what changed between two audits; areas example by example where both are over the same examples."""
     from dataclasses import asdict
 
-    from ..report.results import read_judged, read_whole
+    from ..report.read import judged, read
 
-    files = [read_whole(path) for path in (first, second)]
-    areas = [_areas(file) for file in files]
-    facts = [_facts(file, read_judged(path)) for file, path in zip(files, (first, second), strict=True)]
+    files = [read(path) for path in (first, second)]
+    audits = [judged(file) for file in files]
+    areas = [_areas(file, own) for file, own in zip(files, audits, strict=True)]
+    facts = [_facts(file, own) for file, own in zip(files, audits, strict=True)]
     scores = _same_examples(first, second)
     shared = [name for name in areas[0] if name in areas[1]]
     changes = [
@@ -64,22 +65,22 @@ def diff(
     finish(lines, results=results if as_json else None)
 
 
-def _areas(file: Field) -> dict[str, Any]:
+def _areas(file: Results, audits: Sequence[Judged]) -> dict[str, Any]:
     """The area of each attack on a pair of models, or of each arm of an audit by shadow models."""
-    if "arms" in file:
-        return {arm["name"].text(): arm["all"]["auc"].mapping() for arm in file["arms"] if arm["all"].value is not None}
-    if "rows" in file:
-        return {row["name"].text(): row["auc"].mapping() for row in file["rows"]}
-    return {e["attack"].text(): e["area"].mapping() for e in file["verdict"]["evidence"]}
+    from dataclasses import asdict
+
+    arms, rows = getattr(file, "arms", ()), getattr(file, "rows", ())
+    found = {arm.name: arm.all.auc for arm in arms if arm.all is not None} | {row.name: row.auc for row in rows}
+    if not arms and not rows:
+        found = {e.attack: e.area for audit in audits if audit.verdict is not None for e in audit.verdict.evidence}
+    return {name: asdict(area) for name, area in found.items()}
 
 
-def _facts(file: Field, judged: Any) -> dict[str, Any]:
-    verdicts = [(f"{audit.name} " if audit.name else "", audit.verdict) for audit in judged]
+def _facts(file: Results, audits: Sequence[Judged]) -> dict[str, Any]:
+    verdicts = [(f"{audit.name} " if audit.name else "", audit.verdict) for audit in audits]
     found = {f"{name}verdict": None if v is None else f"{v.outcome}: {', '.join(v.reasons)}" for name, v in verdicts}
-    for group in ("digests", "counts", "settings", "audited"):
-        if group in file:
-            found |= {f"{group}.{key}": value for key, value in file[group].mapping().items()}
-    return found
+    plain = file.model_dump(mode="json", include={"digests", "counts", "settings", "audited"}, exclude_unset=True)
+    return found | {f"{group}.{key}": value for group, pairs in plain.items() for key, value in pairs.items()}
 
 
 def _same_examples(first: Path, second: Path) -> list[Mapping[str, Any]]:

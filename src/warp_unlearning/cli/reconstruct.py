@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
     from ..attacks.reconstruction.audit import Attacked, AttackImages, AuditedModel, ImageAudit
     from ..data.table import Index
-    from ..report.reconstruction_images import Column
-    from ..report.schema import AttackedModel, ImageAttack, Interval, Reconstruction
+    from ..report.images import Column
+    from ..report.schema import AttackedModel, ImageAttack, Reconstruction
     from ..runs.directory import RunDirectory
+    from ..stats.intervals import Estimate
     from .subject import Subject
 
 _AFTER = "Models after: runs of `warp unlearn` from it, or weight files. Several are compared."
@@ -274,7 +275,7 @@ def _write(run: RunDirectory, results: Reconstruction, pictures: dict[str, Colum
     import numpy as np
 
     from ..data.files import write_atomically
-    from ..report.reconstruction_images import GRID, IMAGES, draw_grid
+    from ..report.images import GRID, IMAGES, draw_grid
 
     if results.images_kept:
         buffer = io.BytesIO()
@@ -328,6 +329,9 @@ def _share(attack: ImageAttack) -> str:
     return "" if named is None else _estimate(named.share, 3)
 
 
-def _estimate(found: Interval, digits: int) -> str:
-    ends = "" if found.low is None or found.high is None else f" [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+def _estimate(found: Estimate, digits: int) -> str:
+    from math import isfinite
+
+    known = isfinite(found.low) and isfinite(found.high)
+    ends = f" [{found.low:.{digits}f}, {found.high:.{digits}f}]" if known else ""
     return f"{found.value:.{digits}f}{ends}"

@@ -26,7 +26,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write the results of an audit or a reconstruction as one HTML file that needs no network and no script."""
-    from ..report.write import write_report
+    from ..report.page import write_report
 
     written = write_report(results, out=out, figures=figures, images=images)
     if as_json:

@@ -19,11 +19,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
 from typing import Literal
 
-from .fields import showable
-from .measures import Estimate, Rate, written
+from ..stats.intervals import Estimate
 from .paper_numbers import PaperNumber, PaperTable
+from .schema import Rate
+from .words import showable, written
 
 Outcome = Literal["agrees", "differs", "not resolved", "no interval", "not measured", "not compared"]
 SEPARATE = "† from two separate intervals, so wider than a paired one."
@@ -63,17 +65,32 @@ class Change:
 
 def known(estimate: Estimate | None) -> bool:
     """Whether there is a value with both ends of its interval."""
-    return estimate is not None and None not in (estimate.value, estimate.low, estimate.high)
+    return estimate is not None and isfinite(estimate.low) and isfinite(estimate.high)
+
+
+def bare(value: float) -> Estimate:
+    """A value whose interval is not known."""
+    return Estimate(value, -inf, inf)
+
+
+def mapped(found: Estimate, scale: float, offset: float = 0.0) -> Estimate:
+    """The line scale · x + offset of value and interval, whose ends change places where `scale` is negative.
+
+    >>> mapped(Estimate(0.25, 0.0, 0.5), -2, 1)
+    Estimate(value=0.5, low=0.0, high=1.0)
+    """
+    low, high = sorted(scale * end + offset for end in (found.low, found.high))
+    return Estimate(scale * found.value + offset, low, high)
 
 
 def shown(estimate: Estimate | None, *, digits: int = 3, scale: float = 1.0) -> str:
     """A number with its interval; one without says so.
 
-    >>> shown(Estimate(0.5, None, None))
+    >>> shown(bare(0.5))
     '0.500 (no interval)'
     """
     text = written(estimate, digits=digits, scale=scale)
-    return str(text) if estimate is None or estimate.value is None or known(estimate) else f"{text.value} (no interval)"
+    return str(text) if estimate is None or known(estimate) else f"{text.value} (no interval)"
 
 
 def beside(
@@ -96,11 +113,11 @@ def beside(
     if paper is None:
         return Cell(text)
     text = f"{text}; paper {paper}"
-    if ours is None or ours.value is None:
+    if ours is None:
         return Cell(text, "not measured")
     if not compared:
         return Cell(text, "not compared")
-    if ours.low is None or ours.high is None:
+    if not known(ours):
         return Cell(text, "no interval")
     low, high = scale * ours.low, scale * ours.high
     if high < paper.low or paper.high < low:
@@ -138,9 +155,9 @@ def direction(change: Estimate | None, *, falls: str = "lowers", rises: str = "r
     >>> direction(Estimate(0.2, 0.1, 0.3)), direction(Estimate(0.2, -0.1, 0.3))
     ('lowers', 'not shown: the interval contains 0')
     """
-    if change is None or change.value is None:
+    if change is None:
         return "not measured"
-    if change.low is None or change.high is None:
+    if not known(change):
         return "no interval"
     return falls if change.low > 0 else rises if change.high < 0 else "not shown: the interval contains 0"
 
@@ -170,44 +187,40 @@ def improvement(
 
 def difference(left: Estimate | None, right: Estimate | None) -> Estimate | None:
     """Left − right from two separate intervals."""
-    if left is None or right is None or left.value is None or right.value is None:
+    if left is None or right is None:
         return None
-    low = None if left.low is None or right.high is None else left.low - right.high
-    high = None if left.high is None or right.low is None else left.high - right.low
-    return Estimate(left.value - right.value, low, high)
+    return Estimate(left.value - right.value, left.low - right.high, left.high - right.low)
 
 
 def ratio(top: Estimate | None, bottom: Estimate | None) -> Estimate | None:
     """Top / bottom from two separate intervals; None where the bottom is not positive, without an interval where the
     bottom's reaches 0.
     """
-    if top is None or bottom is None or top.value is None or bottom.value is None or bottom.value <= 0:
+    if top is None or bottom is None or bottom.value <= 0:
         return None
     value = top.value / bottom.value
-    if not known(top) or not known(bottom) or (bottom.low or 0) <= 0:
-        return Estimate(value, None, None)
-    found = [t / b for t in (top.low, top.high) for b in (bottom.low, bottom.high) if t is not None and b]
+    if not known(top) or not known(bottom) or bottom.low <= 0:
+        return bare(value)
+    found = [t / b for t in (top.low, top.high) for b in (bottom.low, bottom.high)]
     return Estimate(value, min(found), max(found))
 
 
 def advantage_gone(base: Estimate, defended: Estimate, chance: float = 0.5) -> Estimate | None:
     """The share of the advantage over chance that is gone, from separate intervals."""
-    left = ratio(defended.mapped(1, -chance), base.mapped(1, -chance))
-    return None if left is None else left.mapped(-1, 1)
+    left = ratio(mapped(defended, 1, -chance), mapped(base, 1, -chance))
+    return None if left is None else mapped(left, -1, 1)
 
 
 def privacy_gain(base: Estimate, defended: Estimate) -> Estimate | None:
     """By what share 1 − AUC rises, from separate intervals."""
-    risen = ratio(defended.mapped(-1, 1), base.mapped(-1, 1))
-    return None if risen is None else risen.mapped(1, -1)
+    risen = ratio(mapped(defended, -1, 1), mapped(base, -1, 1))
+    return None if risen is None else mapped(risen, 1, -1)
 
 
 def magnitude(change: Estimate | None) -> Estimate | None:
     """|change|; its interval starts at 0 where that of the change contains 0."""
-    if change is None or change.value is None:
-        return None
-    if change.low is None or change.high is None:
-        return Estimate(abs(change.value), None, None)
+    if change is None or not known(change):
+        return None if change is None else bare(abs(change.value))
     ends = sorted((abs(change.low), abs(change.high)))
     return Estimate(abs(change.value), 0.0 if change.low <= 0 <= change.high else ends[0], ends[1])
 
@@ -221,15 +234,15 @@ def spread_of(found: Sequence[Estimate | None]) -> Estimate | None:
         return None
     value = max(values) - min(values)
     if len(lows) < len(values) or len(highs) < len(values):
-        return Estimate(value, None, None)
+        return bare(value)
     return Estimate(value, max(0.0, max(lows) - min(highs)), max(highs) - min(lows))
 
 
 def ends_of(found: Iterable[Estimate | None]) -> tuple[list[float], list[float], list[float]]:
     """The values of estimates that have one, and those of their lower and upper ends that are known."""
-    there = [e for e in found if e is not None and e.value is not None]
-    values = [e.value for e in there if e.value is not None]
-    return values, [e.low for e in there if e.low is not None], [e.high for e in there if e.high is not None]
+    there = [e for e in found if e is not None]
+    lows, highs = ([end for end in ends if isfinite(end)] for ends in ([e.low for e in there], [e.high for e in there]))
+    return [e.value for e in there], lows, highs
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Literal
 from warnings import catch_warnings, filterwarnings
 from xml.etree import ElementTree as ET
@@ -21,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from .measures import Estimate
+from ..stats.intervals import Estimate
 
 Form = Literal["svg", "png", "pdf"]
 
@@ -134,9 +135,9 @@ def interval(
     least: float | None = None,
 ) -> None:
     """Draw a value at x, its interval as a bar: lying at height `at`, or `upright` over it. Ends stop at `least`."""
-    if estimate is None or estimate.value is None:
+    if estimate is None:
         return
-    ends = [end for end in (estimate.low, estimate.high) if end is not None]
+    ends = [end for end in (estimate.low, estimate.high) if isfinite(end)]
     drawn: list[tuple[list[float], dict[str, Any]]] = [([estimate.value], {"marker": shown.marker, "ms": size})]
     if len(ends) == 2:
         drawn.append(([end if least is None else max(end, least) for end in ends], {"lw": 1.3}))

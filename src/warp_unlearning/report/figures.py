@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from .audit_shapes import Histogram, Risk
+from ..stats.intervals import Estimate
 from .drawing import (
     FAINT,
     FORGOTTEN,
@@ -31,12 +32,9 @@ from .drawing import (
     legend_below,
     look,
 )
-from .labels import arm_label, brief, defense_label, method_label
-from .measures import Estimate, written
-from .pair_results import PairResults
-from .reconstruction_results import AttackedModel, ReconstructionResults
-from .shadow_arm import Arm
-from .shadow_results import ShadowResults
+from .schema import AttackedModel, Pair, Reconstruction
+from .schema_shadow import Arm, Histogram, Risk, Shadow
+from .words import arm_label, brief, defense_label, method_label, written
 
 A = TypeVar("A", bound=Arm)
 Measure = Callable[[A], Estimate | None]
@@ -72,7 +70,7 @@ class Panel:
 
 def area(arm: Arm) -> Estimate | None:
     """The AUC of the attack by shadow models."""
-    return None if arm.score is None else arm.score.auc
+    return None if arm.all is None else arm.all.auc
 
 
 def arms_plot(title: str, arms: Sequence[Arm]) -> Plot:
@@ -104,7 +102,7 @@ def arms_panel(
 
 def dots_plot(title: str, panels: Sequence[Panel], *, width: float = 2.5) -> Plot:
     """Panels side by side that share their rows; those in which nothing was measured are left out."""
-    used = [p for p in panels if any(m.estimate is not None and m.estimate.value is not None for m in p.marks)]
+    used = [p for p in panels if any(m.estimate is not None for m in p.marks)]
     words = "; ".join(
         f"{panel.label}: "
         + ", ".join(f"{m.row} {m.series} {written(m.estimate)}" for m in panel.marks)
@@ -157,13 +155,13 @@ def _references(axes: Axes, panel: Panel) -> None:
     if panel.guess is not None:
         axes.axvline(panel.guess, color=FAINT, lw=1, ls=":", label="guessing")
     known = panel.retrained
-    if known is not None and known.value is not None:
+    if known is not None:
         axes.axvline(known.value, color=INK, lw=1, ls="-.", label="retraining")
-        if known.low is not None and known.high is not None:
+        if isfinite(known.low) and isfinite(known.high):
             axes.axvspan(known.low, known.high, color=FAINT, alpha=0.15, lw=0)
 
 
-def attack_gallery(results: PairResults) -> Gallery:
+def attack_gallery(results: Pair) -> Gallery:
     """All attacks of a pair audit in one figure."""
     plain, best, retrained = (
         Look(color, "-", marker) for color, marker in ((INK, "o"), (FORGOTTEN, "o"), (NEVER, "s"))
@@ -172,57 +170,57 @@ def attack_gallery(results: PairResults) -> Gallery:
     for row in results.rows:
         kind = ("its strongest attacker", best) if row.name == results.strongest else ("the audited model", plain)
         marks.append(Mark(row.name, *kind, row.auc))
-        if row.retrained is not None:
-            marks.append(Mark(row.name, "a retrained model", retrained, row.retrained))
+        if row.retrained:
+            marks.append(Mark(row.name, "a retrained model", retrained, row.retrained[0]))
     text = (
         "The area under the curve of each attack with its interval; at ½, the dotted line, the attacker guesses. Far "
         "to the left leaks as much as far to the right."
     )
-    plot = dots_plot("AUC of every attack", [Panel("AUC", tuple(marks), 0.5)], width=3.6)
+    plot = dots_plot("AUC of every attack", [Panel("AUC", tuple(marks), 0.5)], width=2.6)
     return Gallery("attacks", "All attacks at a glance", text, (plot,))
 
 
-def reconstruction_gallery(results: ReconstructionResults) -> Gallery:
+def reconstruction_gallery(results: Reconstruction) -> Gallery:
     """The PSNR of every attack on one model a figure, beside the best attack that saw nothing."""
     text = (
         "The mean PSNR of each attack with its interval, in decibels; further to the right is nearer to the true "
         "image. Orange: the attack shows more than is known without the models; black: that is not shown. Blue "
         "squares: the best attack that saw nothing."
     )
-    return Gallery("psnr", "All attacks at a glance", text, tuple(_psnr(model) for model in results.models))
+    return Gallery("psnr", "All attacks at a glance", text, tuple(_psnr(results, model) for model in results.models))
 
 
-def _psnr(model: AttackedModel) -> Plot:
+def _psnr(results: Reconstruction, model: AttackedModel) -> Plot:
     marks = []
     for attack in model.attacks:
-        leaks = attack.outcome == "does not hold"
+        leaks = results.outcome_of(model, attack) == "does not hold"
         shown = Look(FORGOTTEN if leaks else INK, "-", "o")
-        marks.append(Mark(attack.name, "shows more" if leaks else "not shown", shown, attack.scores["psnr"]))
-        if (blind := attack.blind.get(attack.best_blind, {}).get("psnr")) is not None:
-            marks.append(Mark(attack.name, "saw nothing", Look(NEVER, "-", "s"), blind))
+        marks.append(Mark(attack.name, "shows more" if leaks else "not shown", shown, attack.scores.summary["psnr"]))
+        if (blind := attack.blind.get(attack.beyond.best_blind)) is not None:
+            marks.append(Mark(attack.name, "saw nothing", Look(NEVER, "-", "s"), blind.summary.get("psnr")))
     return dots_plot(f"PSNR after {model.name}", [Panel("PSNR in dB", tuple(marks))], width=3.6)
 
 
-def cost_gallery(results: ShadowResults) -> Gallery:
+def cost_gallery(results: Shadow) -> Gallery:
     """The seconds of every arm in one figure, or no figure where no arm was timed."""
 
     def seconds(arm: Arm) -> Estimate | None:
         return None if arm.seconds is None else arm.seconds.unlearning
 
     title = "Time to unlearn one model"
-    timed = [arm for arm in results.arms if (found := seconds(arm)) and found.value is not None]
+    timed = [arm for arm in results.arms if seconds(arm) is not None]
     marks = arms_panel("seconds", timed, seconds, line="").marks
     plot = dots_plot(title, [Panel("seconds", marks, start=0.0)], width=3.6)
     text = "Seconds to unlearn one model, the mean with its 95 % interval."
     return Gallery("cost", title, text, (plot,) if timed else ())
 
 
-def roc_gallery(results: ShadowResults, scale: Scale) -> Gallery:
+def roc_gallery(results: Shadow, scale: Scale) -> Gallery:
     """The ROC curves of one method a figure, one curve a defence."""
     defenses = [arm.defense for arm in results.arms]
     plots = []
     for method in results.methods:
-        arms = [arm for arm in results.arms_of(method) if arm.roc is not None]
+        arms = [arm for arm in results.arms if arm.method == method and arm.roc is not None]
         areas = "; ".join(f"{defense_label(arm.defense)}: AUC {written(area(arm))}" for arm in arms)
         axes = "logarithmic" if scale == "log" else "linear"
         words = f"ROC curves on {axes} axes for {method_label(method)}. {areas}."
@@ -245,17 +243,17 @@ def roc_gallery(results: ShadowResults, scale: Scale) -> Gallery:
 def _draw_roc(method: str, arms: list[Arm], scale: Scale, defenses: list[str | None]) -> Figure:
     figure = blank(4.0, 3.7)
     axes = figure.subplots()
-    negatives = min((arm.score.negatives for arm in arms if arm.score is not None), default=0) or 100
+    negatives = min((arm.all.negatives for arm in arms if arm.all is not None), default=0) or 100
     floor = max(min(1 / negatives, 0.01), 1e-6) if scale == "log" else 0.0
     axes.plot([floor, 1], [floor, 1], color=FAINT, lw=0.8, ls=":")
     for arm in arms:
         shown = look(arm.defense, defenses)
-        points = [] if arm.roc is None else list(zip(arm.roc.x, arm.roc.y, strict=True))
+        points = [] if arm.roc is None else list(zip(arm.roc.fpr, arm.roc.tpr, strict=True))
         # A logarithmic axis has no 0: what lies there is drawn at its edge, where the curve starts.
         x, y = ([max(point[i], floor) for point in points] for i in (0, 1))
         axes.plot(x, y, color=shown.color, ls=shown.line, lw=1.4, label=brief(defense_label(arm.defense)))
-        for rate in () if arm.score is None else arm.score.rates:
-            if rate.tpr is not None and rate.tpr.value is not None and floor <= min(rate.fpr, rate.tpr.value):
+        for rate in () if arm.all is None else arm.all.rates:
+            if rate.tpr is not None and floor <= min(rate.fpr, rate.tpr.value):
                 interval(axes, rate.fpr, rate.tpr, shown, upright=True, least=floor)
     axes.set(xlabel="false-positive rate", ylabel="true-positive rate", title=brief(method_label(method)))
     axes.grid(True)
@@ -272,7 +270,7 @@ def _draw_roc(method: str, arms: list[Arm], scale: Scale, defenses: list[str | N
     return figure
 
 
-def histogram_gallery(results: ShadowResults) -> Gallery:
+def histogram_gallery(results: Shadow) -> Gallery:
     """The log likelihood ratio of one arm a figure, under both hypotheses: forgotten, and never seen."""
     text = (
         "The attacker's evidence for every example, a log likelihood ratio: to the right, evidence that it was "
@@ -307,7 +305,7 @@ def _draw_histogram(arm: Arm, histogram: Histogram) -> Figure:
     return figure
 
 
-def risk_gallery(results: ShadowResults) -> Gallery:
+def risk_gallery(results: Shadow) -> Gallery:
     """The gradient norms of forgotten examples against the attacker's scores, one arm a figure."""
     text = (
         "Every point is a forgotten example: how long the gradient of its loss is (to the right, longer), and the "
@@ -317,12 +315,12 @@ def risk_gallery(results: ShadowResults) -> Gallery:
     )
     plots = []
     for arm in results.arms:
-        if arm.risk is not None:
+        if arm.risk is not None and arm.risk.score:
             groups = _groups(arm.risk)
             words = (
-                f"Scatter of {len(arm.risk.x)} forgotten examples under {arm_label(arm)}: gradient norm against attack "
-                f"score. The median score is {groups[0][2]:.3g} for the shortest gradients and {groups[-1][2]:.3g} for "
-                "the longest."
+                f"Scatter of {len(arm.risk.score)} forgotten examples under {arm_label(arm)}: gradient norm against "
+                f"attack score. The median score is {groups[0][2]:.3g} for the shortest gradients and "
+                f"{groups[-1][2]:.3g} for the longest."
             )
             plots.append(Plot(arm_label(arm), words, partial(_draw_risk, arm, arm.risk, groups)))
     return Gallery("risk", "Gradient norm and risk", text, tuple(plots))
@@ -331,11 +329,11 @@ def risk_gallery(results: ShadowResults) -> Gallery:
 def _draw_risk(arm: Arm, risk: Risk, groups: list[tuple[float, float, float, float]]) -> Figure:
     figure = blank(4.0, 2.8)
     axes = figure.subplots()
-    axes.plot(risk.x, risk.y, ls="none", marker="o", ms=2.4, mec="none", mfc=(NEVER, 0.35))
+    axes.plot(risk.gradient_norm, risk.score, ls="none", marker="o", ms=2.4, mec="none", mfc=(NEVER, 0.35))
     axes.plot([x for x, *_ in groups], [median for _, _, median, _ in groups], color=INK, lw=1.4)
     for x, low, _, high in groups:
         axes.plot([x, x], [low, high], color=INK, lw=1)
-    if min(risk.x) > 0:
+    if min(risk.gradient_norm) > 0:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(numticks=6))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
@@ -349,8 +347,8 @@ def _draw_risk(arm: Arm, risk: Risk, groups: list[tuple[float, float, float, flo
 
 def _groups(risk: Risk) -> list[tuple[float, float, float, float]]:
     """(median norm, lower quartile, median, upper quartile of the score) of ten groups of rising norm."""
-    order = np.argsort(risk.x, kind="stable")
-    x, y = np.asarray(risk.x)[order], np.asarray(risk.y)[order]
+    order = np.argsort(risk.gradient_norm, kind="stable")
+    x, y = np.asarray(risk.gradient_norm)[order], np.asarray(risk.score)[order]
     found = []
     for part in np.array_split(np.arange(len(x)), min(10, len(x))):
         low, middle, high = (float(q) for q in np.quantile(y[part], (0.25, 0.5, 0.75)))

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..data.files import write_atomically
+from ..errors import DataError, InputError
 from ..version import __version__
-from .drawing import Gallery, Plot
+from .drawing import Form, Gallery, Plot
 from .figures import (
+    arms_plot,
     attack_gallery,
     cost_gallery,
     histogram_gallery,
@@ -23,17 +27,28 @@ from .figures import (
     risk_gallery,
     roc_gallery,
 )
-from .opening import pair_opening, shadow_opening
-from .pair_results import PairResults
-from .reconstruction_images import Pictures
-from .reconstruction_opening import reconstruction_opening
-from .reconstruction_results import ReconstructionResults
-from .reconstruction_tables import score_table, way_table
-from .results import Results
-from .shadow_results import ShadowResults
-from .tables import attack_table, further_table, matrix, privacy_table, settings_table, stage_table
-from .untested import not_tested
+from .images import Pictures, read_pictures
+from .opening import not_tested, pair_opening, reconstruction_opening, shadow_opening
+from .read import Results, read, results_file
+from .schema import Pair, Reconstruction
+from .schema_shadow import Shadow
+from .tables import (
+    attack_table,
+    further_table,
+    matrix,
+    pair_tiles,
+    privacy_table,
+    reconstruction_tiles,
+    score_table,
+    settings_table,
+    shadow_tiles,
+    stage_table,
+    way_table,
+)
 from .utility_figures import radar_gallery
+from .words import Pairs, flat
+
+FORMS: tuple[Form, ...] = ("png", "pdf")
 
 
 @dataclass(frozen=True)
@@ -52,17 +67,75 @@ class _Drawn:
     figures: tuple[Markup, ...]
 
 
+@dataclass(frozen=True)
+class WrittenReport:
+    """Where the page is, and the figures."""
+
+    page: Path
+    figures: tuple[Path, ...]
+
+
+def write_report(
+    results: Path, *, out: Path | None = None, figures: Path | None = None, images: bool = False
+) -> WrittenReport:
+    """Write the page to `out`, by default beside the results with the ending .html, and its figures as PNG and PDF
+    into the folder `figures` where one is given. Files appear whole or not at all, readable by their owner alone.
+
+    With `images` the page of a reconstruction shows what was forgotten and what attacks made of it; its name then ends
+    in -with-images.html, so that it is not taken for the one to share.
+    """
+    source = results_file(results)
+    page = source.with_name(f"{source.stem}{'-with-images' if images else ''}.html") if out is None else out
+    if page.is_dir():
+        raise InputError(f"{page} is a folder; name a file for the report, such as {page / 'report.html'}")
+    if page.resolve() == source.resolve():
+        raise InputError(f"{page} is the results file itself; name another file for the report, ending in .html")
+    if figures is not None and figures.exists() and not figures.is_dir():
+        raise InputError(f"{figures} is a file; name a folder for the figures")
+    report = _made(read(source), source.parent, images)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(page, report.html.encode())
+    return WrittenReport(page, () if figures is None else _write_figures(report, figures))
+
+
 def make_report(results: Results, *, pictures: Pictures | None = None) -> Report:
     """The report of any kind of results; the same results give the same bytes. `pictures` are for a reconstruction,
     whose page shows no image without them.
     """
-    if isinstance(results, ReconstructionResults):
+    if isinstance(results, Reconstruction):
         return _reconstruction(results, pictures)
-    return _shadow(results) if isinstance(results, ShadowResults) else _pair(results)
+    if isinstance(results, Shadow):
+        return _shadow(results)
+    if isinstance(results, Pair):
+        return _pair(results)
+    raise InputError(
+        f"results of the kind {results.kind} have no page; `warp report` is for an audit, a study of arms "
+        "or a reconstruction"
+    )
 
 
-def _shadow(results: ShadowResults) -> Report:
+def _made(results: Results, folder: Path, images: bool) -> Report:
+    if not images:
+        return make_report(results)
+    if not isinstance(results, Reconstruction):
+        raise InputError(f"the results are those of a {results.kind} audit, which has no images; leave out --images")
+    return make_report(results, pictures=read_pictures(results, folder))
+
+
+def _write_figures(report: Report, folder: Path) -> tuple[Path, ...]:
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, plot in report.figures:
+        for form in FORMS:
+            path = folder / f"{name}.{form}"
+            write_atomically(path, plot.file(form))
+            written.append(path)
+    return tuple(written)
+
+
+def _shadow(results: Shadow) -> Report:
     galleries = {
+        "first": _first(arms_plot("AUC of every way, alone and defended", results.arms)),
         "roc": roc_gallery(results, "linear"),
         "roc_log": roc_gallery(results, "log"),
         "histogram": histogram_gallery(results),
@@ -75,41 +148,64 @@ def _shadow(results: ShadowResults) -> Report:
         galleries,
         results=results,
         opening=shadow_opening(results),
+        tiles=shadow_tiles(results),
         matrix=matrix(results),
         privacy=privacy_table(results),
         further=further_table(results),
         settings=settings_table(results),
         stages=stage_table(results),
+        failures=[(failure.job, failure.reason) for failure in results.failures],
         untested=not_tested(results),
     )
 
 
-def _pair(results: PairResults) -> Report:
+def _pair(results: Pair) -> Report:
+    if not results.rows:
+        raise DataError("the audit compares no row, as no unseen row has a class of the forgotten ones")
     return _render(
         "pair.html.j2",
-        {"attacks": attack_gallery(results)},
+        {"first": attack_gallery(results)},
         results=results,
         opening=pair_opening(results),
+        tiles=pair_tiles(results),
+        counts=_numbered(results.counts),
+        level=results.verdict.level,
         table=attack_table(results),
     )
 
 
-def _reconstruction(results: ReconstructionResults, pictures: Pictures | None) -> Report:
+def _reconstruction(results: Reconstruction, pictures: Pictures | None) -> Report:
+    every = reconstruction_gallery(results)
+    first, others = (
+        replace(every, name=n, plots=p) for n, p in (("first", every.plots[:1]), ("psnr", every.plots[1:]))
+    )
     notes = list(results.notes)
     for model in results.models:
         notes += [f"{model.name}: {note}" for note in model.notes]
         notes += [f"{model.name}, {attack.name}: {note}" for attack in model.attacks for note in attack.notes]
     return _render(
         "reconstruction.html.j2",
-        {"psnr": reconstruction_gallery(results)},
+        {"first": first, "psnr": others},
         results=results,
         opening=reconstruction_opening(results, images=pictures is not None),
+        tiles=reconstruction_tiles(results),
+        counts=_numbered(results.counts),
+        level=results.level,
         table=score_table(results),
         ways=way_table(results),
         tests=sum(len(model.attacks) for model in results.models),
         notes=tuple(notes),
         pictures=pictures,
     )
+
+
+def _first(plot: Plot) -> Gallery:
+    text = "The area under the curve of every way with its interval; at ½ the attacker guesses."
+    return Gallery("first", plot.title, text, (plot,))
+
+
+def _numbered(counts: Mapping[str, int]) -> Pairs:
+    return tuple((name, f"{number:,}") for name, number in counts.items())
 
 
 def _render(template: str, galleries: dict[str, Gallery], **content: Any) -> Report:
@@ -156,7 +252,7 @@ def _unbroken(value: Any) -> Any:
 
 @cache
 def _templates() -> Environment:
-    return Environment(
+    templates = Environment(
         loader=PackageLoader("warp_unlearning", "report/templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -164,3 +260,5 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         finalize=_unbroken,
     )
+    templates.filters["flat"] = flat
+    return templates

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from ..errors import InputError
-from .labels import defense_label, method_label
+from .words import defense_label, method_label
 
 METHODS = ("ngp", "scrub", "pgu", "salun", "srf_on", "bad_teacher")
 RATES = {0.001: "TPR at 0.1 %", 0.01: "TPR at 1 %", 0.05: "TPR at 5 %"}

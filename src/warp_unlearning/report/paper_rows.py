@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
-from math import floor, isfinite, log10
+from math import floor, log10
 from statistics import median
+from typing import Self, TypeVar
 
-from ..stats.intervals import mean
-from .compare import Cell, Table, beside, bullets, difference, direction, ratio, shown
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from ..stats.intervals import Estimate, mean
+from . import schema
+from .compare import Cell, Table, beside, bullets, difference, direction, mapped, ratio, shown
 from .drawing import look
-from .fields import Field
 from .figures import Mark, Panel, dots_plot
-from .labels import counted, defense_label, method_label
-from .measures import Estimate, read_estimate
 from .paper_numbers import PaperNumber, in_order, paper_table, row_name
 from .paper_study import Section
+from .read import checked
+from .schema_shadow import Rows
 from .utility_figures import Line, lines_plot
+from .words import counted, defense_label, method_label
 
 _TIMES = (
     "The paper timed on an RTX 4090: seconds on another machine are not compared, shares are. The interval of a share "
@@ -26,17 +29,26 @@ _TIMES = (
 _EXACT_AND_FAST = (("warp", "fastwarp"), ("warp_guarded (0.1)", "fastwarp_guarded (0.1)"))
 
 
-@dataclass(frozen=True)
-class Timed:
-    """The time of one method with one defence, mean over so many runs, and the seconds of every teleport of each run,
-    where they are known.
-    """
+class _Row(BaseModel):
+    """What is shown of a row; it holds more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class _Teleports(_Row):
+    """The seconds of every teleport of each run, where they are known."""
+
+    each: tuple[tuple[float, ...], ...] = ()
+
+
+class Timed(_Row):
+    """The time of one method with one defence, mean over so many runs."""
 
     method: str
     defense: str | None
-    seconds: Estimate
-    runs: int
-    teleports: Sequence[Sequence[float]]
+    seconds: schema.Estimate
+    runs: schema.Count
+    teleports: _Teleports | None = None
 
     @property
     def row(self) -> str:
@@ -44,14 +56,13 @@ class Timed:
         return row_name(self.method, self.defense)
 
 
+Read = TypeVar("Read", bound=_Row)
 Times = Mapping[tuple[str, str | None], Timed]
 
 
-def runtime(rows: Field) -> Section:
+def runtime(rows: Rows) -> Section:
     """Seconds and extra shares of every method and defence, and the paper's statements about them."""
-    found = {(row.method, row.defense): row for row in map(_timed, rows)}
-    if not found:
-        rows.wrong("at least one time")
+    found = {(row.method, row.defense): row for row in _each(Timed, rows)}
     methods, defenses = in_order(m for m, _ in found), dict.fromkeys(d for _, d in found)
     timed = [found[arm] for arm in product(methods, defenses) if arm in found]
     # The shortest time has four digits that count, so that shares can be checked.
@@ -67,11 +78,8 @@ def runtime(rows: Field) -> Section:
     return Section("Runtime", [_TIMES, times, bullets(claims), _teleports(timed)], {"runtime": plot}, judged)
 
 
-def _timed(field: Field) -> Timed:
-    about = field["teleports"].maybe(Field.mapping) if "teleports" in field else None
-    each = tuple(run.numbers() for run in field["teleports"]["each"]) if about is not None and "each" in about else ()
-    method, defense = field["method"].text(), field["defense"].maybe(Field.text)
-    return Timed(method, defense, read_estimate(field["seconds"]), field["runs"].count(), each)
+def _each(model: type[Read], study: Rows) -> list[Read]:
+    return [checked(model, row, f"row {i} of the study {study.study}") for i, row in enumerate(study.rows)]
 
 
 def _time_line(row: Timed, base: Timed | None, digits: int) -> list[Cell | str]:
@@ -88,7 +96,7 @@ def _time_line(row: Timed, base: Timed | None, digits: int) -> list[Cell | str]:
 def _extra(row: Timed, base: Timed | None) -> Estimate | None:
     """The share by which it takes longer than without the defence."""
     found = None if base is None else ratio(row.seconds, base.seconds)
-    return None if found is None else found.mapped(1, -1)
+    return None if found is None else mapped(found, 1, -1)
 
 
 def paper_share(method: str, defense: str) -> PaperNumber | None:
@@ -137,8 +145,7 @@ def _time_claims(found: Times, methods: Iterable[str]) -> tuple[list[str], list[
 def _mean_of(found: Iterable[Estimate]) -> Estimate | None:
     """The mean with the mean of the ends: no narrower than any dependence between them allows."""
     parts = list(zip(*((e.value, e.low, e.high) for e in found), strict=True))
-    means = [None if None in part else sum(x for x in part if x is not None) / len(part) for part in parts]
-    return Estimate(*means) if means else None
+    return Estimate(*(sum(part) / len(part) for part in parts)) if parts else None
 
 
 def _teleports(timed: Sequence[Timed]) -> Table:
@@ -149,59 +156,71 @@ def _teleports(timed: Sequence[Timed]) -> Table:
 
     rows = []
     for row in timed:
-        first = [run[0] for run in row.teleports if run]
-        if later := [seconds for run in row.teleports for seconds in run[1:]]:
+        each = () if row.teleports is None else row.teleports.each
+        first = [run[0] for run in each if run]
+        if later := [seconds for run in each for seconds in run[1:]]:
             rows.append([row.row, ends(first), f"{1000 * median(later):.1f}", ends(later), f"{len(later)}"])
     return Table(["teleports, ms", "the first of a run", "later ones: median", "all of them", "how many"], rows)
 
 
-@dataclass(frozen=True)
-class ImageRow:
-    """An attack on an arm. `metrics` has one number an image, in the same order for every row of one study; `failed`
-    says why there is none. `share` is the chance that a reconstruction resembles its own target more than others of its
-    class; `beyond` whether the attack shows more than the prior.
-    """
+class _Scores(_Row):
+    """One number an image by metric, in the same order for every row of one study."""
+
+    per_image: dict[str, tuple[float, ...]]
+
+
+class _Share(_Row):
+    """The chance that a reconstruction resembles its own target more than others of its class."""
+
+    share: schema.Estimate
+
+
+class _Beyond(_Row):
+    """Whether the attack shows more than the prior; rows of earlier versions say it in other words."""
+
+    identification: _Share | None
+    outcome: str = ""
+    verdict: str = ""
+
+
+class ImageRow(_Row):
+    """An attack on an arm; `failed` says why it has no scores."""
 
     attack: str
-    arm: str
-    sigma: float | None
-    spread: float | None
+    arm: str = "cob"
+    sigma: float | None = None
+    spread: float | None = None
     failed: str = ""
-    metrics: Mapping[str, tuple[float, ...]] | None = None
-    share: Estimate | None = None
-    beyond: bool = False
+    scores: _Scores | None = None
+    beyond: _Beyond | None = None
+
+    @model_validator(mode="after")
+    def _scored_or_failed(self) -> Self:
+        if not self.failed and (self.scores is None or self.beyond is None):
+            raise ValueError("scores and beyond are missing, and it did not fail")
+        return self
 
     def values(self, metric: str) -> tuple[float, ...]:
         """One number an image; none where the metric was not taken."""
-        return (self.metrics or {}).get(metric, ())
+        return () if self.scores is None else self.scores.per_image.get(metric, ())
+
+    @property
+    def share(self) -> Estimate | None:
+        """The chance that it resembles its own target more than others of its class, None where nobody tried."""
+        named = self.beyond and self.beyond.identification
+        return named.share if named else None
 
     def cell(self, *, starred: bool = False) -> str:
         """The mean PSNR and the share as the cell of a table."""
         share = "" if self.share is None else f"; {shown(self.share, digits=2)}"
-        beyond = " *" if starred and self.beyond else ""
+        says = {self.beyond.outcome, self.beyond.verdict} if self.beyond else set()
+        beyond = " *" if starred and says & {"does not hold", "beyond the prior"} else ""
         return "failed" if self.failed else f"{shown(_mean(self.values('psnr')), digits=1)}{share}{beyond}"
-
-
-def _image_row(field: Field) -> ImageRow:
-    sigma, spread = (field[name].maybe_number() if name in field else None for name in ("sigma", "spread"))
-    attack, arm = field["attack"].text(), field["arm"].text() if "arm" in field else "cob"
-    if "failed" in field:
-        return ImageRow(attack, arm, sigma, spread, field["failed"].text())
-    metrics = {name: values.numbers() for name, values in field["scores"]["per_image"].items()}
-    beyond = field["beyond"]
-    share = beyond["identification"].maybe(lambda found: read_estimate(found["share"]))
-    # Rows of earlier versions have a verdict in other words.
-    shows = [beyond[name].text() for name in ("outcome", "verdict") if name in beyond]
-    shown_beyond = not {"does not hold", "beyond the prior"}.isdisjoint(shows)
-    return ImageRow(attack, arm, sigma, spread, "", metrics, share, shown_beyond)
 
 
 def _mean(values: Sequence[float]) -> Estimate | None:
     """The mean over images with Student's interval."""
-    if not values:
-        return None
-    found = mean(values)
-    return Estimate(found.value, *(end if isfinite(end) else None for end in (found.low, found.high)))
+    return mean(values) if values else None
 
 
 def _paired(left: ImageRow | None, right: ImageRow | None, metric: str) -> Estimate | None:
@@ -220,13 +239,13 @@ _IMAGES = (
 )
 
 
-def reconstruction(field: Field) -> Section:
+def reconstruction(study: Rows) -> Section:
     """PSNR of every attack on every arm, the paper's three rows beside ours, and paired differences.
 
     The paper's attacker filters the difference and searches through a generator; ours that filter the same way search
     over pixels ("filtered") or through a generator ("generative@filtered"). Its defence is the change of basis ("cob").
     """
-    rows = [_image_row(row) for row in field]
+    rows = _each(ImageRow, study)
     found = {(row.attack, row.arm): row for row in rows}
     attacks = dict.fromkeys(row.attack for row in rows)
     names = sorted(dict.fromkeys(row.arm for row in rows), key=lambda a: _ARMS.index(a) if a in _ARMS else len(_ARMS))
@@ -303,11 +322,11 @@ _FITTED = (
 Fits = Mapping[tuple[str, float | None, float | None], ImageRow]
 
 
-def adaptive(field: Field) -> Section:
+def adaptive(study: Rows) -> Section:
     """The attacker who fits image and change of basis together: PSNR by the attacker's σ and the defender's spread, and
     the directions that the paper states.
     """
-    rows = [_image_row(row) for row in field]
+    rows = _each(ImageRow, study)
     found = {(row.attack, row.sigma, row.spread): row for row in reversed(rows)}
     spreads = sorted({row.spread for row in rows if row.spread is not None})
     sigmas = sorted({row.sigma for row in rows if row.sigma is not None})

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..errors import DataError
+from pydantic import Field
+
+from ..stats.area import strength_of
+from ..stats.intervals import Estimate
 from .compare import (
     Cell,
     Change,
@@ -16,41 +19,23 @@ from .compare import (
     bullets,
     difference,
     known,
+    mapped,
     paragraphs,
     privacy_gain,
     rate_beside,
 )
 from .drawing import Plot
-from .fields import Field, Pairs
-from .labels import counted, listed, method_label
-from .measures import Estimate, Score, read_estimate
 from .paper_numbers import PAPER, RATES, SLICES, PaperTable, in_order, row_name
-from .shadow_arm import Arm, GradientTest
-from .shadow_results import ShadowResults, read_shadow
+from .read import checked, current
+from .schema import rate_at
+from .schema_shadow import Against, Arm, GradientTest, Rows, Score, Shadow
+from .words import counted, listed, method_label
 
-T = TypeVar("T")
 IDLE = "no teleport moved anything"
 # A null-space move of the length that WARP's would have, at random: its control.
 KICK = "kick"
 # The intervals of the audit by shadow models were chosen and checked on simulated audits of so many shadows and more.
 CHECKED = 16
-# What the page of one audit needs and a study may leave out.
-_LEFT_OUT: Mapping[str, Any] = {
-    "date": "",
-    **{name: [] for name in ("threat", "stages", "failures", "notes", "not_tested")},
-    **{name: {} for name in ("configuration", "digests", "versions", "hardware")},
-}
-
-
-@dataclass(frozen=True)
-class About:
-    """What every study says of itself; `missing` are the rows that it was to have, where it is a study of rows."""
-
-    study: str
-    hardware: Pairs
-    commands: tuple[str, ...]
-    notes: tuple[str, ...]
-    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -61,15 +46,6 @@ class Section:
     parts: Sequence[object]
     plots: Mapping[str, Plot]
     cells: Sequence[Cell] = ()
-
-
-@dataclass(frozen=True)
-class PairAttack:
-    """One attack on pairs of models, mean over so many pairs."""
-
-    name: str
-    auc: Estimate
-    pairs: int
 
 
 @dataclass(frozen=True)
@@ -84,23 +60,13 @@ class Paired:
     note: str = ""
 
 
-@dataclass(frozen=True)
 class StudyArm(Arm):
-    """An arm of an audit with what a study adds: how many forget sets of each shadow it was to unlearn, of how many
-    shadows it has models, how many diverged (they are among its missing ones), what was swept, all attacks on pairs,
-    the share of its teleports that moved nothing, paired changes by what they are of, and how much lower its AUC and
-    higher its accuracy is than with other defences. `sets`, `shadows` and `unmoved` are None where the file is silent.
-    """
+    """An arm of a study, and what its rows say of it."""
 
-    sets: int | None
-    shadows: int | None
-    diverged: int
-    swept: Mapping[str, float]
-    attacks: tuple[PairAttack, ...]
-    unmoved: float | None
-    correlation: Estimate | None
-    changes: Mapping[str, Paired]
-    against: Mapping[str, tuple[Estimate | None, Estimate | None]]
+    @property
+    def unmoved(self) -> float | None:
+        """The share of its teleports that moved nothing, None where the file is silent."""
+        return None if self.teleports is None else self.teleports.unmoved
 
     @property
     def idle(self) -> bool:
@@ -123,7 +89,15 @@ class StudyArm(Arm):
 
     def test(self, of: str) -> Score | GradientTest | None:
         """What the attack scored on "all" samples, on one slice, or the "gradient" test."""
-        return self.gradient_test if of == "gradient" else self.score if of == "all" else self.slices.get(of)
+        return self.gradient_test if of == "gradient" else self.all if of == "all" else (self.slices or {}).get(of)
+
+    def paired(self, of: str) -> Paired:
+        """What the defence changes of a test, paired."""
+        if of == "gradient":
+            test = self.gradient_test
+            return Paired() if test is None else Paired(test.difference, test.reduction)
+        found = self.reduction if of == "all" else (self.slice_reductions or {}).get(of)
+        return Paired() if found is None else Paired(found.difference, found.auc, found.privacy, found.note)
 
     def area(self, of: str) -> Estimate | None:
         """The AUC of a test."""
@@ -133,13 +107,13 @@ class StudyArm(Arm):
     def strength(self, of: str) -> Estimate | None:
         """max(AUC, 1 − AUC) of a test."""
         area = self.area(of)
-        return None if area is None else area.strength
+        return None if area is None else strength_of(area)
 
     @property
     def one_minus_auc(self) -> Estimate | None:
         """1 − AUC, of scores turned around where the AUC is below ½."""
         strength = self.strength("all")
-        return None if strength is None else strength.mapped(-1, 1)
+        return None if strength is None else mapped(strength, -1, 1)
 
     @property
     def test_accuracy(self) -> Estimate | None:
@@ -152,22 +126,15 @@ class StudyArm(Arm):
         return ", ".join(f"{name} {value:g}" for name, value in self.swept.items()) or "as given"
 
 
-@dataclass(frozen=True)
-class Study:
-    """A study of arms; `shadows_complete` is how many shadows have every result, None where the file does not say.
-    `trained_again` are the shadows whose models do not all start from the same weights.
-    """
+class Study(Shadow):
+    """A study of arms."""
 
-    about: About
-    shadow: ShadowResults
-    arms: tuple[StudyArm, ...]
-    shadows_complete: int | None
-    trained_again: tuple[int, ...]
+    arms: tuple[StudyArm, ...] = Field(min_length=1)
 
     @property
     def planned(self) -> int:
         """How many models are to be unlearned."""
-        return self.shadow.audited.shadows * sum(self.sets_of(arm) for arm in self.arms)
+        return self.audited.shadows * sum(self.sets_of(arm) for arm in self.arms)
 
     @property
     def made(self) -> int:
@@ -175,11 +142,11 @@ class Study:
         return self.planned - sum(arm.missing - arm.diverged for arm in self.arms)
 
     @property
-    def complete(self) -> bool:
+    def whole(self) -> bool:
         """Whether every shadow has every result; models that diverged are results."""
         if self.shadows_complete is None:
             return self.made == self.planned
-        return self.shadows_complete == self.shadow.audited.shadows
+        return self.shadows_complete == self.audited.shadows
 
     @property
     def defenses(self) -> list[str | None]:
@@ -189,12 +156,12 @@ class Study:
     @property
     def ordered(self) -> list[StudyArm]:
         """Arms by method in the paper's order, then by defence."""
-        methods, defenses = in_order(self.shadow.methods), self.defenses
+        methods, defenses = in_order(self.methods), self.defenses
         return sorted(self.arms, key=lambda arm: (methods.index(arm.method), defenses.index(arm.defense)))
 
     def sets_of(self, arm: StudyArm) -> int:
         """How many forget sets of each shadow an arm was to unlearn."""
-        return self.shadow.audited.forget_sets if arm.sets is None else arm.sets
+        return self.audited.forget_sets if arm.sets is None else arm.sets
 
     def beside(self, arm: StudyArm, defense: str | None) -> StudyArm | None:
         """The arm of the same method and sweep with this defence."""
@@ -211,7 +178,7 @@ class Study:
         of the advantage over guessing that is gone, and by what share 1 − AUC rises: of "all", the "gradient" test, or
         a slice, of which only what the file says is stated.
         """
-        paired = Paired() if arm.idle else arm.changes.get(of, Paired())
+        paired = Paired() if arm.idle else arm.paired(of)
         if of in SLICES:
             lowered, gone, gained = (Change(found, True) for found in (paired.lowered, paired.gone, paired.gained))
             return lowered, Change(gone.estimate, True, paired.note), gained
@@ -226,7 +193,7 @@ class Study:
 
     def lower_than(self, arm: StudyArm, defense: str) -> Change:
         """How much lower the AUC is than with another defence."""
-        paired = None if arm.idle else arm.against.get(defense, (None, None))[0]
+        paired = None if arm.idle else arm.against.get(defense, Against()).auc
         return _changed(paired, self.beside(arm, defense), arm, "all", difference, f"with {defense}")
 
 
@@ -250,77 +217,38 @@ def _changed(
         return Change(None, False)
     if before is None:
         return Change(None, False, f"the arm {which} to compare with was not measured")
-    if change is advantage_gone and (before.low is None or before.low <= 0.5):
+    if change is advantage_gone and before.low <= 0.5:
         return Change(None, False, "the advantage without the defence is not distinguishable from guessing")
     return Change(change(before, after), False)
 
 
-def read_about(results: Mapping[str, Any]) -> tuple[Field, About]:
-    """The whole of the results as a field, and what they say of themselves."""
-    whole = Field(dict(results), f"the results of the study {results.get('study', '(no name)')!s}")
-    version = whole["schema_version"].value
-    if type(version) is not int or version not in (1, 2):
-        raise DataError(
-            f"{whole.file} have schema version {version!r}; this program reads 1 and 2: make the study again"
-        )
-    whole["kind"].one_of("study")
-    commands, notes, missing = (_maybe(whole, name, Field.texts) or () for name in ("commands", "notes", "missing"))
-    return whole, About(whole["study"].text(), _maybe(whole, "hardware", Field.scalars) or (), commands, notes, missing)
+Read = TypeVar("Read", Study, Rows)
 
 
 def read_study(results: Mapping[str, Any]) -> Study:
     """A study of arms."""
-    whole, about = read_about(results)
-    audited = {"classes": [], **whole["audited"].mapping()}
-    shadow = read_shadow(Field({**_LEFT_OUT, **whole.mapping(), "audited": audited}, whole.file))
-    arms = tuple(_arm(arm, field) for arm, field in zip(shadow.arms, whole["arms"], strict=True))
-    again = _maybe(whole, "originals_trained_again", lambda found: tuple(shadow.count() for shadow in found))
-    return Study(about, shadow, arms, _maybe(whole, "shadows_complete", Field.count), again or ())
+    return _read(results, Study)
 
 
-def _arm(arm: Arm, field: Field) -> StudyArm:
-    def attacks(found: Field) -> tuple[PairAttack, ...]:
-        return tuple(PairAttack(a["name"].text(), read_estimate(a["auc"]), a["pairs"].count()) for a in found)
-
-    def against(item: Field) -> tuple[Estimate | None, Estimate | None]:
-        return _maybe(item, "auc", read_estimate), _maybe(item, "test_accuracy", read_estimate)
-
-    def slices(found: Field) -> dict[str, Paired]:
-        return {name: _paired(item) for name, item in found.items() if item.value is not None}
-
-    return StudyArm(
-        **vars(arm),
-        sets=_maybe(field, "sets", Field.count),
-        shadows=_maybe(field, "shadows", Field.count),
-        diverged=_maybe(field, "diverged", Field.count) or 0,
-        swept=_maybe(field, "swept", lambda found: {name: value.number() for name, value in found.items()}) or {},
-        attacks=_maybe(field, "pair_attacks", attacks) or (),
-        unmoved=_maybe(field, "teleports", lambda found: _maybe(found, "unmoved", Field.number)),
-        correlation=_maybe(field["risk"], "correlation", read_estimate),
-        changes={"all": _paired(field["reduction"]), "gradient": _paired(field["gradient_test"], "reduction")}
-        | (_maybe(field, "slice_reductions", slices) or {}),
-        against=_maybe(field, "against", lambda found: {name: against(item) for name, item in found.items()}) or {},
-    )
+def read_rows(results: Mapping[str, Any]) -> Rows:
+    """A study of rows."""
+    return _read(results, Rows)
 
 
-def _paired(field: Field, gone: str = "auc") -> Paired:
-    lowered, share, gained = (_maybe(field, name, read_estimate) for name in ("difference", gone, "privacy"))
-    return Paired(lowered, share, gained, _maybe(field, "note", Field.text) or "")
-
-
-def _maybe(field: Field, name: str, read: Callable[[Field], T]) -> T | None:
-    return field[name].maybe(read) if field.value is not None and name in field else None
+def _read(results: Mapping[str, Any], model: type[Read]) -> Read:
+    name = f"the results of the study {results.get('study', '(no name)')!s}"
+    return checked(model, current(results, name), name)
 
 
 def audited_text(study: Study, *, of_pairs: bool = False) -> str:
     """What was to be audited, and before it how much of that there is where it is not all. `of_pairs`: the section has
     no number of the audit by shadow models.
     """
-    about = study.shadow.audited
+    about = study.audited
     other = (about.data, about.model) != PAPER
     sets = _varied(study, study.sets_of, "forget set")
     planned = (
-        f"Ours{'' if study.complete else ', as planned'}: {about.data}, {about.model}, {about.shadows} shadows × "
+        f"Ours{'' if study.whole else ', as planned'}: {about.data}, {about.model}, {about.shadows} shadows × "
         f"{sets}, each of {about.forget_set_size:,} of {about.training_examples:,} training examples, "
         f"{about.points:,} audited points, seed {about.seed}."
         + (" The paper's are of CIFAR-10 and a ResNet-18, so that nothing needs to agree." if other else "")
@@ -335,9 +263,9 @@ def audited_text(study: Study, *, of_pairs: bool = False) -> str:
 
 
 def _so_far(study: Study, of_pairs: bool) -> str:
-    if study.complete:
+    if study.whole:
         return ""
-    shadows = "" if study.shadows_complete is None else f"{study.shadows_complete} of {study.shadow.audited.shadows} "
+    shadows = "" if study.shadows_complete is None else f"{study.shadows_complete} of {study.audited.shadows} "
     begun = _varied(study, lambda arm: arm.shadows, "shadow")
     rest = "" if of_pairs else "; slices and comparisons are over those shadows that have all they need"
     return (
@@ -353,7 +281,7 @@ def problems(study: Study, *, of_pairs: bool = False) -> str:
     """
 
     def incomplete(arm: StudyArm) -> str:
-        of, never = study.shadow.audited.shadows * study.sets_of(arm), arm.missing - arm.diverged
+        of, never = study.audited.shadows * study.sets_of(arm), arm.missing - arm.diverged
         texts = [f"{never:,} of {of:,} models are missing"] if never else []
         texts += [f"{arm.diverged:,} of {of:,} models diverged and are left out"] if arm.diverged else []
         return arm.problem or "; ".join(texts)
@@ -364,20 +292,21 @@ def problems(study: Study, *, of_pairs: bool = False) -> str:
         return f"{100 * arm.unmoved:.0f} % of the teleports" if arm.unmoved else ""
 
     def dropped(arm: StudyArm) -> str:
-        return "" if of_pairs or arm.score is None else " ".join(arm.score.notes)
+        return "" if of_pairs or arm.all is None else " ".join(arm.all.notes)
 
     lists = {
         "Incomplete": incomplete,
         "Teleports that moved nothing": unmoved,
         "Left out of the audit by shadow models": dropped,
     }
+    trained_again = listed([f"{shadow}" for shadow in study.originals_trained_again])
     again = (
-        f"The originals of shadows {listed([f'{shadow}' for shadow in study.trained_again])} were trained again, which "
+        f"The originals of shadows {trained_again} were trained again, which "
         "did not give the same weights to the bit: there, a defended model and the one it is compared with may start "
         "from different weights."
     )
     texts = [f"{name}:\n\n{found}" for name, text in lists.items() if (found := bullets(_alike(study, text)))]
-    return paragraphs(*texts, again if study.trained_again else "")
+    return paragraphs(*texts, again if study.originals_trained_again else "")
 
 
 def _varied(study: Study, value: Callable[[StudyArm], int | None], noun: str) -> str:
@@ -399,7 +328,7 @@ def _varied(study: Study, value: Callable[[StudyArm], int | None], noun: str) ->
 def _names(study: Study, arms: Sequence[StudyArm]) -> list[str]:
     """The names of arms; of a method all of whose arms are among them its name alone."""
     found = []
-    for method in in_order(study.shadow.methods):
+    for method in in_order(study.methods):
         own = [arm for arm in arms if arm.method == method]
         whole = len(own) == sum(arm.method == method for arm in study.arms)
         found += [method_label(method)] if whole else [arm.row for arm in own]
@@ -422,6 +351,6 @@ def scores(arm: StudyArm, of: str, paper: PaperTable, prefix: str = "", row: str
     """Area and rates of a test beside those of the paper's row, by default the one of the arm's name."""
     test, row = arm.test(of), row or arm.row
     area = beside(arm.area(of), paper.number(row, f"{prefix}AUC"), chance=0.5)
-    rates = [None if test is None else test.rate(fpr) for fpr in RATES]
+    rates = [None if test is None else rate_at(test.rates, fpr) for fpr in RATES]
     printed = [paper.number(row, f"{prefix}{name}") for name in RATES.values()]
     return [area, *map(rate_beside, rates, printed)]

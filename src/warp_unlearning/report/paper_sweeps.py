@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
-from .compare import Cell, Table, beside, bullets, change_text, ends_of, footnotes, missing_rows, shown, spread_of
+from ..stats.intervals import Estimate
+from .compare import (
+    Cell,
+    Table,
+    bare,
+    beside,
+    bullets,
+    change_text,
+    ends_of,
+    footnotes,
+    known,
+    missing_rows,
+    shown,
+    spread_of,
+)
 from .drawing import Plot
-from .labels import defense_label, method_label
-from .measures import Estimate
 from .paper_numbers import RATES, SLICES, paper_table, row_name
 from .paper_study import Section, Study, StudyArm, scores
 from .utility_figures import Line, lines_plot, trade_plot
+from .words import defense_label, method_label
 
 
 def langevin(study: Study) -> Section:
@@ -60,17 +74,17 @@ def _noise_claim(study: Study) -> str:
         test, strength = arm.test_accuracy, arm.strength("all")
         if arm.method != "langevin" or arm.idle or strength is None or test is None:
             continue
-        if test.high is not None and accuracy.low is not None and test.high >= accuracy.low:
+        if isfinite(test.high) and isfinite(accuracy.low) and test.high >= accuracy.low:
             as_good.append((strength, _noise_name(arm)))
     if not as_good:
         return "No ε reaches the test accuracy of NGP + WARP within the intervals."
-    theirs, name = min(as_good, key=lambda found: found[0].value or 1.0)
+    theirs, name = min(as_good, key=lambda found: found[0].value)
     verdict = "the intervals meet, so that neither is shown to leak less"
-    if None in (mine.low, mine.high, theirs.low, theirs.high):
+    if not (known(mine) and known(theirs)):
         verdict = "without intervals nothing is shown"
-    elif (mine.high or 0) < (theirs.low or 0):
+    elif mine.high < theirs.low:
         verdict = "NGP + WARP leaks less, and the intervals do not meet"
-    elif (theirs.high or 0) < (mine.low or 0):
+    elif theirs.high < mine.low:
         verdict = "the noise leaks less, and the intervals do not meet"
     return (
         f"Of the ε whose test accuracy is not shown to be below that of NGP + WARP, {name} leaks least: AUC "
@@ -105,7 +119,7 @@ def tradeoff(study: Study) -> Section:
     for arm in arms:
         text = change_text(gone[id(arm)], scale=100, digits=1) if id(arm) in gone else ""
         rows.append([arm.title, arm.swept_text, shown(arm.test_accuracy), shown(arm.one_minus_auc), text])
-    for method in study.shadow.methods:
+    for method in study.methods:
         for defense in study.defenses:
             own = [a for a in arms if (a.method, a.defense) == (method, defense) and a.one_minus_auc is not None]
             if own:
@@ -168,8 +182,8 @@ def _band(found: Sequence[Estimate | None]) -> Estimate | None:
     values, lows, highs = ends_of(found)
     if not values:
         return None
-    whole = len(lows) == len(highs) == len(values)
-    return Estimate(sum(values) / len(values), *((min(lows), max(highs)) if whole else (None, None)))
+    middle, whole = sum(values) / len(values), len(lows) == len(highs) == len(values)
+    return Estimate(middle, min(lows), max(highs)) if whole else bare(middle)
 
 
 def _sweep_plot(arms: Sequence[StudyArm], name: str, label: str) -> Plot:
@@ -184,4 +198,4 @@ def _sweep_plot(arms: Sequence[StudyArm], name: str, label: str) -> Plot:
 
 
 def _value(estimate: Estimate | None) -> float:
-    return 0.0 if estimate is None or estimate.value is None else estimate.value
+    return 0.0 if estimate is None else estimate.value

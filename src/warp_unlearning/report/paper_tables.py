@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, nearest
-from .audit_shapes import Risk
+from ..stats.intervals import Estimate
 from .compare import (
     SEPARATE,
     Cell,
     Table,
+    bare,
     beside,
     bullets,
     change_text,
@@ -23,6 +24,7 @@ from .compare import (
     footnotes,
     improvement,
     magnitude,
+    mapped,
     missing_rows,
     paragraphs,
     ratio,
@@ -31,24 +33,23 @@ from .compare import (
 )
 from .drawing import Gallery, Plot
 from .figures import Panel, arms_panel, dots_plot, risk_gallery
-from .labels import counted, defense_label, method_label
-from .measures import Estimate
 from .paper_numbers import RATES, SLICES, PaperTable, in_order, paper_table, row_name
 from .paper_rows import adaptive, reconstruction, runtime
 from .paper_study import (
     KICK,
-    About,
     Section,
     Study,
     StudyArm,
     audited_text,
     problems,
-    read_about,
+    read_rows,
     read_study,
     scores,
 )
 from .paper_sweeps import langevin, sensitivity, tradeoff
+from .schema_shadow import About, Against, Risk, Rows
 from .utility_figures import radar_gallery, trade_plot
+from .words import counted, defense_label, flat, method_label
 
 _READING = (
     "Every number of ours has its 95 % interval; after it the paper's. It *agrees* where the interval contains a "
@@ -68,16 +69,16 @@ class Rendered:
 def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
     """The section of the study that the results name; its links to figures start with `folder`."""
     name = results.get("study")
+    about: About
     if not isinstance(name, str) or name not in STUDIES:
         raise InputError(f"unknown study {name!r}; {nearest(str(name), STUDIES)}")
     if name in _OF_ROWS:
-        whole, about = read_about(results)
-        section = _OF_ROWS[name](whole["rows"])
-        intro = _rows_text(about, len(list(whole["rows"])))
-        end = f"Not measured:\n\n{bullets(about.missing)}" if about.missing else ""
+        about = rows = read_rows(results)
+        section, intro = _OF_ROWS[name](rows), _rows_text(rows)
+        end = f"Not measured:\n\n{bullets(rows.missing)}" if rows.missing else ""
     else:
-        study, of_pairs = read_study(results), name == "whitebox"
-        about, section = study.about, _OF_ARMS[name](study)
+        about = study = read_study(results)
+        section, of_pairs = _OF_ARMS[name](study), name == "whitebox"
         intro, end = audited_text(study, of_pairs=of_pairs), problems(study, of_pairs=of_pairs)
     cells = [*section.cells, *(cell for part in section.parts if isinstance(part, Table) for cell in part.cells)]
     text = paragraphs(
@@ -92,12 +93,13 @@ def render(results: Mapping[str, Any], *, folder: str = "figures") -> Rendered:
     return Rendered(f"{text}\n", {f"{name}.svg": plot.file("svg", name) for name, plot in section.plots.items()})
 
 
-def _rows_text(about: About, there: int) -> str:
+def _rows_text(study: Rows) -> str:
     """How many rows of a study of rows there are, where they are not all."""
-    if not about.missing:
+    missing, there = len(study.missing), len(study.rows)
+    if not missing:
         return ""
     return (
-        f"**Incomplete: {there:,} of {counted(there + len(about.missing), 'row')} {'is' if there == 1 else 'are'} "
+        f"**Incomplete: {there:,} of {counted(there + missing, 'row')} {'is' if there == 1 else 'are'} "
         "there.** What is said below of several rows is of those."
     )
 
@@ -105,7 +107,7 @@ def _rows_text(about: About, there: int) -> str:
 def _provenance(about: About) -> str:
     lines = []
     if about.hardware:
-        lines.append("Hardware: " + ", ".join(f"{name} {value}" for name, value in about.hardware) + ".")
+        lines.append("Hardware: " + ", ".join(f"{name} {value}" for name, value in flat(about.hardware)) + ".")
     if about.commands:
         lines.append("Commands: " + "; ".join(code(command) for command in about.commands) + ".")
     return paragraphs(" ".join(lines), bullets(about.notes))
@@ -130,7 +132,7 @@ def _table1(study: Study) -> Section:
     parts += ["### Accuracy", Table(["arm", "retain", "forget", "test"], kept)]
     defended = [arm for arm in arms if arm.defense is not None]
     for of, heading in headings.items():
-        if defended and (of == "all" or any(of in arm.changes for arm in defended)):
+        if defended and (of == "all" or any((arm.slice_reductions or {}).get(of) for arm in defended)):
             parts += [f"### What defences change, {heading}", *_changes(study, defended, paper, of, f"{of}: AUC")]
     missing, absent = missing_rows((arm.row for arm in arms), paper)
     panels = [_area_panel(f"AUC, {of}", arms, of, paper, f"{of}: AUC") for of in headings]
@@ -181,7 +183,7 @@ def _whitebox(study: Study) -> Section:
     parts += [Table(["arm", "pairs", "AUC", *RATES.values()], rows), _PAIR_RATES]
     if defended := [arm for arm in arms if arm.defense is not None]:
         parts += ["### What defences change of it", *_changes(study, defended, paper, "gradient", "AUC")]
-    for method in in_order(study.shadow.methods):
+    for method in in_order(study.methods):
         parts += _attackers(method, [arm for arm in arms if arm.method == method])
     parts += [_STRONGEST] if any(arm.strongest is not None for arm in arms) else []
     missing, absent = missing_rows((arm.row for arm in arms), paper)
@@ -197,13 +199,13 @@ def _attackers(method: str, arms: Sequence[StudyArm]) -> list[object]:
     """A table with a row an attacker and a column a defence; AUCs below ½ leak as much as those above."""
     heads, columns, best = ["attacker"], [], ["**strongest**, max(AUC, 1 − AUC)"]
     for arm in arms:
-        pairs = max((attack.pairs for attack in arm.attacks), default=0)
+        pairs = max((attack.pairs for attack in arm.pair_attacks), default=0)
         heads.append(arm.titled(defense_label(arm.defense)) + (f", {counted(pairs, 'pair')}" if pairs else ""))
-        columns.append({attack.name: shown(attack.auc) for attack in reversed(arm.attacks)})
+        columns.append({attack.name: shown(attack.auc) for attack in reversed(arm.pair_attacks)})
         found = arm.strongest
         best.append("not measured" if found is None else f"{shown(found.strength)} by {found.attack}")
-    without = ["nothing to undo" if arm.attacks and arm.defense is None else "not measured" for arm in arms]
-    names = dict.fromkeys(attack.name for arm in arms for attack in arm.attacks)
+    without = ["nothing to undo" if arm.pair_attacks and arm.defense is None else "not measured" for arm in arms]
+    names = dict.fromkeys(attack.name for arm in arms for attack in arm.pair_attacks)
     rows = [[name, *(c.get(name, text) for c, text in zip(columns, without, strict=True))] for name in names]
     return [f"### Attackers of {method_label(method)}, AUC", Table(heads, [*rows, best])]
 
@@ -227,16 +229,19 @@ def _radar(study: Study) -> Section:
         "guesses. White-box numbers are means over pairs of models, each pair's TPR at the threshold of its own "
         "negatives."
     )
-    return Section("Radar charts", [note, Table(["arm", *heads], rows)], _plots(radar_gallery(study.shadow)))
+    return Section("Radar charts", [note, Table(["arm", *heads], rows)], _plots(radar_gallery(study)))
 
 
 def _risk_vs_norm(study: Study) -> Section:
     """Figure 1: are examples with long gradients those at risk? The rank correlation of every arm, and its scatter."""
     rows = []
     for arm in study.ordered:
-        count, found = 0 if arm.risk is None else len(arm.risk.x), arm.correlation
-        if found is None and arm.risk is not None:
-            found = Estimate(_rank_correlation(arm.risk), None, None)
+        count, found = (
+            0 if arm.risk is None else len(arm.risk.score),
+            None if arm.risk is None else arm.risk.correlation,
+        )
+        if found is None and arm.risk is not None and (value := _rank_correlation(arm.risk)) is not None:
+            found = bare(value)
         rows.append([arm.title, f"{count:,}", shown(found), direction(found, falls="yes", rises="no, it falls")])
     heads = ["arm", "examples", "rank correlation of norm and score", "does risk rise with the norm?"]
     note = (
@@ -245,17 +250,17 @@ def _risk_vs_norm(study: Study) -> Section:
         "forgotten by several shadows, so that an interval over the pairs shown would be too narrow: where the results "
         "have none over shadows and points, none is given."
     )
-    return Section("Gradient norm and risk", [note, Table(heads, rows)], _plots(risk_gallery(study.shadow)))
+    return Section("Gradient norm and risk", [note, Table(heads, rows)], _plots(risk_gallery(study)))
 
 
 def _rank_correlation(pairs: Risk) -> float | None:
     """Spearman's ρ; None where one of both does not vary."""
-    if len(pairs.x) < 3 or not np.ptp(pairs.x) or not np.ptp(pairs.y):
+    if len(pairs.score) < 3 or not np.ptp(pairs.gradient_norm) or not np.ptp(pairs.score):
         return None
     # Takes a second to import.
     from scipy.stats import spearmanr
 
-    return float(spearmanr(pairs.x, pairs.y).statistic)
+    return float(spearmanr(pairs.gradient_norm, pairs.score).statistic)
 
 
 def _fastwarp(study: Study) -> Section:
@@ -287,14 +292,16 @@ def _fastwarp(study: Study) -> Section:
 
 def _apart(exact: StudyArm | None, fast: StudyArm) -> tuple[Estimate | None, Estimate | None]:
     """1 − AUC of the fast one over that of the exact one, less 1; and its accuracy less the exact one's."""
-    area, accuracy = fast.against.get("warp", (None, None))
+    against = fast.against.get("warp", Against())
     before = None if exact is None else exact.one_minus_auc
     relative = ratio(fast.one_minus_auc, before)
-    relative = None if relative is None else relative.mapped(1, -1)
-    if area is not None and before is not None and before.value:
+    relative = None if relative is None else mapped(relative, 1, -1)
+    if against.auc is not None and before is not None and before.value:
         # 1 − AUC is larger by as much as the AUC is lower; that the divisor is measured adds next to nothing.
-        relative = area.mapped(1 / before.value)
-    return relative, accuracy or difference(fast.test_accuracy, None if exact is None else exact.test_accuracy)
+        relative = mapped(against.auc, 1 / before.value)
+    return relative, against.test_accuracy or difference(
+        fast.test_accuracy, None if exact is None else exact.test_accuracy
+    )
 
 
 def _changes(study: Study, arms: Sequence[StudyArm], paper: PaperTable, of: str, column: str) -> list[object]:

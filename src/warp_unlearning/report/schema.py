@@ -7,14 +7,25 @@ is infinite is null, as JSON has no infinity. Names of rows are never among the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import asdict
+from math import inf, isfinite
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from ..bounds.report import ReconstructionFloor
 from ..data.files import to_json
-from ..stats import verdict
-from ..stats.intervals import Estimate
+from ..stats import intervals, verdict
+from ..stats.verdict import Outcome
 
 SCHEMA_VERSION: Literal[2] = 2
 
@@ -32,6 +43,32 @@ class Results(Record):
     """A whole results file; the first line says which form it has, and `kind` of what."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
+
+
+def _read_estimate(plain: object) -> intervals.Estimate:
+    if isinstance(plain, intervals.Estimate):
+        plain = asdict(plain)
+    if not isinstance(plain, Mapping) or set(plain) != {"value", "low", "high"}:
+        raise ValueError("an estimate has a value, a low and a high end")
+    for end, unknown in (("low", -inf), ("high", inf)):
+        plain = {**plain, end: unknown if plain[end] is None else plain[end]}
+    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in plain.values()):
+        raise ValueError("a number is needed")
+    try:
+        plain = {name: float(number) for name, number in plain.items()}
+    except OverflowError as error:
+        raise ValueError("a finite number is needed") from error
+    if not isfinite(plain["value"]) or not plain["low"] <= plain["high"]:
+        raise ValueError("a finite value is needed, and a lower end that is not above the upper one")
+    return intervals.Estimate(**plain)
+
+
+Estimate = Annotated[
+    intervals.Estimate,
+    PlainValidator(_read_estimate),
+    PlainSerializer(lambda found: to_json(asdict(found)), return_type=dict[str, Any]),
+]
+"""A value and the ends of its interval, an end null where it is not known or infinite."""
 
 
 def _read_verdict(plain: object, read: ValidatorFunctionWrapHandler) -> verdict.Verdict:
@@ -183,25 +220,17 @@ class Teleport(Results):
     notes: tuple[str, ...] = ()
 
 
-class Interval(Record):
-    """A number and its interval, whose ends are null where it has none."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
 class ImageScores(Record):
     """Each metric of every image, and its mean."""
 
     per_image: dict[str, tuple[float, ...]]
-    summary: dict[str, Interval]
+    summary: dict[str, Estimate]
 
 
 class Identified(Record):
     """The mean share of decoys that an image resembles less than its target, each image's share and its decoys."""
 
-    share: Interval
+    share: Estimate
     shares: tuple[Share, ...]
     decoys: tuple[Count, ...]
 
@@ -210,7 +239,7 @@ class BeyondPrior(Record):
     """An attack beside blind ones: the gain in PSNR over each, the p-value of each test, and all of it in words."""
 
     best_blind: str
-    psnr_gain: dict[str, Interval]
+    psnr_gain: dict[str, Estimate]
     identification: Identified | None
     tests: dict[str, Share]
     text: str
@@ -271,6 +300,39 @@ class Reconstruction(Results):
     notes: tuple[str, ...]
     images_kept: bool
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if not self.models or len(self.verdict.claims) != len(self.models):
+            raise ValueError(f"{len(self.models)} models have {len(self.verdict.claims)} claims; one on each is needed")
+        if not all(target["label"] < len(self.classes) for target in self.targets):
+            raise ValueError(f"targets have labels beyond the {len(self.classes)} classes")
+        if "forgotten together" not in self.counts:
+            raise ValueError("counts do not say how many were forgotten together")
+        for model in self.models:
+            if not model.attacks or not model.rows or max(model.rows) >= len(self.targets):
+                raise ValueError(f"{model.name} needs an attack, and rows among the {len(self.targets)} targets")
+            for attack in model.attacks:
+                missing = {"psnr", "ssim", "mse"} - attack.scores.summary.keys()
+                if missing or attack.beyond.best_blind not in attack.beyond.psnr_gain:
+                    raise ValueError(f"{attack.name} on {model.name} has no {missing or 'gain over the best blind'}")
+        return self
+
+    @property
+    def shown_classes(self) -> tuple[str, ...]:
+        """The class of every image attacked."""
+        return tuple(self.classes[target["label"]] for target in self.targets)
+
+    def claim_on(self, model: AttackedModel) -> Outcome:
+        """The outcome of the claim on one of the models."""
+        return next(c.outcome for m, c in zip(self.models, self.verdict.claims, strict=True) if m is model)
+
+    def outcome_of(self, model: AttackedModel, attack: ImageAttack) -> Outcome:
+        """The outcome of the claim on the model, but "does not hold" only for an attack that shows it."""
+        if attack.adjusted_p < 1 - self.level:
+            return "does not hold"
+        claim = self.claim_on(model)
+        return "cannot be said" if claim == "does not hold" else claim
+
 
 class Bounds(Results):
     """What `warp bounds` computed of the model with this digest."""
@@ -288,6 +350,20 @@ class Rate(Record):
     resolved: bool
     negatives: Count
     tpr: Estimate | None
+
+    @model_validator(mode="after")
+    def _resolved_or_not(self) -> Self:
+        if self.resolved != (self.tpr is not None):
+            raise ValueError(f"resolved is {self.resolved}, and tpr is {self.tpr}")
+        return self
+
+
+Rates = tuple[Rate, ...]
+
+
+def rate_at(rates: Rates | None, fpr: float) -> Rate | None:
+    """The rate at `fpr`, None where there is none."""
+    return next((rate for rate in rates or () if abs(rate.fpr - fpr) < 1e-9), None)
 
 
 class AttackRow(Record):

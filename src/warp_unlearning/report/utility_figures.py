@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ceil, cos, pi, sin
+from math import ceil, cos, isfinite, pi, sin
 from textwrap import fill
 from typing import Any, Literal
 
@@ -13,6 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from ..stats.area import strength_of
+from ..stats.intervals import Estimate
+from .compare import mapped
 from .drawing import (
     FAINT,
     GRID,
@@ -28,10 +31,9 @@ from .drawing import (
     look,
 )
 from .figures import SHOWN
-from .labels import brief, counted, defense_label, method_label
-from .measures import NOT_MEASURED, Estimate, Rate, Score, written
-from .shadow_arm import Arm, GradientTest
-from .shadow_results import ShadowResults
+from .schema import Rates, rate_at
+from .schema_shadow import Arm, GradientTest, Score, Shadow
+from .words import NOT_MEASURED, brief, counted, defense_label, method_label, written
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def _draw_lines(across: str, panels: Sequence[tuple[str, Sequence[Line]]], log: 
         for number, line in enumerate(lines):
             alike = len(lines) > 1 and len(set(defenses)) == 1
             shown = SERIES[number % len(SERIES)] if alike else look(line.defense, defenses)
-            known = [(x, e) for x, e in line.points if e is not None and e.value is not None]
+            known = [(x, e) for x, e in line.points if e is not None]
             axes.plot([x for x, _ in known], [e.value for _, e in known], color=shown.color, ls=shown.line)
             axes.lines[-1].set(label=brief(line.label), marker=shown.marker, markersize=4)
             for x, estimate in known:
@@ -88,7 +90,7 @@ def _draw_trade(points: Sequence[tuple[str | None, Estimate | None, Estimate | N
     figure = blank(4.6, 3.4)
     axes = figure.subplots()
     for defense, accuracy, privacy in points:
-        if accuracy is not None and privacy is not None and accuracy.value is not None and privacy.value is not None:
+        if accuracy is not None and privacy is not None:
             shown = look(defense, [name for name, *_ in points])
             interval(axes, privacy.value, accuracy, shown, label=brief(defense_label(defense)))
             interval(axes, accuracy.value, privacy, shown, upright=True)
@@ -169,25 +171,27 @@ Axis = tuple[str, Callable[[Arm], Estimate | None]]
 """The label of an axis of a radar chart, and its value, 1 for the best there is."""
 
 
-def radar_axes(results: ShadowResults) -> tuple[Axis, ...]:
+def radar_axes(results: Shadow) -> tuple[Axis, ...]:
     """Black-box AUC and TPR, AUC on the most memorised, white-box AUC and TPR, test accuracy.
 
     Privacy has a scale that does not depend on the other methods: 1 where the attacker only guesses, 0 where the
     attacker is never wrong, 2 − 2 max(AUC, 1 − AUC) and min(1, (1 − TPR) / (1 − FPR)). Rates are the smallest that the
     results resolve.
     """
-    memorised = next((name for arm in results.arms for name, score in arm.slices.items() if score is not None), None)
-    black = _smallest([arm.score.rates for arm in results.arms if arm.score is not None])
-    white = _smallest([arm.gradient_test.rates for arm in results.arms if arm.gradient_test is not None])
+    memorised = next(
+        (name for arm in results.arms for name, score in (arm.slices or {}).items() if score is not None), None
+    )
+    black = _smallest([arm.all.rates for arm in results.arms if arm.all is not None])
+    white = _smallest([arm.gradient_test.rates or () for arm in results.arms if arm.gradient_test is not None])
     small = ["at a small FPR" if fpr is None else f"at {100 * fpr:g} % FPR" for fpr in (black, white)]
 
     def in_slice(arm: Arm) -> Estimate | None:
-        score = None if memorised is None else arm.slices.get(memorised)
+        score = None if memorised is None else (arm.slices or {}).get(memorised)
         return None if score is None else _from_area(score.auc)
 
     return (
-        ("black-box\nAUC", lambda arm: None if arm.score is None else _from_area(arm.score.auc)),
-        (f"black-box TPR\n{small[0]}", lambda arm: _from_rate(arm.score, black)),
+        ("black-box\nAUC", lambda arm: None if arm.all is None else _from_area(arm.all.auc)),
+        (f"black-box TPR\n{small[0]}", lambda arm: _from_rate(arm.all, black)),
         (fill(f"AUC, {brief(memorised or 'most memorised', 30)}", 14), in_slice),
         ("white-box\nAUC", lambda arm: None if arm.gradient_test is None else _from_area(arm.gradient_test.auc)),
         (f"white-box TPR\n{small[1]}", lambda arm: _from_rate(arm.gradient_test, white)),
@@ -195,7 +199,7 @@ def radar_axes(results: ShadowResults) -> tuple[Axis, ...]:
     )
 
 
-def radar_gallery(results: ShadowResults) -> Gallery:
+def radar_gallery(results: Shadow) -> Gallery:
     """One radar chart a method."""
     text = (
         "Six axes: what an attacker sees who holds only the outputs of the model (black box: AUC, and true-positive "
@@ -208,7 +212,7 @@ def radar_gallery(results: ShadowResults) -> Gallery:
     axes, defenses = radar_axes(results), [arm.defense for arm in results.arms]
     plots = []
     for method in results.methods:
-        arms = results.arms_of(method)
+        arms = tuple(arm for arm in results.arms if arm.method == method)
         words = "; ".join(
             f"{defense_label(arm.defense)}: "
             + ", ".join(f"{label} {written(value(arm), digits=2)}".replace("\n", " ") for label, value in axes)
@@ -236,12 +240,12 @@ def _draw_radar(method: str, arms: tuple[Arm, ...], axes: tuple[Axis, ...], defe
     for arm in arms:
         shown, found = look(arm.defense, defenses), [value(arm) for _, value in axes]
         # A NaN leaves a gap, so that no line is drawn across an axis that was not measured.
-        radii = [float("nan") if e is None or e.value is None else e.value for e in found]
+        radii = [float("nan") if e is None else e.value for e in found]
         corners = [(r * x, r * y) for r, (x, y) in zip(radii, ways, strict=True)]
         kind = {"color": shown.color, "ls": shown.line, "marker": shown.marker, "ms": 3.5, "lw": 1.3}
         plane.plot(*zip(*corners, corners[0], strict=True), label=brief(defense_label(arm.defense)), **kind)
         for estimate, (x, y) in zip(found, ways, strict=True):
-            if estimate is not None and estimate.low is not None and estimate.high is not None:
+            if estimate is not None and isfinite(estimate.low) and isfinite(estimate.high):
                 ends = [min(max(end, 0.0), 1.0) for end in (estimate.low, estimate.high)]
                 along = [r * x for r in ends], [r * y for r in ends]
                 plane.plot(*along, color=shown.color, lw=2.4, alpha=0.4, solid_capstyle="butt")
@@ -252,19 +256,19 @@ def _draw_radar(method: str, arms: tuple[Arm, ...], axes: tuple[Axis, ...], defe
     return figure
 
 
-def _smallest(rates: list[tuple[Rate, ...]]) -> float | None:
+def _smallest(rates: list[Rates]) -> float | None:
     """The smallest of the rates shown that some arm resolves."""
     resolved = {rate.fpr for each in rates for rate in each if rate.resolved}
     return next((fpr for fpr in SHOWN if any(abs(fpr - known) < 1e-9 for known in resolved)), None)
 
 
 def _from_area(found: Estimate) -> Estimate:
-    return found.strength.mapped(-2, 2)
+    return mapped(strength_of(found), -2, 2)
 
 
 def _from_rate(test: Score | GradientTest | None, fpr: float | None) -> Estimate | None:
-    rate = None if test is None or fpr is None else test.rate(fpr)
+    rate = None if test is None or fpr is None else rate_at(test.rates, fpr)
     if rate is None or rate.tpr is None:
         return None
-    found = rate.tpr.mapped(-1 / (1 - rate.fpr), 1 / (1 - rate.fpr))
-    return Estimate(*(None if x is None else min(x, 1.0) for x in (found.value, found.low, found.high)))
+    found = mapped(rate.tpr, -1 / (1 - rate.fpr), 1 / (1 - rate.fpr))
+    return Estimate(*(min(x, 1.0) for x in (found.value, found.low, found.high)))

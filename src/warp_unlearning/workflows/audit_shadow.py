@@ -19,6 +19,7 @@ from ..methods.registry import SMALL_DATA, make_method
 from ..models.modes import choose_device
 from ..models.own import check_examples, file_digest
 from ..randomness import Streams
+from ..report.schema_shadow import Shadow
 from ..runs.directory import RunDirectory, open_run, start_run
 from ..runs.drain import Engine, Outcome, Watch
 from ..runs.progress import stages_of
@@ -149,7 +150,7 @@ def _results(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
         "model": plan.settings.network_file or plan.settings.network,
         "classes": list(prepared.data.classes),
     }
-    return found | {
+    results = found | {
         "date": now(),
         **jobs_account(outcome, stages, told=lambda key: str(plan.tasks[key.digest])),
         "notes": _notes(config),
@@ -158,6 +159,8 @@ def _results(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
         "versions": versions(),
         "hardware": machine_account(device),
     }
+    Shadow.model_validate(results)  # what is written is what readers take
+    return results
 
 
 def _notes(config: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ShadowConfig, resolve_as
-from ..report.write import write_report
+from ..report.page import write_report
 from ..runs.local import run_local
 from .audit_shadow import RESULTS, ShadowRequest, carry_out, prepare_shadows
 

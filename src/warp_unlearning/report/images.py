@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from ..errors import DataError, InputError
-from .reconstruction_results import ReconstructionResults
+from .schema import Reconstruction
 
 IMAGES = "images.npz"
 GRID = "grid.png"
@@ -65,12 +65,12 @@ class Pictures:
     rows: tuple[tuple[Picture, ...], ...]
 
 
-def read_pictures(results: ReconstructionResults, folder: Path) -> Pictures:
+def read_pictures(results: Reconstruction, folder: Path) -> Pictures:
     """The grid from the images beside the results."""
     if not results.images_kept:
         raise InputError("this reconstruction did not keep its images; make it again without --no-images")
     arrays = _arrays(folder / IMAGES)
-    count = len(results.classes)
+    count = len(results.targets)
     shape = _checked(arrays, "truth", count, folder)[0].shape
     columns: list[Column] = [("original", range(count), arrays["truth"])]
     if "class-mean" in arrays:
@@ -83,7 +83,7 @@ def read_pictures(results: ReconstructionResults, folder: Path) -> Pictures:
         raise DataError(f"{folder / IMAGES} holds images of different sizes; {_AGAIN}")
     return Pictures(
         tuple(heading for heading, _, _ in columns),
-        tuple(f"{row + 1}: {name}" for row, name in enumerate(results.classes)),
+        tuple(f"{row + 1}: {name}" for row, name in enumerate(results.shown_classes)),
         tuple(tuple(_picture(column, row) for column in columns) for row in range(count)),
     )
 
