@@ -286,6 +286,8 @@ def small(): return Generator(side=4)
 def torn():
     made = Generator(); made.stages = made.stages[1:] + made.stages[:1]; return made
 def number(): return 3
+def bare():
+    made = Generator(); made.latent = 16; return made
 def broken(): raise ValueError("no weights here")
 """
 
@@ -306,9 +308,21 @@ def test_a_generator_of_ones_own_is_a_prior_too(
     refused(ask("small"), "draws images 1×4×4 and those looked for are 1×8×8")
     refused(ask("torn"), "cannot take latents", "must fit each other")
     refused(ask("number"), "returned a int", "nn.Module")
+    refused(ask("bare"), "latent of the generator is 16, of type int; make it a tuple, such as (16,)")
     refused(ask("broken"), "no weights here")
     refused(ask("biuld"), "no generator 'biuld'", "'build'")
     refused(warp("reconstruct", trained, made["plain"], "--prior", tmp_path / "none", *FEW), "none")
+
+
+def test_the_generator_in_the_document_is_a_prior(
+    warp: Warp, trained: Path, made: dict[str, Path], tmp_path: Path
+) -> None:
+    document = (Path(__file__).parents[2] / "docs" / "reconstruction.md").read_text()
+    (block,) = re.findall(r"^```python\n(# gen\.py\n.*?)^```", document, re.DOTALL | re.MULTILINE)
+    (tmp_path / "gen.py").write_text(block)
+    asked = ("--prior", f"{tmp_path / 'gen.py'}:build", "--attack", "generative", "--json")
+    (model,) = warp("reconstruct", trained, made["plain"], *asked, *FEW).judged().json()["models"]
+    assert [attack["name"] for attack in model["attacks"]] == ["generative"]
 
 
 def test_what_is_forgotten_goes_with_its_copies(warp: Warp, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
 from pathlib import Path
@@ -48,20 +47,31 @@ class Staged(Protocol):
     def stages(self) -> Sequence[nn.Module]: ...
 
 
-@dataclass(frozen=True, eq=False)
-class StageList:
+class StageList(nn.Module):
     """Any modules as a generator without labels.
 
     >>> pixels = nn.Sequential(nn.Linear(2, 4), nn.Sigmoid(), nn.Unflatten(1, (1, 2, 2)))
-    >>> mine = StageList([nn.Linear(3, 2), pixels], latent=(3,), image_shape=(1, 2, 2))
+    >>> mine = StageList([nn.Linear(3, 2), pixels], latent=3, image_shape=(1, 2, 2))
     >>> tuple(generate(mine, torch.zeros(5, 3)).shape)
     (5, 1, 2, 2)
     """
 
-    stages: Sequence[nn.Module]
-    latent: tuple[int, ...]
-    image_shape: tuple[int, int, int]
-    classes: None = None
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        latent: int | tuple[int, ...],
+        image_shape: tuple[int, int, int],
+        classes: None = None,
+    ) -> None:
+        super().__init__()
+        self._listed = nn.ModuleList(stages)
+        self.latent = (latent,) if isinstance(latent, int) else latent
+        self.image_shape, self.classes = image_shape, classes
+
+    @property
+    def stages(self) -> Sequence[nn.Module]:
+        """The modules in the order that they are applied."""
+        return list(self._listed)
 
 
 def condition_of(generator: Staged, latents: Tensor, labels: Tensor | None) -> Tensor | None:
@@ -108,6 +118,10 @@ def check_generator(generator: Staged, *, shape: tuple[int, ...], device: torch.
     """Raise where `generator` cannot stand for images of `shape`, as two drawn images show."""
     if not generator.stages:
         raise InputError("the generator has no stages; give at least one that maps latents to images")
+    for name, sizes in (("latent", generator.latent), ("image_shape", generator.image_shape)):
+        if not isinstance(sizes, Sequence) or not all(isinstance(size, int) for size in sizes):
+            kind = f"{name} of the generator is {sizes!r}, of type {type(sizes).__name__}"
+            raise InputError(f"{kind}; make it a tuple, such as {'(16,)' if name == 'latent' else '(1, 8, 8)'}")
     if tuple(generator.image_shape) != tuple(shape):
         drawn = f"the generator draws images {_text(generator.image_shape)} and those looked for are {_text(shape)}"
         raise InputError(f"{drawn}; train one on such images with `warp train-prior`, or resize in its last stage")
@@ -277,7 +291,7 @@ def load_prior(path: Path) -> tuple[nn.Module, dict[str, object] | None]:
     if ".py:" in str(path):
         found = built(str(path), load_function(str(path), what="generator"))
         if not isinstance(found, Staged):
-            way = "make it return an nn.Module with latent, image_shape, classes and stages"
+            way = "make it return a StageList, or an nn.Module with latent, image_shape, classes and stages"
             raise InputError(f"{path} returned a {type(found).__name__}; {way}")
         return found.eval().requires_grad_(False), None
     path = path / PRIOR if path.is_dir() else path
