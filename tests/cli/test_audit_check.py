@@ -111,6 +111,24 @@ def test_a_gate_passes_on_holds_alone(
     assert found["outcome"] == {0: "holds", 1: "does not hold", 3: "cannot be said"}[code]
 
 
+def test_a_bound_that_the_original_keeps_too_tests_nothing(warp: Warp, tmp_path: Path) -> None:
+    def known(*originals: float) -> Verdict:
+        areas = [Estimate(value, value - 0.02, value + 0.02) for value in originals]
+        return judged(*(replace(attack(0.48, 0.53, name=f"{i}"), original=area) for i, area in enumerate(areas)))
+
+    for verdict, bound, code in ((known(0.693, 0.3), "0.9", 3), (known(0.693, 0.55), "0.6", 0), (known(0.3), "0.6", 0)):
+        run = written(tmp_path / "run", verdict)
+        answer = warp("audit", "check", run, "--max-auc", bound)
+        blind = "max AUC         cannot be said the original is within .900 too, so the bound tests nothing"
+        assert (answer.code, blind in answer.out) == (code, code == 3)
+        assert f"the audit itself: {verdict.sentence}" in answer.out.splitlines()
+        found = warp("audit", "check", run, "--max-auc", bound, "--json").json()
+        assert (found["claims"][-1]["reason"], found["audit"]) == ("blind" if code else "within", {"": verdict.sentence})
+    # What is beyond the bound is said, whatever the original was.
+    loud = judged(*(replace(each, original=Estimate(0.5, 0.45, 0.55)) for each in LOUD[:1]))
+    assert warp("audit", "check", written(tmp_path / "run", loud), "--max-auc", "0.55").code == 1
+
+
 def test_rates_that_nothing_resolves_pass_nothing(warp: Warp, tmp_path: Path) -> None:
     run = written(tmp_path / "run", judged(*QUIET), rates(confidence=None))
     answer = warp("audit", "check", run, "--max-tpr", "1")

@@ -38,8 +38,8 @@ def check(
 ) -> None:
     """Hold an audit against thresholds, or, where none is given, against its own verdict.
 
-    With thresholds the model must also have moved and still work. Exit code 0: all holds. 1: something does not. 3: the
-    audit is too small to say, which is never a pass.
+    With thresholds the model must also have moved and still work, and the original must be beyond --max-auc, or the
+    bound tests nothing. Exit code 0: all holds. 1: something does not. 3: it cannot be said, which is never a pass.
     """
     from ..errors import InputError
     from ..report.results import read_judged
@@ -60,7 +60,10 @@ def check(
     outcome = worst([claim.outcome for _, claim in every])
     lines = [f"{name}{': ' * bool(name)}{c.name:<16}{c.outcome:<15}{c.sentence}" for name, c in every]
     plain = [asdict(claim) | {"arm": name} for name, claim in every]
+    own = {a.name: a.verdict.sentence for a in audits if a.verdict is not None and a.name in claims}
     results = {"schema_version": 2, "kind": "check", "outcome": outcome, "exit": EXIT[outcome], "claims": plain}
+    results["audit"] = own
+    lines += [f"{name}{': ' * bool(name)}the audit itself: {sentence}" for name, sentence in own.items()]
     lines.append(f"{outcome} (exit {EXIT[outcome]})")
     finish(lines, exit_code=EXIT[outcome], results=results if as_json else None)
 
@@ -81,13 +84,18 @@ def _claims(
     claims = [claim for claim in verdict.claims if claim.name in ("moved", "works")]
     if max_auc is not None:
         areas = [(e.attack, strength_of(e.area)) for e in verdict.evidence if e.claim == "forgotten"]
-        claims.append(_bounded("max AUC", areas, max_auc, verdict.level, "nothing was compared"))
+        claim = _bounded("max AUC", areas, max_auc, verdict.level, "nothing was compared")
+        known = [strength_of(e.original).value for e in verdict.evidence if e.claim == "forgotten" and e.original]
+        if known and max(known) <= max_auc and claim.outcome != "does not hold":
+            nothing = f"the original is within {points(max_auc)} too, so the bound tests nothing"
+            claim = Claim("max AUC", "cannot be said", "blind", nothing)
+        claims.append(claim)
     if max_beyond is not None:
         # What is less than retraining leaves is no fault, so that no lower end is stored: it mirrors the upper one.
         beyond = [(e.attack, e.deviation) for e in verdict.evidence if e.claim == "hidden"]
-        known = [(name, Estimate(d.value, 2 * d.value - d.high, d.high)) for name, d in beyond]
+        excess = [(name, Estimate(d.value, 2 * d.value - d.high, d.high)) for name, d in beyond]
         nobody = "there is no retrained model to compare with"
-        claims.append(_bounded("beyond", known, max_beyond, verdict.level, nobody, linear=True))
+        claims.append(_bounded("beyond", excess, max_beyond, verdict.level, nobody, linear=True))
     if max_tpr is not None:
         rates = [(name, rate) for name, rate in audit.rates if abs(rate.fpr - at_fpr) < 1e-9]
         if not rates:

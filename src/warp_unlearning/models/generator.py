@@ -291,7 +291,7 @@ def load_prior(path: Path) -> tuple[nn.Module, dict[str, object] | None]:
     if ".py:" in str(path):
         found = built(str(path), load_function(str(path), what="generator"))
         if not isinstance(found, Staged):
-            way = "make it return a StageList, or an nn.Module with latent, image_shape, classes and stages"
+            way = "make it return an nn.Module with latent, image_shape, classes and stages, such as a StageList"
             raise InputError(f"{path} returned a {type(found).__name__}; {way}")
         return found.eval().requires_grad_(False), None
     path = path / PRIOR if path.is_dir() else path
