@@ -228,6 +228,19 @@ def test_a_weight_file_needs_its_network_and_has_no_holdout(
     assert answer.out == ""
 
 
+def test_a_weight_file_of_a_users_own_network_needs_its_data_named(
+    warp: Warp, own: Path, weights: Path, points: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "forget.npy", np.arange(5))
+    for command in (("check", weights), ("audit", "pair", weights, weights, "--forget", tmp_path / "forget.npy")):
+        named = (*command, "--model", f"{own}:build")
+        warp(*named).refused("nothing says what data", "say --data")
+        # Data that are named are looked at.
+        warp(*named, "--data", "digits").refused("the model")
+        warp(*named, "-o", "data.name=digits").refused("the model")
+    warp("check", weights, "--model", f"{own}:build", "--data", points).ok()
+
+
 def test_runs_of_other_versions_and_damaged_ones_are_refused(warp: Warp, trained: Path, tmp_path: Path) -> None:
     about = json.loads((trained / "run.json").read_text())
     for name, text, message in (

@@ -164,6 +164,8 @@ def open_subject(path: Path, options: Options, *, beside: Subject | None = None,
         table, preprocess, parts = beside.table, beside.preprocess, beside.parts
     elif config.data.holdout is not None:
         raise InputError("a holdout is drawn before training, and this model knows its rows: give --test instead")
+    elif network is not None and config.data.name is config.data.path is options.config is None:
+        raise InputError(f"nothing says what data {path} learned from; say --data (digits too, if it was these)")
     else:
         table = open_table(config)
         preprocess, parts = _preprocess(config, table, weights.header), _start_parts(config, table)
