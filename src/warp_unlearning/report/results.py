@@ -26,6 +26,8 @@ _READERS: Mapping[str, Callable[[Field], Results]] = {
     "pair": read_pair,
     "reconstruction": read_reconstruction,
 }
+# Commands by the kind of their results, which have no page.
+_COMMANDS = {kind: kind for kind in ("unlearn", "check", "train", "teleport", "bounds")} | {"prior": "train-prior"}
 
 
 def results_file(path: Path) -> Path:
@@ -55,6 +57,11 @@ def read_results(path: Path) -> Results:
         raise InputError(
             f"{whole.file} holds the study {whole['study'].value}, which is written already: see its table.md and its "
             f"figures in {Path(whole.file).parent}; `warp report` is for an audit or a reconstruction"
+        )
+    if command := _COMMANDS.get(str(whole["kind"].value)):
+        raise InputError(
+            f"{whole.file} is a result of `warp {command}`, of which there is no report; "
+            "`warp audit pair BEFORE AFTER --out FOLDER` makes what is reported"
         )
     return _READERS[whole["kind"].one_of(*_READERS)](whole)
 
