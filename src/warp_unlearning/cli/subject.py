@@ -164,7 +164,7 @@ def open_subject(path: Path, options: Options, *, beside: Subject | None = None,
         table, preprocess, parts = beside.table, beside.preprocess, beside.parts
     elif config.data.holdout is not None:
         raise InputError("a holdout is drawn before training, and this model knows its rows: give --test instead")
-    elif network is not None and config.data.name is config.data.path is options.config is None:
+    elif network is not None and not (config.data.name or config.data.path or options.config):
         raise InputError(f"nothing says what data {path} learned from; say --data (digits too, if it was these)")
     else:
         table = open_table(config)
