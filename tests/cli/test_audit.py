@@ -53,6 +53,11 @@ def test_a_user_reads_every_attack_and_last_the_verdict(runs: dict[str, Path]) -
     assert f"note: the deletion record of {runs['unlearned']} holds this verdict" in lines
 
 
+def test_a_report_of_another_command_says_which(warp: Warp, runs: dict[str, Path]) -> None:
+    answer = warp("report", runs["unlearned"])
+    answer.refused("results.json is a result of `warp unlearn`", "`warp audit pair BEFORE AFTER --out FOLDER`")
+
+
 def test_results_and_scores_are_private_and_complete(runs: dict[str, Path]) -> None:
     for name in ("results.json", "scores.npz"):
         assert stat.S_IMODE((runs["audit"] / name).stat().st_mode) == 0o600
@@ -176,6 +181,8 @@ def test_copies_go_with_what_is_named_and_unseen_rows_are_needed(warp: Warp, tmp
     assert "an audit needs rows that no model saw; give --test or --holdout" in found["whole"].err
     told = json.loads(found["parts"].out)
     assert told["counts"]["forgotten"] == 3
+    copies = ["copies among the 3 forgotten rows: 1", "test rows left out, as a model learned from copies: 1 of 20"]
+    assert told["notes"][:2] == copies
     file = tmp_path / "after.safetensors"
     file.write_bytes((tmp_path / "parts after" / "model.safetensors").read_bytes())
     for asked in ((tmp_path / "parts after",), (file, "--forget", tmp_path / "forget.npy", "--step", "naive")):

@@ -104,7 +104,11 @@ def pair(
             seed=first.config.seed,
             **settings,
         )
-        results = Pair.model_validate(found.as_json() | {"date": now()})
+        forgotten, behind = parts.rows(FORGET), first.table.unseen
+        left, copies = len(behind) - len(test), len(forgotten) - len(np.unique(parts.digests[forgotten]))
+        notes = [f"copies among the {len(forgotten):,} forgotten rows: {copies:,}"] if copies else []
+        notes += [f"test rows left out, as a model learned from copies: {left:,} of {len(behind):,}"] if left else []
+        results = Pair.model_validate(found.as_json() | {"date": now(), "notes": [*notes, *found.notes]})
         if run is not None:
             index: dict[str, Any] = {
                 "forget_index": found.forget_index,
