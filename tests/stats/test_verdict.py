@@ -193,9 +193,18 @@ def test_numbers_as_they_are_printed() -> None:
 
 
 def test_impossible_settings_are_refused() -> None:
-    for wrong in ({"null": "guess"}, {"margin": 0}, {"level": 1.0}, {"max_drop": 0}):
-        with pytest.raises(InputError, match="give one of"):
+    for wrong in ({"null": "guess"}, {"margin": 0}, {"margin": -1}, {"level": 1.0}, {"max_drop": 0}, {"max_drop": 2}):
+        with pytest.raises(InputError, match=f"{next(iter(wrong))} .*: give"):
             judged(SAME, **wrong)
+
+
+def test_a_margin_wider_than_what_is_known_is_named() -> None:
+    known = evidence(-0.02, 0.04, seen=(0.1, 0.2))
+    found = judged(replace(known, original=Estimate(0.7, 0.6, 0.8)), **TWO, margin=0.3)
+    assert found.reasons == ("blind",)
+    assert "the margin .300 is wider than what the original shows: confidence .200" in found.sentence
+    both = replace(UNSEEN_HIDDEN, seen=Estimate(0.2, 0.1, 0.5))
+    assert "wider than what retraining leaves: weights .200" in judged(SAME, both, **TWO, margin=0.3).sentence
 
 
 # ---------------------------------------------------------------------------------------------- from scores

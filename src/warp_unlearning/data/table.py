@@ -140,7 +140,9 @@ def find(asked: object, table: Table, by: Literal["row", "id"] | None = None) ->
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8", "replace")
     texts = values.dtype.kind == "O" and all(isinstance(value, str) for value in values.flat)
-    if values.ndim != 1 or values.size == 0 or not (texts or values.dtype.kind in "biuU"):
+    if values.size == 0:
+        raise DataError("the request is empty; give at least one row")
+    if values.ndim != 1 or not (texts or values.dtype.kind in "biuU"):
         kind = f"shape {values.shape}, type {values.dtype}"
         raise DataError(f"the request has {kind}; give whole numbers, ids or a bool mask, shape (n,)")
     if values.dtype.kind in "iu" and len(values) == table.train > 2 and np.isin(values, (0, 1)).all():

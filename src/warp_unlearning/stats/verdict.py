@@ -125,6 +125,8 @@ class Verdict:
         ]
         if self.null != "ours" and all(c.name != "hidden" for c in self.claims):
             why = "no attack saw both models" if self.null == "retrained" else "retraining changes these rows too"
+            if self.null == "retrained" and any(c.reason == "nothing moved" for c in self.claims):
+                why = "no attack on both models tells any two rows apart"
             claims.append(f"hidden    not judged: {why}")
         return (*claims, *(f"assumes   {text}" for text in self.assumes), self.sentence)
 
@@ -132,6 +134,14 @@ class Verdict:
         """Plain data with the outcome, exit code, reasons and sentence."""
         said = {"outcome": self.outcome, "exit": self.exit, "reasons": self.reasons, "sentence": self.sentence}
         return said | asdict(self)
+
+
+def check_bounds(margin: float, max_drop: float) -> None:
+    """Refuse a margin of areas or an allowed drop of the accuracy that bounds nothing."""
+    if not 0 < margin < 0.5:
+        raise InputError(f"margin {margin} (--margin): give a distance of areas above 0 and below .5")
+    if not 0 < max_drop < 1:
+        raise InputError(f"max_drop {max_drop} (--max-drop): give a share of right answers above 0 and below 1")
 
 
 def worst(outcomes: Sequence[Outcome]) -> Outcome:
@@ -181,10 +191,10 @@ def judge(
     on unseen ones. `left` rows have no unseen row of their class. `word` says
     who states what the null rests on, "your word" unless given.
     """
-    if null not in get_args(Null) or not 0 < margin < 0.5 or not 0.5 <= level < 1 or max_drop <= 0:
+    check_bounds(margin, max_drop)
+    if null not in get_args(Null) or not 0.5 <= level < 1:
         raise InputError(
-            f"null {null!r}, margin {margin}, level {level}, max_drop {max_drop}: give one of "
-            f"{', '.join(get_args(Null))}, a margin in (0, .5), a level in [.5, 1) and a positive drop"
+            f"null {null!r}, level {level}: give one of {', '.join(get_args(Null))}, and a level in [.5, 1)"
         )
     rules = _Rules(counted, rows, unseen, null, references, fake, margin, level)
     claims = [] if moved is None or null == "ours" else [_moved(*moved)]
@@ -286,6 +296,11 @@ def _by_attacks(name: str, evidence: Sequence[Evidence], rules: _Rules) -> Claim
             nobody = "these attacks see nothing of retraining either; this audit would see nothing"
         elif beside:
             nobody = "the references know these rows as well as the original does; this audit would see nothing"
+        clearest = max(attacks, key=lambda e: e.seen.low)
+        if clearest.seen.low > 0 and (name == "hidden" or clearest.original is not None):
+            whose = "retraining leaves" if name == "hidden" else "the original shows"
+            most = f"{clearest.attack} {share(clearest.seen.value)}"
+            nobody = f"the margin {share(margin)} is wider than what {whose}: {most}"
         return said("cannot be said", "blind", nobody)
     if shown and not unsure:
         if not beside and rules.null == "unseen":

@@ -85,8 +85,9 @@ def test_attacks_have_names_and_unknown_ones_an_error() -> None:
 @pytest.mark.parametrize(
     ("attack", "said"),
     [
-        (Given(lambda p, b: b.y, name=3), "without `name`, `needs` and `score`"),
-        (type(as_attack("accuracy")), "without `name`, `needs` and `score`"),
+        (Given(lambda p, b: b.y, name=3), "is a Given without `name`; add it"),
+        (Given(lambda p, b: b.y, name=3, needs=None), "is a Given without `name` and `needs`; add it"),
+        (type(as_attack("accuracy")), "is a class; give an object of it, with `name`, `needs` and `score`"),
         (Given(lambda p, b: b.y, needs="everything"), "needs 'everything'; it must be one of new outputs, new weights"),
     ],
 )

@@ -118,6 +118,9 @@ def test_one_reference_twice_is_one(problem: PlantedProblem) -> None:
     first, second = problem.retrained
     with pytest.raises(InputError, match="model retrained 2 has the very weights of retrained 1"):
         audited(problem, problem.original, second, retrained=[first, deepcopy(first)])
+    untouched = [deepcopy(problem.original) for _ in range(2)]
+    with pytest.raises(InputError, match="retrained 2 has the very weights of the original, as retrained 1 has"):
+        audited(problem, problem.original, second, retrained=untouched)
 
 
 def test_one_that_forgot_too_well_is_found_by_what_changed(problem: PlantedProblem) -> None:
@@ -212,8 +215,10 @@ def test_margin_and_allowed_drop_are_the_judges(problem: PlantedProblem) -> None
     assert found.verdict.exit == 0
     strict = audited(problem, problem.original, problem.retrained[0], drawn=True, margin=0.001, max_drop=0.3)
     assert strict.verdict.exit != 0
-    with pytest.raises(InputError, match="margin 5"):
-        audited(problem, problem.original, problem.original, margin=5)
+    wrong: list[tuple[dict[str, Any], str]] = [({"margin": size}, f"margin {size} .--margin") for size in (5, -1, 0.5)]
+    for settings, message in (*wrong, ({"max_drop": 2}, "max_drop 2 .--max-drop.*below 1")):
+        with pytest.raises(InputError, match=message):
+            audited(problem, problem.original, problem.original, **settings)
 
 
 def test_a_change_of_basis_hides_an_update_from_the_naive_attacker_alone(problem: PlantedProblem) -> None:
@@ -268,7 +273,10 @@ def test_identical_models_rank_nothing_by_their_difference(problem: PlantedProbl
     found = audited(problem, problem.original, deepcopy(problem.original), steps=steps)
     assert ("after conservation" in found.not_tried) is (steps is None)
     assert found.row("gradient difference").auc.value == 0.5
-    assert "gradient difference: all scores of a class are equal" in found.notes
+    (equal,) = [note for note in found.notes if "equal" in note]
+    assert equal.startswith("all scores of a class are equal by confidence drop, gradient difference")
+    beside = audited(problem, problem.original, deepcopy(problem.original), retrained=problem.retrained[0])
+    assert "hidden    not judged: no attack on both models tells any two rows apart" in beside.verdict.lines
 
 
 def test_the_same_seed_gives_the_same_audit(problem: PlantedProblem) -> None:
@@ -312,10 +320,12 @@ def test_bad_input(problem: PlantedProblem) -> None:
         ({"test": joined(forget, 3, test)}, r"3 test examples are also in the forget set \(first: test row 0\)"),
         ({"retain": joined(forget, 3, retain)}, "3 examples of the retain set are also in the forget set"),
         ({"retain": test}, "1297 of 1297 test examples are also in the retain set"),
+        ({"test": None}, r"examples that no model saw: give them as test=\(x, y\)"),
         ({"test": (test.x[:2], test.y[:2])}, "there are 2 test examples"),
         ({"steps": ("canonic",)}, "there is no pre-step 'canonic'"),
         ({"steps": ()}, "give at least"),
         ({"steps": "span", "attacks": ["accuracy"]}, "there is nothing to undo; give no step"),
+        ({"steps": "canonicall", "attacks": ["accuracy"]}, "no pre-step 'canonicall'; did you mean 'canonical'"),
         ({"background": 1}, "background is 1"),
         ({"background": 6, "repetitions": 4}, "the background has 6 examples for 4 repetitions"),
         ({"steps": None, "defense": "wrap"}, "there is no defence 'wrap'; did you mean 'warp'"),
@@ -339,6 +349,13 @@ def test_bad_input(problem: PlantedProblem) -> None:
         audited(problem, original, broken)
 
 
+def test_no_retrained_model_is_none_or_nothing(problem: PlantedProblem) -> None:
+    some = {"attacks": ["accuracy"], "retain": None}
+    found = [audited(problem, problem.original, problem.retrained[0], retrained=r, **some) for r in (None, ())]
+    assert found[0].as_json() == found[1].as_json()
+    assert found[0].verdict.null == "unseen"
+
+
 def test_a_few_test_rows_among_the_retained_are_left_out(problem: PlantedProblem) -> None:
     test = problem.test
     few = len(test) // 150
@@ -358,7 +375,8 @@ def test_scores_that_are_not_finite_name_attack_row_and_model(problem: PlantedPr
             return torch.where(here, torch.inf, 0.0)
 
     index = int(audited(problem, *problem.retrained, attacks=["accuracy"]).test_index[5])
-    with pytest.raises(InputError, match=f"attack broken gives row {index} of the test set under the unlearned model"):
+    row = f"attack broken gives row {index} of the test set under the unlearned model"
+    with pytest.raises(InputError, match=f"{row} the score inf, as 1 rows in all; mend the `score` of this attack"):
         audited(problem, *problem.retrained, attacks=[Broken()])
 
 

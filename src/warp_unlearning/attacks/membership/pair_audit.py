@@ -29,11 +29,11 @@ from ...stats.area import area_estimate, match, matched_area, strength_of
 from ...stats.evidence import AttackScores, Outputs, judge_outputs
 from ...stats.intervals import Estimate
 from ...stats.roc import RATES, Rate, independent_rate
-from ...stats.verdict import MARGIN, MAX_DROP, Needs, Verdict
+from ...stats.verdict import MARGIN, MAX_DROP, Needs, Verdict, check_bounds
 from ...training.scoring import logit_confidence
 from ...unlearning.checks import finite_logits, network_for
 from ...unlearning.record import examples_digest
-from ..undo import default_steps
+from ..undo import default_steps, make_pre_step
 from .base import NAIVE, Attack, check_pair, device_of
 from .gradient_difference import GradientDifference
 from .pair_scores import DEFAULT, ORIGINAL, PairScorer, PairScores, as_attack, divide, unseen_rows
@@ -125,7 +125,7 @@ def audit_pair(
     forget: object,
     test: object,
     retain: object | None = None,
-    retrained: nn.Module | Sequence[nn.Module] = (),
+    retrained: nn.Module | Sequence[nn.Module] | None = None,
     attacks: Sequence[str | Attack] | str | None = None,
     steps: Sequence[str] | str | None = None,
     defense: str | None = None,
@@ -186,7 +186,7 @@ class PairAuditor:
         forget: object,
         test: object,
         retain: object | None = None,
-        retrained: nn.Module | Sequence[nn.Module] = (),
+        retrained: nn.Module | Sequence[nn.Module] | None = None,
         attacks: Sequence[str | Attack] | str | None = None,
         drawn: bool | str = False,
         margin: float = MARGIN,
@@ -204,6 +204,9 @@ class PairAuditor:
             raise InputError(f"probes is {probes}; give the attacker at least one example")
         if not isinstance(drawn, bool | str):
             raise InputError(f"drawn is {drawn!r}; give True, False, or who says that the rows were drawn at random")
+        check_bounds(margin, max_drop)
+        if test is None:
+            raise InputError("an audit needs examples that no model saw: give them as test=(x, y)")
         streams = Streams(seed, "pair audit")
         self._seed = seed
         self._judging: dict[str, Any] = {"drawn": bool(drawn), "word": drawn if isinstance(drawn, str) else None}
@@ -220,7 +223,7 @@ class PairAuditor:
         sets = {what: as_examples(source, what=what).to(self._device) for what, source in given.items()}
         self._sets = {what: as_tensors(examples) for what, examples in sets.items()}
         self._original = self._network(original, "original")
-        references = [retrained] if isinstance(retrained, nn.Module) else list(retrained)
+        references = [retrained] if isinstance(retrained, nn.Module) else list(retrained or ())
         self._references = {f"retrained {i}": self._network(m, f"retrained {i}") for i, m in enumerate(references, 1)}
         self._known_digests = _digests({"original": self._original, **self._references})
         unseen, self._notes = unseen_rows(self._sets)
@@ -235,6 +238,8 @@ class PairAuditor:
         asked = (steps,) if isinstance(steps, str) else steps
         if asked is not None and not asked:
             raise InputError('no pre-step was given; give at least "naive"')
+        for step in asked or ():
+            make_pre_step(step)
         if any(a.needs == "both weights" for a in self._attacks):
             tried = tuple(default_steps(defense) if asked is None else asked)
         elif set(asked or ()) <= {NAIVE}:
@@ -254,7 +259,7 @@ class PairAuditor:
         digests = {"original": self._known_digests["original"], "unlearned": model_digest(models["unlearned"])}
         forgotten, probes, background = int(self._forgot[self._here].sum()), len(self._probes), len(self._background)
         mode = ["the unlearned model was given in train mode and scored in eval mode"] if unlearned.training else []
-        equal = [f"{each.name}: all scores of a class are equal" for each in found if self._area(each).void]
+        equal = ", ".join(each.name for each in found if self._area(each).void)
         return PairAudit(
             verdict=self._judged(found, logits),
             rows=table,
@@ -265,7 +270,7 @@ class PairAuditor:
             digests=digests | self._known_digests | self._set_digests,
             settings={"defense": defense, "steps": list(tried), **self._settings},
             threat=_threat(probes, background, from_retain="retain" in self._sets),
-            notes=(*self._notes, *mode, *equal),
+            notes=(*self._notes, *mode, *([f"all scores of a class are equal by {equal}"] if equal else [])),
             scores={each.name: each.scores["unlearned"] for each in found},
             forget_index=np.flatnonzero(self._here & self._forgot),
             test_index=self._test_rows[self._here[~self._forgot]],
@@ -420,9 +425,10 @@ def _digests(models: Mapping[str, nn.Module]) -> dict[str, str]:
     seen: dict[str, str] = {}
     for name, digest in found.items():
         if name != "original" and digest in seen:
-            raise InputError(
-                f"the model {name} has the very weights of {seen[digest]}; two references are two trainings"
-            )
+            whose, why = seen[digest], "two references are two trainings"
+            if digest == found["original"]:
+                whose, why = f"the original, as {whose} has", "a reference is trained without the forgotten rows"
+            raise InputError(f"the model {name} has the very weights of {whose}; {why}")
         if name != "original":
             seen[digest] = name
     return found

@@ -75,8 +75,12 @@ def as_attack(attack: str | Attack) -> Attack:
         except Exception as error:
             raise InputError(f"the attack {attack} cannot be made without arguments ({reason(error)})") from error
     name, needs = getattr(found, "name", None), getattr(found, "needs", None)
-    if isinstance(found, type) or not isinstance(name, str) or not callable(getattr(found, "score", None)):
-        raise InputError(f"the attack {attack!r} is a {type(found).__name__} without `name`, `needs` and `score`")
+    if isinstance(found, type):
+        raise InputError(f"the attack {attack!r} is a class; give an object of it, with `name`, `needs` and `score`")
+    there = {"name": isinstance(name, str), "needs": needs is not None}
+    there |= {"score": callable(getattr(found, "score", None))}
+    if lacks := [f"`{what}`" for what, is_there in there.items() if not is_there]:
+        raise InputError(f"the attack {attack!r} is a {type(found).__name__} without {' and '.join(lacks)}; add it")
     if needs not in get_args(Needs):
         raise InputError(f"the attack {name} needs {needs!r}; it must be one of {', '.join(get_args(Needs))}")
     return found  # type: ignore[return-value]
@@ -223,10 +227,12 @@ class PairScorer:
         for model, scores in found.scores.items():
             wrong = np.flatnonzero(~np.isfinite(scores))
             if wrong.size:
+                why = "the weights are damaged or the loss overflows: use finite weights, or leave out those rows"
+                if not type(attack).__module__.startswith("warp_unlearning."):
+                    why = "mend the `score` of this attack, or leave out those rows"
                 raise InputError(
                     f"the attack {found.name} gives {self._row_name(int(wrong[0]))} under the {model} model the score "
-                    f"{scores[wrong[0]]}, as {wrong.size} rows in all; the weights are damaged or the loss overflows: "
-                    "use finite weights, or leave out those rows"
+                    f"{scores[wrong[0]]}, as {wrong.size} rows in all; {why}"
                 )
         return found
 
