@@ -110,7 +110,7 @@ def make_report(results: Results, *, pictures: Pictures | None = None) -> Report
         return _pair(results)
     raise InputError(
         f"results of the kind {results.kind} have no page; `warp report` is for an audit, a study of arms "
-        "or a reconstruction"
+        "or a reconstruction: `warp audit pair BEFORE AFTER --out FOLDER` makes what is reported"
     )
 
 

@@ -36,8 +36,6 @@ _KINDS: Mapping[str, type[Results]] = {
     "unlearn": schema.Unlearning,
 }
 # Kinds with files of version 1.
-# Commands by the kind of their results, which have no page.
-_COMMANDS = {kind: kind for kind in ("unlearn", "check", "train", "teleport", "bounds")} | {"prior": "train-prior"}
 _UPGRADED = ("shadow", "study", "pair")
 
 
@@ -81,13 +79,11 @@ def current(data: object, name: str) -> dict[str, Any]:
     if not isinstance(data, Mapping):
         raise DataError(f"{name} holds a {type(data).__name__}, no results; make the audit again")
     kind, version = data.get("kind"), data.get("schema_version")
-    if command := _COMMANDS.get(str(kind)):
-        raise InputError(
-            f"{name} is a result of `warp {command}`, of which there is no report; "
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise DataError(
+            f"{name}: kind is {showable(repr(kind))}; {', '.join(_KINDS)} can be read here: "
             "`warp audit pair BEFORE AFTER --out FOLDER` makes what is reported"
         )
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise DataError(f"{name}: kind is {showable(repr(kind))}; {', '.join(_KINDS)} can be read here")
     known = (1, 2) if kind in _UPGRADED else (2,)
     if type(version) is not int or version not in known:
         raise DataError(
