@@ -108,9 +108,10 @@ def make_report(results: Results, *, pictures: Pictures | None = None) -> Report
         return _shadow(results)
     if isinstance(results, Pair):
         return _pair(results)
+    command = "reproduce" if results.kind == "study" else results.kind
     raise InputError(
-        f"results of the kind {results.kind} have no page; `warp report` is for an audit, a study of arms "
-        "or a reconstruction: `warp audit pair BEFORE AFTER --out FOLDER` makes what is reported"
+        f"results.json is a result of `warp {command}`, of which there is no page; `warp report` is for an audit, a "
+        "study of arms or a reconstruction: `warp audit pair BEFORE AFTER --out FOLDER` makes what is reported"
     )
 
 
