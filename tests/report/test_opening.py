@@ -113,5 +113,12 @@ def test_what_two_models_show_beyond_a_retrained_one_is_judged_in_version_1(pair
         if row["beyond"] is not None and "both" in row["needs"]:
             row["retrained"] = {"value": 0.7, "low": 0.62, "high": 0.78}
             row["beyond"] = {"value": 0.25, "low": 0.2, "high": 0.3}
+    for row in pair_data["rows"]:
+        if row["name"] == pair_data["strongest"]:
+            row["retrained"] = {"value": 0.3, "low": 0.22, "high": 0.38}
+    assert (
+        "of models retrained without the examples, the same attack names it in 70 of 100."
+        in words(pair_opening(read(pair_data))).lower()
+    )
     hidden = read(pair_data).verdict.claims[-1]
     assert (hidden.name, hidden.outcome, hidden.reason) == ("hidden", "does not hold", "recognised")

@@ -61,10 +61,15 @@ def pair_opening(results: Pair) -> Opening:
     best = f"Of {counted(len(results.rows), 'attack')}, “{results.strongest}” did best: " + guesses(
         results.strongest_strength, level=results.verdict.level
     )
+    beside = next((row.retrained for row in results.rows if row.name == results.strongest), ())
+    seen = [best]
+    if beside:
+        shares = listed([f"{100 * strength_of(area).value:.0f}" for area in beside])
+        seen.append(f"Of models retrained without the examples, the same attack names it in {shares} of 100")
     parts = (
         ("What was audited:", _joined([audited])),
         ("Who attacked:", _attacker(results.threat)),
-        ("What leaked:", _joined([best])),
+        ("What attackers saw:", _joined(seen)),
         ("The verdict:", _joined(list(verdict.lines))),
     )
     return Opening(headline, parts, verdict.outcome)
