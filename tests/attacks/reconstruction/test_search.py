@@ -319,8 +319,7 @@ def test_captured_steps_are_the_plain_ones(in_turn: bool) -> None:
         starts = {name: Variable(normal(4, 3, seed=5).to(device), 0.1) for name in ("x", "y")}
         return descend(starts, loss, iterations=30, in_turn=in_turn).losses.cpu()
 
-    # A captured step takes its length as a number of 32 bits.
-    torch.testing.assert_close(found("cuda"), found("cpu"), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found("cuda"), found("cpu"), rtol=1e-9, atol=1e-9)
 
 
 def test_starts_are_not_written_to() -> None:

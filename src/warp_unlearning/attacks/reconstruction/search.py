@@ -166,13 +166,14 @@ class _Step:
             walk.advance(moving, factor)
             return {}
 
-        self._plain = step
+        self._plain, self._losses = step, walk.losses
         self._captured: Captured | None = Captured(step, walk.losses.device) if walk.losses.is_cuda else None
 
     def __call__(self, factor: float) -> None:
         if self._captured is not None:
             try:
-                self._captured(factor)
+                # As precise as the search; a plain number would be one of 32 bits in the graph.
+                self._captured(self._losses.new_full((), factor))
                 return
             except torch.OutOfMemoryError:
                 raise
